@@ -40,6 +40,7 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
+from hpctrain.plan.predicting.accuracy import accuracy
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
@@ -147,6 +148,7 @@ class _Answer:
         if self.layers:
             printing.print_layers(console, self.layers)
         if self.layouts and self.hardware:
+            console.print(f"off published runs: {self.assumptions['accuracy']}", soft_wrap=True)
             console.print(self.loader.text(self.layouts[0]))
         printing.print_excluded(console, self.ranking.excluded)
         console.print("\nassumptions")
@@ -226,6 +228,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
     layers = layers_of(model, task, sample) if asked.layers else []
     assumed = _assumptions(estimator, hardware)
+    if hardware is not None:
+        assumed["accuracy"] = accuracy(estimator.facts, config)
     return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
 
 
@@ -310,14 +314,15 @@ def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, A
             "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
             "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves less",
             "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
-            f"half of that at size {efficiencies.half:g}",
+            f"less for small ones; in fp8 {efficiencies.fp8:.0%} of that",
             "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "
             "peak, half of the square",
             "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "
             f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
             "offload": f"{host_rate(hardware, efficiencies) / 1e9:.3g} GB/s to the host, whose "
             f"memory gives {efficiencies.host_memory / 1e9:g} GB/s for each GPU",
-            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
+            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing"
+            f" and slows it by {efficiencies.contention:.0%} of its own time",
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
     if estimator.calibration is not None:

@@ -19,6 +19,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
+from hpctrain.plan.predicting.accuracy import compared
 from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
 
 _MOST_NODES = 4096
@@ -177,6 +178,7 @@ def _reason(estimate: Estimate) -> str:
         f"{parts} keep its stages busy": degrees.pp > 1,
         f"{parts} make room": degrees.pp == 1 and layout.batch.accumulate > 1,
         f"it is tight: it {estimate.room}": estimate.tight,
+        compared(layout): True,
     }
     return "; ".join(text for text, holds in reasons.items() if text and holds)
 

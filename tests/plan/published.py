@@ -1,242 +1,332 @@
-"""Published runs with their speed, and what `plan` predicts for them.
+"""Published runs with their speed and memory, and what `plan` predicts for them.
 
-    torchtitan    github.com/pytorch/torchtitan, docs/performance.md (2024; A100 of 80 GB) and
-                  benchmarks/llama3_h100_202412_torchtitan.md (H100 of 2.4 TB/s, 500 W)
-    llm-foundry   github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md (2023; MPT):
-                  every row in amp_bf16 of 2,048 and of 8,192 tokens with 760 M parameters or more
-    Llama 3       Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 4
-    Megatron-LM   Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
-                  Clusters", table 1: before flash attention, so it is a list of its own
+    published.csv ── Run ── predicted() ── speed_of(), errors by class ── docs/published.md
 
-The runs with `calibrates` have set the constants; the others have not been looked at for that.
+Sources are divided into those that may set constants and those that only judge (referees), each
+source as a whole. The columns of published.csv: `fused` is torch.compile, or hand-written kernels
+that fuse as much; `params` the format of the parameters; `length` the tokens of a sample (0:
+images of 224 x 224); `degrees` those of the layout (zero3 without), with `between`, the GB/s of a
+GPU to other nodes where the source says so, and `lora`, the rank of adapters of all linear layers
+of the blocks; `checkpointing` half where every second product is computed again (torchtitan), or
+a part of the blocks (fms-fsdp); speeds are per GPU; `gib` is the peak of a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.hardware import Hardware, load
-from hpctrain.models import Transformer
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
-from hpctrain.tasks import LanguageModel
+from hpctrain.tasks import Classification, LanguageModel
+from tests.plan.published_models import MODELS, Build, adapted
 
-TORCHTITAN, MOSAIC, LLAMA, MEGATRON = "torchtitan", "llm-foundry", "Llama 3", "Megatron-LM"
+
+@dataclass(frozen=True)
+class Source:
+    """Where runs were published, and whether they may set constants."""
+
+    url: str
+    date: str
+    calibrates: bool
+    reserved: bool = False  # its memory is what the allocator holds, with gaps
+    reduced: str | None = None  # the format in which gradients are added; None: that of parameters
+    sync: str = "auto"  # last: gradients stay whole until the last micro-batch
+
+
+SOURCES = {
+    "torchtitan": Source(
+        "github.com/pytorch/torchtitan: docs/performance.md (A100), and "
+        "benchmarks/llama3_h100_202412_torchtitan.md (H100 of 2.4 TB/s and 500 W)",
+        *("2024-12-26", True, True),
+    ),
+    "llm-foundry": Source(
+        "github.com/mosaicml/llm-foundry: scripts/train/benchmarking/README.md, the rows of 2,048 "
+        "and 8,192 tokens, in fp8 also 512; submit_benchmarks.py (PURE: gradients in bf16)",
+        *("2023", True, False, "bf16"),
+    ),
+    "Llama 3": Source("arxiv.org/abs/2407.21783, table 4", "2024-07", True),
+    "AutoModel": Source(
+        "github.com/NVIDIA-NeMo/Automodel: docs/performance-summary.md, and the recipes it names",
+        *("2025-10-02, 2026-04-17", True),
+    ),
+    "DeepLearningExamples": Source(
+        "github.com/NVIDIA/DeepLearningExamples: PyTorch/Classification/ConvNets, the READMEs of "
+        "resnet50v1.5 and resnext101-32x4d, and configs.yml",
+        *("2021-03, 2020-06", True),
+    ),
+    "litgpt": Source(
+        "github.com/Lightning-AI/litgpt: tutorials/resource-tables.md", "2023-10-20", True
+    ),
+    "fms-fsdp": Source(
+        "github.com/foundation-model-stack/fms-fsdp: README.md, with links of 400 and 800 Gb/s for "
+        "a node; gradients in bf16",
+        *("2024", False, False, "bf16"),
+    ),
+    "KempnerForge": Source(
+        "github.com/KempnerInstitute/KempnerForge: benchmarks/mfu_scaling, weak_scaling_160gpu and "
+        "moe_packed (nodes of four GPUs), training/grad.py and distributed/parallel.py (gradients "
+        "are added in fp32, after the last micro-batch)",
+        *("2026-04 to 2026-06", False, False, "fp32", "last"),
+    ),
+    "TinyLlama": Source("github.com/jzhang38/TinyLlama: README.md", "2023-09", False),
+    "nanoGPT": Source(
+        "github.com/karpathy/nanoGPT: README.md (600,000 steps in about 4 days), and issue 182 "
+        "(29 % of an A100's peak on a 4090)",
+        *("2022-12, 2023-03", False),
+    ),
+    "NeMo": Source(
+        "github.com/NVIDIA/NeMo 24.07: docs/source/performance/performance_summary.md, and "
+        "docs.nvidia.com/nemo-framework: Vit/Perf.html",
+        *("2024-07", False),
+    ),
+    "Megatron-Bridge": Source(
+        "github.com/NVIDIA-NeMo/Megatron-Bridge: docs/performance-summary.md, 25.09 and 26.02.01",
+        *("2025-09, 2026-02", False),
+    ),
+    "Megatron-Core MoE": Source(
+        "github.com/NVIDIA/Megatron-LM: megatron/core/transformer/moe/README.md (v0.9), "
+        "arxiv.org/abs/2504.14960, and github.com/yanring/Megatron-MoE-ModelZoo: "
+        "best_practice/Qwen3/readme.md",
+        *("2024-12 to 2025-12", False),
+    ),
+    "torchtune": Source(
+        "github.com/pytorch/torchtune: README.md; of several GPUs, the sum", "2024-09", False
+    ),
+    "Trainy": Source(
+        "github.com/pytorch/torchtitan: benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md",
+        *("2025-06", False, True),
+    ),
+    "Lambda": Source(
+        "github.com/lambdal/deeplearning-benchmark: pytorch/pytorch-train-throughput-fp16.csv, "
+        "-fp32.csv, and -bs-*.csv",
+        *("2023", False),
+    ),
+    "timm": Source(
+        "github.com/huggingface/pytorch-image-models: "
+        "results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv",
+        *("2022", False),
+    ),
+    # Before flash attention: a list of its own.
+    "Megatron-LM": Source("arxiv.org/abs/2104.04473, table 1", "2021-04", False),
+}
+_NUMBERS = ("gpus", "per_node", "length", "micro", "accumulate")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A published run.
-
-    Attributes:
-        source: Who has published it.
-        model: A name in `MODELS`.
-        hardware: A name in `conf/hardware`, or `h100_500w`.
-        gpus: The GPUs, in nodes of 8.
-        length: The tokens of a sample.
-        micro: The samples of a micro-batch.
-        accumulate: The micro-batches of a step.
-        checkpointing: `train.activation_checkpointing`.
-        speed: Tokens per second and GPU; of the papers it is MFU in percent.
-        compiled: Whether torch.compile is used.
-        degrees: `tp`, `pp` and the schedule. Empty is FSDP over all GPUs.
-        calibrates: Whether the run has set the constants.
-    """
+    """A row of published.csv."""
 
     source: str
     model: str
     hardware: str
     gpus: int
+    per_node: int
+    compute: str
+    params: str
     length: int
     micro: int
     accumulate: int
     checkpointing: str
-    speed: float
-    compiled: bool = False
-    degrees: dict[str, Any] = field(default_factory=dict)
-    calibrates: bool = False
+    fused: bool
+    degrees: tuple[tuple[str, str], ...]
+    unit: str  # tok, img, mfu (%), tflops
+    speed: float | None
+    gib: float | None
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Run:
+        row |= {name: int(row[name]) for name in _NUMBERS} | {"fused": row["fused"] == "x"}
+        row |= {name: float(row[name]) if row[name] else None for name in ("speed", "gib")}
+        named = (part.partition("=")[::2] for part in row["degrees"].split())
+        return cls(**row | {"degrees": tuple(named)})
+
+    @property
+    def calibrates(self) -> bool:
+        return SOURCES[self.source].calibrates
+
+    @property
+    def refused(self) -> bool:
+        """Whether hpctrain has no such layout, so that `plan` never answers for it."""
+        degrees = dict(self.degrees)
+        alone = "ep" in degrees or self.compute == "fp8"
+        return ("tp" in degrees and alone) or ("lora" in degrees and self.compute == "fp8")
+
+    @property
+    def shares(self) -> int:
+        whole = 1
+        for name, value in self.degrees:
+            whole *= int(value) if name in ("tp", "pp", "cp") else 1
+        return self.gpus // whole
+
+    @property
+    def config(self) -> Config:
+        """The config of the run."""
+        config, degrees = Config(model={"_target_": "any"}), dict(self.degrees)
+        parallel, train = config.parallel, config.train
+        for name in ("zero", "tp", "pp", "cp", "ep"):
+            setattr(parallel, name, int(degrees.get(name, 3 if name == "zero" else 1)))
+        parallel.pipeline.schedule = degrees.get("schedule", "1f1b")
+        parallel.dp_replicate, parallel.dp_shard = 1, -1
+        if "ddp" in degrees or self.gpus == 1:
+            parallel.dp_replicate, parallel.dp_shard = -1, 1
+        if "hsdp" in degrees:
+            parallel.dp_replicate, parallel.dp_shard = -1, self.per_node
+        config.precision.compute, config.precision.params = self.compute, self.params
+        config.precision.reduce = SOURCES[self.source].reduced
+        parallel.sync = SOURCES[self.source].sync
+        nodes = self.gpus // self.per_node
+        config.launch.nodes, config.launch.tasks_per_node = nodes, self.per_node
+        train.global_batch_size = self.micro * self.accumulate * self.shares
+        train.accumulate = self.accumulate
+        train.activation_checkpointing = self.checkpointing.replace("half", "selective")
+        train.compile = "blocks" if self.fused else "off"
+        if not self.length:
+            config.optimizer._target_ = "torch.optim.SGD"
+            config.optimizer.options = {"momentum": 0.9}
+        if "lora" in degrees:
+            train.lora = _lora(degrees)
+        return config
+
+    @property
+    def machine(self) -> Hardware:
+        """The hardware: that of conf/hardware, or what the source says of another one."""
+        link = dict(self.degrees).get("between")
+        if self.hardware == "h100_500w":
+            return replace(load("h100_sxm"), memory_bandwidth=2.4e12, matmul_efficiency=0.57)
+        if self.hardware == "rtx_3090":  # NVIDIA's GA102 white paper, appendix A: sums in fp32
+            peaks = {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12}
+            return replace(load("rtx_a6000"), peak_flops=peaks, memory_bandwidth=936e9)
+        found = load(self.hardware)
+        if link is None:
+            return found
+        return replace(found, between=replace(found.between, bandwidth=float(link) * 1e9))
 
 
-def _llama(dim: int, layers: int, heads: int, kv: int, hidden: int, words: int) -> Any:
-    return partial(Transformer, words, dim, layers, heads, kv, hidden)
+def _lora(degrees: dict[str, str]) -> LoRAConfig:
+    return LoRAConfig(
+        match=["layers.*.attention.*", "layers.*.mlp.*"],
+        rank=int(degrees["lora"]),
+        quantize="nf4" if "nf4" in degrees else None,
+    )
 
 
-def _gpt(dim: int, layers: int, heads: int, words: int = 50368) -> Any:
-    return partial(Transformer, words, dim, layers, heads, norm="layer", mlp="gelu", tied=True)
+def runs() -> list[Run]:
+    """Return all rows."""
+    with (Path(__file__).parent / "published.csv").open() as file:
+        return [Run.of(row) for row in csv.DictReader(file)]
 
 
-MODELS: dict[str, Callable[[], Transformer]] = {
-    "Llama 3 8B": _llama(4096, 32, 32, 8, 14336, 128256),
-    "Llama 3 70B": _llama(8192, 80, 64, 8, 28672, 128256),
-    "Llama 3 405B": _llama(16384, 126, 128, 8, 53248, 128256),
-    "Llama 2 13B": _llama(5120, 40, 40, 40, 13824, 32000),
-    "Llama 2 70B": _llama(8192, 80, 64, 8, 28672, 32000),
-    "MPT 70b": _gpt(8192, 80, 64),
-    "MPT 30b": _gpt(7168, 48, 56),
-    "MPT 13b": _gpt(5120, 40, 40),
-    "MPT 7b": _gpt(4096, 32, 32),
-    "MPT 3b": _gpt(2560, 32, 20),
-    "MPT 1b": _gpt(2048, 24, 16),
-    "MPT 760m": _gpt(1536, 24, 12),
-    "GPT 3.6B": _gpt(3072, 30, 32, 51200),
-    "GPT 18.4B": _gpt(6144, 40, 48, 51200),
-    "GPT 76.1B": _gpt(10240, 60, 80, 51200),
-    "GPT 145.6B": _gpt(12288, 80, 96, 51200),
-}
+@dataclass(frozen=True)
+class Inspected:
+    """What `plan` knows of a model: a task, a sample, and a function that makes it."""
 
-A, H, COLD = "a100_80", "h100_sxm", "h100_500w"
-_405B = {"zero": 1, "tp": 8, "pp": 16, "schedule": "interleaved"}
-RUNS = [
-    Run(TORCHTITAN, "Llama 3 8B", A, 64, 8192, 1, 1, "selective", 2973, calibrates=True),
-    Run(TORCHTITAN, "Llama 3 70B", A, 64, 8192, 1, 1, "full", 331, calibrates=True),
-    Run(TORCHTITAN, "Llama 3 8B", COLD, 8, 8192, 2, 1, "selective", 5762, calibrates=True),
-    Run(TORCHTITAN, "Llama 3 8B", COLD, 8, 8192, 2, 1, "selective", 6667, True, calibrates=True),
-    Run(MOSAIC, "MPT 7b", H, 8, 2048, 6, 1, "none", 10643),
-    Run(MOSAIC, "MPT 1b", H, 8, 8192, 3, 4, "none", 29157),
-    Run(MOSAIC, "MPT 30b", H, 16, 2048, 10, 3, "full", 2263),
-    Run(MOSAIC, "MPT 7b", A, 8, 2048, 6, 2, "none", 4641),
-    Run(MOSAIC, "MPT 1b", A, 8, 8192, 3, 4, "none", 13814),
-    Run(TORCHTITAN, "Llama 2 13B", A, 64, 4096, 2, 1, "none", 2162),
-    Run(TORCHTITAN, "Llama 2 13B", A, 64, 4096, 2, 1, "selective", 1904),
-    Run(TORCHTITAN, "Llama 2 70B", A, 64, 4096, 1, 1, "selective", 355),
-    Run(TORCHTITAN, "Llama 2 70B", A, 64, 4096, 2, 1, "full", 353),
-    Run(TORCHTITAN, "Llama 3 8B", COLD, 128, 8192, 2, 1, "selective", 5605),
-    Run(TORCHTITAN, "Llama 3 8B", COLD, 128, 8192, 2, 1, "selective", 6514, True),
-    Run(MOSAIC, "MPT 70b", H, 64, 2048, 8, 4, "full", 1039),
-    Run(MOSAIC, "MPT 70b", H, 32, 2048, 2, 16, "full", 882),
-    Run(MOSAIC, "MPT 30b", H, 8, 8192, 1, 21, "full", 1384),
-    Run(MOSAIC, "MPT 30b", H, 32, 2048, 14, 3, "full", 2308),
-    Run(MOSAIC, "MPT 30b", H, 8, 2048, 3, 21, "full", 2002),
-    Run(MOSAIC, "MPT 13b", H, 64, 2048, 2, 1, "none", 4800),
-    Run(MOSAIC, "MPT 13b", H, 32, 2048, 2, 1, "none", 4811),
-    Run(MOSAIC, "MPT 13b", H, 16, 2048, 2, 1, "none", 4767),
-    Run(MOSAIC, "MPT 13b", H, 8, 2048, 2, 1, "none", 4792),
-    Run(MOSAIC, "MPT 7b", H, 8, 8192, 8, 2, "full", 6935),
-    Run(MOSAIC, "MPT 3b", H, 8, 8192, 3, 6, "none", 16578),
-    Run(MOSAIC, "MPT 3b", H, 64, 2048, 6, 3, "none", 22525),
-    Run(MOSAIC, "MPT 3b", H, 32, 2048, 6, 3, "none", 23021),
-    Run(MOSAIC, "MPT 3b", H, 16, 2048, 10, 3, "none", 24142),
-    Run(MOSAIC, "MPT 1b", H, 64, 2048, 20, 1, "none", 44402),
-    Run(MOSAIC, "MPT 1b", H, 32, 2048, 20, 1, "none", 45130),
-    Run(MOSAIC, "MPT 1b", H, 16, 2048, 20, 1, "none", 46037),
-    Run(MOSAIC, "MPT 1b", H, 8, 2048, 14, 1, "none", 45455),
-    Run(MOSAIC, "MPT 760m", H, 8, 8192, 6, 2, "none", 41825),
-    Run(MOSAIC, "MPT 760m", H, 32, 2048, 24, 1, "none", 67971),
-    Run(MOSAIC, "MPT 760m", H, 16, 2048, 24, 1, "none", 68551),
-    Run(MOSAIC, "MPT 760m", H, 8, 2048, 24, 2, "none", 63147),
-    Run(MOSAIC, "MPT 30b", A, 8, 8192, 1, 21, "full", 574),
-    Run(MOSAIC, "MPT 30b", A, 8, 2048, 3, 21, "full", 916),
-    Run(MOSAIC, "MPT 13b", A, 8, 8192, 5, 3, "full", 1795),
-    Run(MOSAIC, "MPT 13b", A, 8, 2048, 2, 3, "none", 2262),
-    Run(MOSAIC, "MPT 7b", A, 8, 8192, 8, 2, "full", 3206),
-    Run(MOSAIC, "MPT 3b", A, 8, 8192, 3, 6, "none", 7695),
-    Run(MOSAIC, "MPT 3b", A, 8, 2048, 10, 2, "none", 10811),
-    Run(MOSAIC, "MPT 1b", A, 8, 2048, 14, 4, "none", 20513),
-    Run(MOSAIC, "MPT 760m", A, 8, 8192, 6, 2, "none", 20933),
-    Run(MOSAIC, "MPT 760m", A, 8, 2048, 24, 2, "none", 32434),
-    Run(LLAMA, "Llama 3 405B", H, 8192, 8192, 1, 32, "none", 43, degrees=_405B, calibrates=True),
-    Run(LLAMA, "Llama 3 405B", H, 16384, 8192, 1, 16, "none", 41, degrees=_405B),
-]
+    build: Build
+    task: Any
+    sample: dict[str, torch.Tensor]
+    facts: ModelFacts
+    blocks: int
+    known: dict[Any, Activations] = field(default_factory=dict)
 
-
-def of_megatron() -> list[Run]:
-    """Return the older runs; their MFU is 3/4 of the share of the peak that the paper states."""
-    rows = [
-        ("GPT 3.6B", 64, 2, 1, 512, 44),
-        ("GPT 18.4B", 256, 8, 1, 1024, 43),
-        ("GPT 76.1B", 1024, 8, 4, 1792, 45),
-        ("GPT 145.6B", 1536, 8, 8, 2304, 47),
-    ]
-    return [
-        Run(
-            *(MEGATRON, model, A, gpus, 2048, 1, batch * tp * pp // gpus, "full", 0.75 * share),
-            degrees={"zero": 1, "tp": tp, "pp": pp},
-        )
-        for model, gpus, tp, pp, batch, share in rows
-    ]
+    def kept(self, mode: str, compute: str) -> Activations:
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute.replace("fp8", "bf16"))
+        train = replace(Config().train, activation_checkpointing=mode)
+        key = mode, dtype
+        if key not in self.known:
+            self.known[key] = activations_of(self.build, self.task, self.sample, dtype, train)
+        return self.known[key]
 
 
 @cache
-def inspected(model: str, length: int) -> tuple[ModelFacts, Activations, int]:
-    """Return the facts of a model, its activations without checkpointing, and its blocks."""
-    shape = (1, length + 1)
-    sample = {
-        "tokens": torch.empty(shape, dtype=torch.int64, device="meta"),
-        "mask": torch.empty(1, dtype=torch.bool, device="meta"),
-    }
+def inspected(model: str, length: int, lora: tuple[tuple[str, str], ...] = ()) -> Inspected:
+    """Return what is known of a model."""
+    build = MODELS[model]
+    if lora:
+        build = partial(adapted, build, _lora(dict(lora)))
+    sample = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
+    if length:
+        sample["tokens"] = torch.empty((1, length + 1), dtype=torch.int64, device="meta")
+    else:
+        sample["image"] = torch.empty((1, 3, 224, 224), device="meta")
+        sample["label"] = torch.empty(1, dtype=torch.int64, device="meta")
+    task = LanguageModel() if length else Classification()
     with torch.device("meta"):
-        made = MODELS[model]()
-    task, train = LanguageModel(), Config().train
-    kept = activations_of(MODELS[model], task, sample, torch.bfloat16, train)
-    return facts_of(made, task, sample), kept, len(find_blocks(made, []))
+        made = build()
+    blocks = 0 if "Res" in model else len(find_blocks(made, []))
+    return Inspected(build, task, sample, facts_of(made, task, sample), blocks)
 
 
-def hardware_of(run: Run) -> Hardware:
-    """Return the hardware of a run. torchtitan's H100 have other memory and less power."""
-    if run.hardware != COLD:
-        return load(run.hardware)
-    return replace(load(H), memory_bandwidth=2.4e12, matmul_efficiency=0.40)
+def of_run(run: Run) -> Inspected:
+    """Return what is known of the model of a run."""
+    lora = tuple(pair for pair in run.degrees if pair[0] in ("lora", "nf4"))
+    return inspected(run.model, run.length, lora)
 
 
 def predicted(run: Run, efficiencies: Efficiencies | None = None) -> StepTime:
-    """Return the predicted time of a step."""
-    config = Config()
-    degrees = {"zero": 3, "tp": 1, "pp": 1} | run.degrees
-    schedule = degrees.pop("schedule", "1f1b")
-    for key, value in degrees.items():
-        setattr(config.parallel, key, value)
-    config.parallel.pipeline.schedule = schedule
-    config.parallel.dp_replicate, config.parallel.dp_shard = 1, -1
-    config.precision.compute = "bf16"
-    config.launch.nodes, config.launch.tasks_per_node = max(1, run.gpus // 8), min(8, run.gpus)
-    train, shares = config.train, run.gpus // (degrees["tp"] * degrees["pp"])
-    train.global_batch_size = run.micro * run.accumulate * shares
-    train.accumulate, train.activation_checkpointing = run.accumulate, run.checkpointing
-    train.compile = "blocks" if run.compiled else "off"
-    layout = Layout(config, config.launch.node_numbers.start, ())
-    facts, kept, blocks = inspected(run.model, run.length)
-    time = step_time(layout, facts, kept, blocks, hardware_of(run), efficiencies or Efficiencies())
+    """Return the predicted time of a step.
+
+    `half` of the products are computed again: half-way between what `selective` and `full` take.
+    """
+    if run.checkpointing == "half":
+        one, two = (
+            predicted(replace(run, checkpointing=mode), efficiencies)
+            for mode in ("selective", "full")
+        )
+        mean = (one.step_s + two.step_s) / 2
+        return replace(one, step_s=mean, mfu=one.mfu * one.step_s / mean)
+    layout, known = Layout(run.config, run.gpus // run.per_node, ()), of_run(run)
+    activations, used = known.kept("none", run.compute), efficiencies or Efficiencies()
+    time = step_time(layout, known.facts, activations, known.blocks, run.machine, used)
     assert time is not None
     return time
 
 
 def speed_of(run: Run, time: StepTime) -> float:
     """Return a prediction in the unit of `run.speed`."""
-    if run.source in (LLAMA, MEGATRON):
+    if run.unit == "mfu":
         return 100 * time.mfu
-    shares = run.gpus // (run.degrees.get("tp", 1) * run.degrees.get("pp", 1))
-    return run.micro * run.accumulate * shares * run.length / time.step_s / run.gpus
+    if run.unit == "tflops":
+        return time.mfu * (run.machine.peak(run.compute) or 0) / 1e12
+    samples = run.micro * run.accumulate * run.shares / time.step_s / run.gpus
+    return samples * (run.length or 1)
 
 
-_NAMES = {A: "A100", H: "H100", COLD: "H100 of 500 W"}
+def error_of(run: Run, efficiencies: Efficiencies | None = None) -> float:
+    """Return predicted speed / published speed - 1."""
+    assert run.speed
+    return speed_of(run, predicted(run, efficiencies)) / run.speed - 1
 
 
-def beginning(run: Run) -> str:
-    """Return the first cells of the row of a run in docs/plan.md: what it is, and its speed."""
-    parts = [f"{run.source}: {run.model}", f"{run.gpus:,} {_NAMES[run.hardware]}"]
-    parts += [f"{run.length:,} tokens x {run.micro} x {run.accumulate}"]
-    parts += [f"{name} {run.degrees[name]}" for name in ("tp", "pp") if name in run.degrees]
-    parts += [] if run.checkpointing == "none" else [run.checkpointing]
-    parts += ["compile"] if run.compiled else []
-    return f"| {', '.join(parts)} | {shown(run, run.speed)} |"
+def memory_of(run: Run) -> float:
+    """Return the predicted GiB of a GPU, without the allowance where the source leaves it out."""
+    known = of_run(run)
+    with torch.device("meta"):
+        model = known.build()
+    mode = run.config.train.activation_checkpointing
+    activations = {mode: known.kept(mode, run.compute)}
+    memory = MemoryModel(model, known.facts, activations)
+    found = memory.of(Layout(run.config, run.gpus // run.per_node, ()), run.machine)
+    allowance = 0 if SOURCES[run.source].reserved else found.allowance
+    return (found.total - allowance) / 2**30
 
 
-def row(run: Run) -> str:
-    """Return the row of a run in docs/plan.md."""
-    value = speed_of(run, predicted(run))
-    return f"{beginning(run)} {shown(run, value)} | {100 * (value / run.speed - 1):+.1f} % |"
+def spread(errors: Iterable[float]) -> tuple[float, float, float]:
+    """Return median, 90th percentile and largest of the sizes of errors.
 
-
-def shown(run: Run, value: float) -> str:
-    """Return a speed with its unit if that is not tokens per second and GPU."""
-    mfu = run.source in (LLAMA, MEGATRON)
-    return f"{value:.1f} % MFU" if mfu else f"{value:,.0f}"
+    An error is how much larger the larger one is: twice as fast and half as fast are both 100 %.
+    """
+    sizes = sorted(max(1 + e, 1 / (1 + e)) - 1 for e in errors)
+    return median(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))], sizes[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,12 +21,13 @@ from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.lora import adapted, add_adapters, freeze_base
 from hpctrain.models.plan import Plan
-from hpctrain.models.ties import ties
+from hpctrain.parallel.precision import float8_layers
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
 from hpctrain.parallel.preparing.whole_model import check_layers
+from hpctrain.plan.inspecting.matrices import Matrix, Positions
 from hpctrain.shards.types import Batch
 
 Shape = tuple[int, ...]
@@ -52,8 +54,7 @@ class ModelFacts:
     embedding: int  # in tables of which rows are looked up
     active: int  # that a token uses: without its unused experts
     flops: Flops | None  # of a sample; None if they can be neither counted nor computed
-    # Rows, columns and parameters of the linear layers and convolutions.
-    matrices: tuple[tuple[int, int], ...]
+    matrices: tuple[Matrix, ...]  # of the linear layers, convolutions and experts
     width: int  # elements of a position between two blocks; 0 if unknown
     keys_values: int = 0  # elements of the keys and values of a position in a block
     experts: int = 0  # of a layer; 0 if there are none
@@ -107,25 +108,25 @@ def build_on_meta(build: Build) -> nn.Module:
 
 def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
     """Return the facts of a model; a ConfigError if the task and the sample do not fit."""
-    parameters = list(model.parameters())
     summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     experts = [found for module in model.modules() if (found := _experts(module))]
-    matrices = [
-        (int(p.shape[0]), p.numel() // int(p.shape[0]))
-        for p in parameters
-        if p.ndim > 1 and (id(p) not in tables or _is_tied(model, p))
-    ]
     width, plan = _width(model), getattr(model, "plan", None)
     numbers = plan.numbers if isinstance(plan, Plan) else {}
     heads = numbers.get("heads", 1)
+    batch = meta_batch(sample)
+    with Positions(model, len(batch["mask"])) as positions:
+        flops = count_flops(model, task, batch)
+    in_fp8: list[str] = []
+    with contextlib.suppress(ConfigError):  # no layer can compute in it
+        in_fp8 = float8_layers(model, [])
     return ModelFacts(
         parameters=summary.parameters,
         trainable=summary.trained,
         embedding=sum(table.numel() for table in tables.values()),
         active=summary.parameters - sum(held // n * (n - used) for n, used, held in experts),
-        flops=count_flops(model, task, meta_batch(sample)),
-        matrices=tuple(matrices),
+        flops=flops,
+        matrices=positions.matrices(flops.tokens if flops else 1, in_fp8),
         width=width,
         keys_values=2 * width * numbers.get("kv_heads", heads) // heads,
         experts=min((n for n, _, _ in experts), default=0),
@@ -188,11 +189,6 @@ def explained(call: Callable[[], Any], what: str) -> Any:
         place = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"{what} fails{place}\n{type(error).__name__}: {reason}") from error
-
-
-def _is_tied(model: nn.Module, parameter: nn.Parameter) -> bool:
-    named = dict(model.named_parameters(remove_duplicate=False))
-    return any(named[first] is parameter for first, _ in ties(model))
 
 
 def _elements(weight: Any) -> int:

@@ -195,17 +195,13 @@ def _alike(layout: Layout) -> dict[str, object]:
 
 
 def _cpu(known: Hardware | None, compute: str) -> Hardware:
-    known = known or of_section({})
-    return Hardware(
+    return replace(
+        known or of_section({}),
         name="cpu",
         title="the CPU of the run",
-        memory_bytes=known.memory_bytes,
         peak_flops={compute: _CPU_FLOPS},
         memory_bandwidth=_CPU_BYTES_PER_S,
-        gpus_per_node=known.gpus_per_node,
         inside=_CPU_LINK,
         between=_CPU_LINK,
-        power_w=known.power_w,
-        prices=known.prices,
         matmul_efficiency=0.8,
     )

@@ -12,8 +12,9 @@ The collectives follow the alpha-beta model of their slowest link, as a ring (Th
 
 NCCL takes trees where latency matters, so alpha counts for log2(n) hops at most.
 
-The efficiency of a matrix product grows with its size: `best` x s / (s + HALF), where s is the
-harmonic mean of its three sizes. The constants are calibrated on the runs that docs/plan.md names.
+The efficiency of a matrix product grows with its size: `best` x s / (s + half), where s is the
+harmonic mean of its three sizes. The constants are calibrated on a part of the runs of
+docs/published.md; the others judge.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.rules.combinations import async_tp_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.config.schema import Config
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
@@ -39,12 +41,18 @@ class Efficiencies:
 
     # The part of the peak that the largest products reach; None takes that of the hardware.
     best: float | None = None
-    half: float = 32.0  # the size at which a product reaches half of `best`
+    # The part of the time of reading operands that computing does not hide: a product of size s
+    # reaches s / (s + half x peak / bandwidth) of `best`.
+    half: float = 0.06
+    fp8: float = 0.9  # of `best`: what a product in fp8 reaches of its peak beside one in 16 bits
+    tf32: float = 0.55  # of `best`, likewise
+    convolution: float = 0.5  # of `best`: what a convolution reaches beside a product of its size
     attention: float = 0.35  # of the peak, where the hardware does not say (flash kernel)
     traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
     fused: float = 3.0  # the same, where torch.compile fuses
     memory: float = 0.8  # of the HBM bandwidth
     overlap: float = 0.9  # of the computing time, behind which communication can hide
+    contention: float = 0.65  # of hidden communication: so much it slows the computing beside it
     launch_s: float = 6e-6  # in which the CPU starts one operation
     host_link: float = 20e9  # bytes/s between GPU and host, where the hardware does not say
     host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
@@ -64,7 +72,10 @@ class StepTime:
 
 
 _KERNELS = 90  # of a block, forward and backward
-_BEST = 0.6  # where the hardware does not say
+_BEST = 0.75  # where the hardware does not say: between A100 and H100, which are calibrated
+_BACKWARD = 3  # passes of attention in training, as FLOPs are counted: backward is twice forward
+_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+_CASTS = 5  # bytes for each element that is cast to fp8: read twice in 16 bits, written once
 
 
 def step_time(
@@ -76,37 +87,38 @@ def step_time(
     efficiencies: Efficiencies,
 ) -> StepTime | None:
     """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown."""
-    peak, config = hardware.peak(layout.config.precision.compute), layout.config
-    if facts.flops is None or peak is None or hardware.memory_bandwidth is None:
+    config = layout.config
+    peak, usual = hardware.peak(config.precision.compute), hardware.peak(_usual(config))
+    if facts.flops is None or not (peak and usual and hardware.memory_bandwidth):
         return None
     degrees, batch = layout.degrees, layout.batch
     divided = degrees.tp * degrees.cp * degrees.pp
     samples = batch.share / divided  # of a step, as if this rank had made them alone
-    products_s, attention_s = _compute(layout, facts, hardware, peak, efficiencies)
+    products_s, attention_s = _compute(layout, facts, hardware, efficiencies)
     compute = samples * (products_s + attention_s)
     traffic = efficiencies.fused if config.train.compile != "off" else efficiencies.traffic
     if config.train.activation_checkpointing != "none":
         traffic *= 1.33  # the forward pass is made twice
     rate = hardware.memory_bandwidth * efficiencies.memory
-    memory = samples * traffic * activations.kept / rate
-    micro_batches = batch.accumulate
+    memory = samples * traffic * (activations.saved + activations.outside) / rate
     launches = _KERNELS * max(1, blocks) / degrees.pp * efficiencies.launch_s
-    busy = max(compute + memory, launches * micro_batches)
-    hidden, open_s = _communication(layout, facts, blocks, hardware)
-    if hidden is None or open_s is None:
+    busy = max(compute + memory, launches * batch.accumulate)
+    hidden = _between_layers(layout, facts, blocks, hardware)
+    open_s = _inside_layers(layout, facts, blocks, hardware)
+    if not math.isfinite(hidden + open_s):  # the bandwidth of a link is unknown
         return None
     moved, rate_of_states = 0.0, rate
     if config.parallel.fsdp.offload:
         moved = _moved(layout, facts) / host_rate(hardware, efficiencies)
         rate_of_states = efficiencies.host_memory
     once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
-    exposed = open_s + max(once, hidden - efficiencies.overlap * busy)
+    behind = min(hidden, efficiencies.overlap * busy)
+    exposed = open_s + max(once, hidden - behind) + efficiencies.contention * behind
     waiting = 0.0
     if degrees.pp > 1:
-        waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, micro_batches)
+        waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, batch.accumulate)
     step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
     step += _optimizer(layout, facts, rate_of_states)
-    model_flops = facts.flops.training * batch.global_size
     return StepTime(
         step_s=step,
         compute_s=compute,
@@ -114,8 +126,13 @@ def step_time(
         comm_s=hidden + open_s,
         exposed_comm_s=exposed,
         bubble=waiting,
-        mfu=model_flops / (step * layout.ranks * peak),
+        mfu=facts.flops.training * batch.global_size / (step * layout.ranks * peak),
     )
+
+
+def _usual(config: Config) -> str:
+    """Return the format of attention, and of products that precision.compute=fp8 leaves out."""
+    return config.precision.compute.replace("fp8", "bf16")
 
 
 def best_of(hardware: Hardware) -> float:
@@ -124,88 +141,84 @@ def best_of(hardware: Hardware) -> float:
 
 
 def _compute(
-    layout: Layout, facts: ModelFacts, hardware: Hardware, peak: float, efficiencies: Efficiencies
+    layout: Layout, facts: ModelFacts, hardware: Hardware, efficiencies: Efficiencies
 ) -> tuple[float, float]:
     """Return the seconds of products and of attention of a whole sample on one GPU."""
     assert facts.flops is not None
-    degrees, batch, flops = layout.degrees, layout.batch, facts.flops
-    multiplied = sum(rows * columns for rows, columns in facts.matrices)
-    multiplied = min(multiplied, facts.active)
-    products, attention = float(flops.training), 0.0
-    if facts.tokens:
-        products = min(products, 6.0 * multiplied * facts.tokens)
-        attention = flops.training - products
+    degrees, flops, usual = layout.degrees, facts.flops, _usual(layout.config)
+    in_fp8 = layout.config.precision.compute == "fp8"
+    best, rate = efficiencies.best or best_of(hardware), hardware.memory_bandwidth or 1.0
+    forward = sum(matrix.flops for matrix in facts.matrices)
+    attention = max(0.0, flops.forward - forward)
     full = layout.config.train.activation_checkpointing == "full"
-    again = 4 / 3 if full else 1.0
-    best = efficiencies.best or best_of(hardware)
-    positions = batch.micro * (facts.tokens or 64) / degrees.cp
+    passes = (flops.training - _BACKWARD * attention) / max(1.0, forward) + full
     time = 0.0
-    for rows, columns in facts.matrices:
-        size = 3 / (degrees.tp / max(rows, columns) + 1 / min(rows, columns) + 1 / positions)
-        share = rows * columns / max(1, multiplied)
-        time += share / (best * size / (size + efficiencies.half))
+    for matrix in facts.matrices:
+        own = "fp8" if in_fp8 and matrix.fp8 else usual
+        peak, part = hardware.peak(own) or 1.0, getattr(efficiencies, own, 1.0)
+        part *= efficiencies.convolution if matrix.convolution else 1.0
+        positions = max(1.0, layout.batch.micro * matrix.positions / degrees.cp)
+        wide, narrow = sorted((matrix.rows, matrix.columns), reverse=True)
+        size = 3 / (degrees.tp / wide + 1 / narrow + 1 / positions)
+        half = efficiencies.half * peak * _BYTES[own] / rate
+        time += matrix.flops * (size + half) / (peak * best * part * size)
+        if own == "fp8":  # inputs and gradients are read twice, for their largest value, and cast
+            moved = _CASTS * (2 * matrix.columns + matrix.rows) * matrix.positions
+            time += moved / (rate * efficiencies.memory * passes)
     # A causal kernel computes half of the square that is counted.
-    reached = hardware.attention_efficiency or efficiencies.attention
-    of_attention = attention / 2 * again / (peak * reached)
-    return products * again * time / peak, of_attention
+    counted = (_BACKWARD + full) * attention / (2 if facts.tokens else 1)
+    reached = (hardware.attention_efficiency or efficiencies.attention) * (
+        hardware.peak(usual) or 1.0
+    )
+    return passes * time, counted / reached
 
 
-def _communication(
-    layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware
-) -> tuple[float | None, float | None]:
-    """Return the seconds of what can hide behind computing, and of what cannot."""
+def _between_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
+    """Return the seconds of gathering parameters and adding gradients, which can be hidden."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
-    parallel, per_node = config.parallel, config.launch.tasks_per_node
+    parallel, per_node, total = config.parallel, config.launch.tasks_per_node, 0.0
     size, reduced = computed_bytes(config.precision), reduced_bytes(config.precision)
-    # With expert parallel, a rank gathers only its own experts.
-    whole = facts.parameters - facts.of_experts * (1 - 1 / parallel.ep)
-    own = whole / (degrees.tp * degrees.pp)
-    parts: list[float | None] = []
-    shard = shards(degrees, parallel)
-    link = link_of(hardware, per_node, degrees.tp, shard)
-    if shard > 1:
-        every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
-        gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
-        scatters = batch.accumulate if every else 1
-        parts.append(_blocks_s(gathers, own * size, shard, link, blocks))
-        parts.append(_blocks_s(scatters, own * reduced, shard, link, blocks))
-    replicas = degrees.dp * degrees.cp // shard
-    if replicas > 1:
-        outer = link_of(hardware, per_node, degrees.tp * shard, replicas)
-        parts.append(_blocks_s(2, own * reduced / shard, replicas, outer, blocks))
-    hidden = None if None in parts else sum(part for part in parts if part is not None)
-    open_s = _inside_layers(layout, facts, blocks, hardware, size)
-    return hidden, open_s
+    every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
+    gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
+    scatters = batch.accumulate if every else 1
+    learnt = reduced * facts.trainable / max(1, facts.parameters)
+    # A rank of expert parallel has its own experts, which it divides with every ep-th other rank.
+    ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
+    for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
+        own = whole / (degrees.tp * degrees.pp)
+        shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
+        link = link_of(hardware, per_node, inner, shard)
+        total += _blocks_s(gathers, own * size, shard, link, blocks)
+        total += _blocks_s(scatters, own * learnt, shard, link, blocks)
+        replicas = degrees.dp * degrees.cp // (shard * apart)
+        outer = link_of(hardware, per_node, inner * shard, replicas)
+        total += _blocks_s(2, own * learnt / shard, replicas, outer, blocks)
+    return total
 
 
-def _inside_layers(
-    layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware, size: int
-) -> float | None:
+def _inside_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
     """Return the seconds of what layers wait for: tensor, context, expert, pipeline parallel."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
-    parallel = config.parallel
-    per_node, own = config.launch.tasks_per_node, blocks / degrees.pp
+    ep, per_node = config.parallel.ep, config.launch.tasks_per_node
+    size = computed_bytes(config.precision)
     residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
     passes = 3 if config.train.activation_checkpointing == "full" else 2
-    total: float | None = 0.0
+    times, total = passes * blocks / degrees.pp * batch.accumulate, 0.0
     if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
         link = link_of(hardware, per_node, 1, degrees.tp)
-        one = gather_s(residual, degrees.tp, link)
         exposed = 0.5 if _overlaps(layout, hardware) else 1.0
-        total = _plus(total, one, 4 * passes * own * batch.accumulate * exposed)
+        total += gather_s(residual, degrees.tp, link) * 4 * times * exposed
     if degrees.cp > 1:  # a gather of keys and values, and a scatter of their gradients
         link = link_of(hardware, per_node, degrees.tp, degrees.cp)
         keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
-        one = gather_s(keys, degrees.cp, link)
-        total = _plus(total, one, passes * own * batch.accumulate)
-    if parallel.ep > 1:  # tokens go to their experts and back, in each pass
-        link = link_of(hardware, per_node, degrees.tp, parallel.ep)
-        one = gather_s(residual * facts.per_token, parallel.ep, link)
-        total = _plus(total, one, 2 * passes * own * batch.accumulate)
+        total += gather_s(keys, degrees.cp, link) * times
+    if ep > 1:  # tokens go to their experts and back, in each pass
+        link = hardware.inside if degrees.tp * ep <= per_node else hardware.between
+        total += gather_s(residual * facts.per_token, ep, link) * 2 * times
     if degrees.pp > 1:
         outer = per_node if degrees.ranks > per_node else 1
         link = link_of(hardware, per_node, outer, degrees.pp)
-        total = _plus(total, send_s(residual / degrees.tp, link), 2 * batch.accumulate * 0.5)
+        total += send_s(residual / degrees.tp, link) * batch.accumulate
     return total
 
 
@@ -234,13 +247,8 @@ def host_rate(hardware: Hardware, efficiencies: Efficiencies) -> float:
     return efficiencies.host_link if link is None else link * _LINK_EFFICIENCY
 
 
-def _plus(total: float | None, one: float | None, times: float) -> float | None:
-    return None if total is None or one is None else total + times * one
-
-
-def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float | None:
-    one = gather_s(nbytes / max(1, blocks), ranks, link)
-    return None if one is None else times * one * max(1, blocks)
+def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float:
+    return times * gather_s(nbytes / max(1, blocks), ranks, link) * max(1, blocks)
 
 
 def _optimizer(layout: Layout, facts: ModelFacts, rate: float) -> float:
@@ -251,20 +259,20 @@ def _optimizer(layout: Layout, facts: ModelFacts, rate: float) -> float:
     return own * stored_bytes(config.precision) * tensors / rate
 
 
-def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
-    """Return the seconds of an all-gather or a reduce-scatter; None if the link is unknown."""
-    if ranks == 1 or nbytes == 0:
+def gather_s(nbytes: float, ranks: int, link: Link) -> float:
+    """Return the seconds of an all-gather or a reduce-scatter; infinite if the link is unknown."""
+    if ranks <= 1 or nbytes == 0:
         return 0.0
     if link.bandwidth is None:
-        return None
+        return math.inf
     alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
     return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _LINK_EFFICIENCY)
 
 
-def send_s(nbytes: float, link: Link) -> float | None:
-    """Return the seconds in which one rank sends to another; None if the link is unknown."""
+def send_s(nbytes: float, link: Link) -> float:
+    """Return the seconds in which one rank sends to another; infinite if the link is unknown."""
     if link.bandwidth is None:
-        return None
+        return math.inf
     return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _LINK_EFFICIENCY)
 
 

@@ -1,0 +1,53 @@
+"""How far predictions are from published runs, by class (docs/published.md has each of them).
+
+Only runs of sources that have set no constant count. tests/plan makes the numbers.
+"""
+
+from __future__ import annotations
+
+from hpctrain.config.schema import Config
+from hpctrain.plan.inspecting.model_facts import ModelFacts
+from hpctrain.plan.layouts import Layout
+
+# Made by `python -m tests.plan.published_page`: the number of runs, then the median, the 90th
+# percentile and the largest of their errors in percent. 100 is twice, or half, as fast.
+SPEED: dict[str, tuple[int, ...]] = {
+    "LoRA bf16": (2, 27, 35, 35),
+    "QLoRA bf16": (1, 6, 6, 6),
+    "dense bf16": (25, 14, 25, 86),
+    "dense fp8": (8, 7, 33, 33),
+    "experts bf16": (6, 100, 669, 669),
+    "experts fp8": (1, 45, 45, 45),
+    "images bf16": (17, 62, 85, 113),
+    "images tf32": (5, 18, 69, 69),
+}
+MEMORY = (22, 54, 117, 158)
+# The ways to divide a model that a published run has had.
+_COMPARED = frozenset(("ddp", "zero1", "zero3", "hsdp", "single", "tp", "pp", "cp", "ep"))
+
+
+def class_of(facts: ModelFacts, config: Config) -> str:
+    """Return the class of a training: the kind of its model, and its format."""
+    lora, compute = config.train.lora, config.precision.compute
+    kind = "images" if not facts.tokens else "experts" if facts.experts else "dense"
+    if lora.patterns:
+        kind = "QLoRA" if lora.quantize else "LoRA"
+    return f"{kind} {'bf16' if compute == 'fp16' else compute}"
+
+
+def accuracy(facts: ModelFacts, config: Config) -> str:
+    """Return how far predictions of this class have been from published runs."""
+    name = class_of(facts, config)
+    if name not in SPEED:
+        return f"{name}: no published run was compared with this class"
+    runs, median, _, worst = SPEED[name]
+    if runs == 1:
+        return f"{name}: {median}% off the only published run that was compared"
+    return f"{name}: {median}% median, {worst}% at worst of {runs} published runs"
+
+
+def compared(layout: Layout) -> str:
+    """Return what of a layout was compared with no published run, as a sentence, or ""."""
+    parts = layout.kind.split("+")
+    missing = [part for part in parts if not {part, part.rstrip("0123456789")} & _COMPARED]
+    return f"no published run with {' and '.join(missing)} was compared" if missing else ""

@@ -1,0 +1,174 @@
+"""Makes docs/published.md and the numbers of `hpctrain.plan.predicting.accuracy`.
+
+python -m tests.plan.published_page
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from hpctrain.plan.predicting import accuracy
+from hpctrain.plan.predicting.accuracy import class_of
+from tests.conftest import ROOT
+from tests.plan.published import SOURCES, Run, error_of, memory_of, of_run, runs, spread
+
+PAGE = ROOT / "docs" / "published.md"
+# Two lists that do not count: an old source, and what `plan` never answers for.
+OLD, REFUSED = "before flash attention", "layouts that hpctrain refuses"
+MEMORY = "memory"
+_UNITS = {"tok": "tokens/s", "img": "images/s", "mfu": "% MFU", "tflops": "TFLOP/s"}
+_NAMES = {
+    "a100_40": "A100 40 GB",
+    "a100_80": "A100 80 GB",
+    "h100_sxm": "H100 SXM",
+    "h100_pcie": "H100 PCIe",
+    "h100_500w": "H100 of 500 W",
+    "h200": "H200",
+    "b200": "B200",
+    "rtx_4090": "RTX 4090",
+    "rtx_a6000": "RTX A6000",
+    "rtx_3090": "RTX 3090",
+}
+_ROW = re.compile(r"^\| (judges|sets) \| .* \| ([+-]\d+) % \|$")
+
+_HEAD = """# Plan against published runs
+
+What [`plan`](plan.md) predicts for runs that others have published, made by
+`python -m tests.plan.published_page` from `tests/plan/published.csv`; a test computes it again. A
+source is as a whole one that *sets* constants or one that only *judges*; the errors of a class are
+those of the judges. An error of 100 % is twice as fast or half as fast as published. Published runs
+are of other programs than this one, with kernels of their own, so part of an error is theirs. The
+last two lists of speeds count in no class: runs before flash attention, and layouts that hpctrain
+refuses.
+
+"""
+
+
+def named_class(run: Run) -> str:
+    if run.source == "Megatron-LM":
+        return OLD
+    if run.refused:
+        return REFUSED
+    return class_of(of_run(run).facts, run.config)
+
+
+def row(run: Run, published: float, value: float) -> str:
+    """Return the row of a run: what it is, its published value, the predicted one, the error."""
+    shape = "images" if not run.length else f"{run.length:,} tokens"
+    parts = [f"{run.source}: {run.model}", f"{run.gpus:,} {_NAMES[run.hardware]}", run.compute]
+    parts += [f"{shape} x {run.micro:,} x {run.accumulate}"]
+    parts += [" ".join(f"{n} {v}".strip() for n, v in run.degrees if n != "schedule")]
+    parts += [] if run.checkpointing == "none" else [f"{run.checkpointing} checkpointing"]
+    parts += ["fused"] if run.fused else []
+    side = "sets" if run.calibrates else "judges"
+    text = ", ".join(part for part in parts if part)
+    error = 100 * (value / published - 1)
+    return f"| {side} | {text} | {_number(published)} | {_number(value)} | {error:+.0f} % |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def speed_row(run: Run) -> str:
+    assert run.speed
+    text = row(run, run.speed, run.speed * (1 + error_of(run)))
+    return text.replace(
+        f" {_number(run.speed)} |", f" {_number(run.speed)} {_UNITS[run.unit]} |", 1
+    )
+
+
+def memory_row(run: Run) -> str:
+    assert run.gib
+    return row(run, run.gib, memory_of(run))
+
+
+def of_rows(rows: Iterable[str], side: str = "judges") -> tuple[int, ...] | None:
+    """Return the errors of the rows of a side, as they are printed; None without one."""
+    found = [match for line in rows if (match := _ROW.match(line)) and match[1] == side]
+    if not found:
+        return None
+    return (len(found), *(round(100 * e) for e in spread(int(m[2]) / 100 for m in found)))
+
+
+def tables(page: str) -> dict[str, list[str]]:
+    """Return the rows of a page by class."""
+    parts = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    found = {p.partition("\n")[0]: [x for x in p.splitlines() if _ROW.match(x)] for p in parts}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def summary(found: dict[str, list[str]]) -> Iterator[str]:
+    yield "| Class | Runs that judge | Median | 90th percentile | Worst | Runs that set | Median |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, rows in found.items():
+        cells = [name]
+        for side, numbers in (("judges", 4), ("sets", 2)):
+            of = of_rows(rows, side)
+            cells += (
+                ["none", *[""] * (numbers - 1)]
+                if of is None
+                else [str(of[0]), *(f"{n} %" for n in of[1:numbers])]
+            )
+        yield f"| {' | '.join(cells)} |"
+
+
+def page(found: dict[str, list[str]]) -> str:
+    parts = [_HEAD, *(f"{line}\n" for line in summary(found)), "\n## Sources\n\n"]
+    for name, source in SOURCES.items():
+        side = "sets constants" if source.calibrates else "judges"
+        parts.append(f"- {name}, {source.date}: {source.url}. It {side}.\n")
+    for name, rows in found.items():
+        unit = "GiB of a GPU" if name == MEMORY else "per GPU"
+        parts.append(f"\n## {name}\n\n| | Run | Published, {unit} | Predicted | Error |\n")
+        parts.append("| --- | --- | --- | --- | --- |\n" + "".join(f"{line}\n" for line in rows))
+    return "".join(parts)
+
+
+def computed() -> dict[str, list[str]]:
+    """Return all rows by class."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for run in sorted(runs(), key=lambda run: run.calibrates):
+        if run.speed:
+            found[named_class(run)].append(speed_row(run))
+    found = {
+        name: found[name] for name in sorted(found, key=lambda name: (name in (OLD, REFUSED), name))
+    }
+    found[MEMORY] = [memory_row(r) for r in sorted(runs(), key=lambda r: r.calibrates) if r.gib]
+    return found
+
+
+def product_lines(found: dict[str, list[str]]) -> str:
+    """Return the lines of the product that have the errors of the classes."""
+    errors = {
+        n: of
+        for n, rows in found.items()
+        if n not in (OLD, REFUSED, MEMORY) and (of := of_rows(rows))
+    }
+    lines = [f'    "{name}": ({", ".join(map(str, of))}),\n' for name, of in errors.items()]
+    of_memory = of_rows(found[MEMORY]) or (0, 0, 0, 0)
+    table = f"SPEED: dict[str, tuple[int, ...]] = {{\n{''.join(lines)}}}\n"
+    return f"{table}MEMORY = ({', '.join(map(str, of_memory))})\n"
+
+
+def main() -> None:
+    found = computed()
+    PAGE.write_text(page(found))
+    assert accuracy.__file__
+    with open(accuracy.__file__, "r+") as file:
+        text = file.read()
+        made = re.sub(
+            r"^SPEED: .*?^MEMORY = .*?\n",
+            product_lines(found),
+            text,
+            flags=re.DOTALL | re.MULTILINE,
+        )
+        file.seek(0)
+        file.truncate()
+        file.write(made)
+
+
+if __name__ == "__main__":
+    main()

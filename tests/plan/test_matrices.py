@@ -1,0 +1,104 @@
+"""The matrix products of a model, and the time that they take."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpctrain.config.schema import Config
+from hpctrain.hardware import load
+from hpctrain.models import ConvNet, Transformer
+from hpctrain.plan.inspecting.activations import Activations
+from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.accuracy import SPEED, accuracy, class_of, compared
+from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
+from hpctrain.tasks import Classification, LanguageModel
+
+_LM = partial(Transformer, vocab_size=512, dim=512, layers=6, heads=8, hidden=1024)
+
+
+def _facts(build: Any, length: int = 256) -> ModelFacts:
+    with torch.device("meta"):
+        model: nn.Module = build()
+        sample = {"mask": torch.empty(1, dtype=torch.bool)}
+        if isinstance(model, Transformer):
+            sample["tokens"] = torch.empty((1, length + 1), dtype=torch.int64)
+            return facts_of(model, LanguageModel(), sample)
+        sample |= {"image": torch.empty(1, 3, 32, 32), "label": torch.empty(1, dtype=torch.int64)}
+        return facts_of(model, Classification(), sample)
+
+
+def _time(facts: ModelFacts, compute: str = "bf16", **parallel: Any) -> StepTime:
+    config = Config(model={"_target_": "any"})
+    config.precision.compute, config.train.global_batch_size = compute, 64
+    for name, value in parallel.items():
+        setattr(config.parallel, name, value)
+    nothing = Activations(0, 0, 0, 0)
+    found = step_time(Layout(config, 1, ()), facts, nothing, 6, load("h100_sxm"), Efficiencies())
+    assert found is not None
+    return found
+
+
+def test_the_products_of_the_layers_are_the_operations_that_are_counted() -> None:
+    net = partial(ConvNet, in_channels=3, widths=[8, 16], out_features=10)
+    facts = _facts(net)
+    assert facts.flops is not None
+    assert sum(m.flops for m in facts.matrices) == facts.flops.forward
+    assert {m.positions for m in facts.matrices} > {32.0 * 32.0, 1.0}
+    dense = _facts(_LM)
+    assert dense.flops is not None
+    attention = 6 * 4 * 256 * 256 * 512
+    assert sum(m.flops for m in dense.matrices) == dense.flops.forward - attention
+
+
+def test_of_experts_those_count_that_a_token_uses_and_few_tokens_go_to_each() -> None:
+    facts = _facts(partial(_LM, experts=64, experts_per_token=2, expert_hidden=512))
+    banks = [m for m in facts.matrices if m.number == 64]
+    assert len(banks) == 3 * 6
+    assert {m.positions for m in banks} == {256 * 2 / 64}
+    # The experts of a token are as many operations as a dense MLP of that width.
+    dense = _time(_facts(_LM))
+    assert dense.compute_s < _time(facts).compute_s < 4 * dense.compute_s
+
+
+def test_in_fp8_attention_and_the_head_compute_in_16_bits() -> None:
+    long = _facts(partial(_LM, layers=1, dim=64, hidden=64, heads=1), 4096)
+    assert sum(m.fp8 for m in long.matrices) == 7
+    ratio = _time(long, "bf16").compute_s / _time(long, "fp8").compute_s
+    assert ratio < 1.1  # nearly all of it is attention, and casting takes time
+    wide = _facts(partial(_LM, layers=1, dim=8192, hidden=32768, heads=64), 1024)
+    assert 1.3 < _time(wide, "bf16").compute_s / _time(wide, "fp8").compute_s < 2
+
+
+def test_what_was_compared_with_published_runs_is_said() -> None:
+    config, facts = Config(model={"_target_": "any"}), _facts(_LM)
+    config.precision.compute = "bf16"
+    assert class_of(facts, config) == "dense bf16"
+    assert accuracy(facts, config).endswith(f"of {SPEED['dense bf16'][0]} published runs")
+    config.precision.compute = "fp32"
+    assert accuracy(facts, config) == "dense fp32: no published run was compared with this class"
+    config.train.lora.match = "*"
+    assert class_of(facts, config) == "LoRA fp32"
+    config.train.lora.quantize = "nf4"
+    assert class_of(facts, config) == "QLoRA fp32"
+    assert compared(Layout(config, 1, ())) == ""
+    config.parallel.fsdp.offload = True
+    assert compared(Layout(config, 1, ())) == "no published run with offload was compared"
+
+
+def test_adapters_send_only_their_own_gradients() -> None:
+    facts = _facts(partial(_LM, dim=1024))
+    config = Config(model={"_target_": "any"})
+    config.precision.compute, config.train.global_batch_size = "bf16", 64
+    config.launch.tasks_per_node = 8
+    config.parallel.dp_replicate, config.parallel.dp_shard = -1, 1
+    layout, nothing = Layout(config, 1, ()), Activations(0, 0, 0, 0)
+    times = [
+        step_time(layout, each, nothing, 6, load("h100_sxm"), Efficiencies())
+        for each in (facts, replace(facts, trainable=facts.trainable // 100))
+    ]
+    whole, adapters = (time.comm_s for time in times if time)
+    assert adapters < 0.6 * whole

@@ -18,10 +18,10 @@ from submitit.core.core import InfoWatcher
 from submitit.core.utils import FailedJobError, JobPaths
 from submitit.slurm.slurm import read_job_id
 
+from hpctrain.causes import one_line
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.failure import one_line
 from hpctrain.slurm import queue
 
 log = logging.getLogger(__name__)

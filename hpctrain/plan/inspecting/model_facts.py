@@ -18,12 +18,11 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.dry_run import dry_run
-from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.ties import ties
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
-from hpctrain.parallel.preparing.parameter_settings import freeze, settings
+from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import check_layers
 from hpctrain.shards.types import Batch
 
@@ -78,10 +77,7 @@ def build_of(
                 "a torch.nn.Module"
             )
         check_layers(model)
-        if lora.patterns:
-            add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
-            freeze_base(model, lora.also)
-        freeze(model, settings(model, optimizer, blocks))
+        freeze(with_adapters(model, lora), optimizer, blocks, lora)
         return model
 
     return build

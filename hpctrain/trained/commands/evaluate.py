@@ -14,8 +14,6 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
-from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import select
 from hpctrain.secrets import reference
 from hpctrain.step_names import step_of
@@ -53,9 +51,8 @@ def main(argv: list[str]) -> int:
                 "--record evaluates as the training would: without --split, --data and --ema"
             )
         return _record(options)
-    path, checkpoint = chosen(options)
-    ranks = RankInfo.from_env()
-    run = LoadedRun(path)
+    run, ranks = chosen_run(options), RankInfo.from_env()
+    checkpoint = run.checkpoint(options.step, best=options.best)
     own = run.config.data
     split = options.split or (own.val_split if options.data else own.evaluated)
     means = run.evaluate(
@@ -68,7 +65,7 @@ def main(argv: list[str]) -> int:
     if not ranks.is_main:
         return 0
     result = {
-        "run": path.name,
+        "run": run.path.name,
         "step": step_of(checkpoint),
         "split": split,
         "data": reference(options.data or run.config.data.path),
@@ -77,11 +74,11 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(result), file=exact())
     else:
-        print(f"{path.name}, step {result['step']}, split {split}:")
+        print(f"{run.path.name}, step {result['step']}, split {split}:")
         for name, value in means.items():
             print(f"  {name:<20} {value:.6g}")
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    kept = path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
+    kept = run.path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
     try:
         write_atomically(kept, json.dumps(result, indent=1) + "\n")
     except OSError as error:
@@ -91,11 +88,10 @@ def main(argv: list[str]) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     """Evaluate, record the result, and upload it."""
-    path = _chosen_run(options)
-    run, is_main = LoadedRun(path), RankInfo.from_env().is_main
-    step = options.step
+    run, is_main = chosen_run(options), RankInfo.from_env().is_main
+    path, step = run.path, options.step
     if step is None:  # so that all ranks, and the line below, mean the same
-        step = step_of(chosen_checkpoint(RunDir.open(path), best=options.best))
+        step = step_of(run.checkpoint(best=options.best))
     values = run.record_evaluation(step, overrides=options.overrides)
     if not is_main:
         return 0
@@ -137,16 +133,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the run directory and the checkpoint that a command line names."""
-    path = _chosen_run(options)
-    return path, chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
-
-
-def _chosen_run(options: argparse.Namespace) -> Path:
-    """Return the run directory that a command line names; `chosen` tells the errors."""
+def chosen_run(options: argparse.Namespace) -> LoadedRun:
+    """Return the run that a command line names."""
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
     path = select.one_run(options.dir, options.run, "this command")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    return path
+    return LoadedRun(path)

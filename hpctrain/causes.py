@@ -1,11 +1,8 @@
 """What the text of an error says of its cause, and what follows from it.
 
-| cause | follows |
-| --- | --- |
-| another rank has died | the rank that failed first tells why, and this error is not recorded |
-| late rank | the job is requeued, as after a rank that was killed |
-| GPU fault | the same, and the checks of `launch.preflight` exclude the node |
-| out of memory | smaller micro-batches, now or in the next attempt |
+    another rank has died ── the rank that failed first tells why; this error is not recorded
+    late rank, GPU fault ─── the job is requeued, and its preflight may exclude the node
+    out of memory ────────── smaller micro-batches, now or in the next attempt
 
 The first that matches counts. The texts are those that torch, NCCL, CUDA and ROCm print in public
 logs; `tests/runs/test_causes.py` has them, with texts beside them that must mean nothing. An error

@@ -23,8 +23,7 @@ from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.format import ShardFiles
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.row_bytes import hash_keys
+from hpctrain.shards.ragged import Ragged, hash_keys
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 

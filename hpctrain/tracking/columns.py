@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.tracking import journal, journal_line, recorded
+from hpctrain.tracking import journal, recorded
 
 
 def read(
@@ -37,7 +37,7 @@ def read(
             for key, value in body["metrics"].items():
                 steps.append(body["step"])
                 codes.append(numbers.setdefault(key, len(numbers)))
-                values.append(journal_line.decode(value))
+                values.append(float(value))
         elif body["kind"] == "superseded":
             first, end = bisect_left(starts, body["from"]), bisect_left(starts, body["to"])
             rows_to = rows[end] if end < len(rows) else len(steps)

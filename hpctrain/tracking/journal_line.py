@@ -184,11 +184,6 @@ def _number(value: float) -> str:
 
 
 def encode(value: float) -> float | str:
-    """Return a float as JSON can hold it: JSON has no NaN and no infinity, so these are text."""
+    """Return a float as JSON can hold it, which has no NaN: that is text, and `float` reads it."""
     value = float(value)
     return value if math.isfinite(value) else repr(value)
-
-
-def decode(value: float | str) -> float:
-    """Return the float that `encode` was called with."""
-    return float(value)

@@ -91,15 +91,7 @@ class LoadedRun:
         return sorted(step_of(path) for path in checkpoints(self._run.checkpoints))
 
     def checkpoint(self, step: int | None = None, *, best: bool = False) -> Path:
-        """Return the folder of a checkpoint whose digests are verified, once for this object.
-
-        Args:
-            step: The step of the checkpoint. None means the newest one that is intact.
-            best: Take the best checkpoint in place of `step`.
-
-        Raises:
-            StorageError: The checkpoint is missing or damaged.
-        """
+        """Return the folder of a checkpoint as `model` takes it; its digests are verified once."""
         if best or step not in self._intact:
             found = chosen_checkpoint(self._run, step, best=best)
             step = step_of(found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
-from hpctrain.tracking.journal_line import decode
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.mlrun import Point
 
@@ -71,7 +70,7 @@ class JournalFacts:
         step, now = record.body["step"], record.body["time"]
         first = self._first_time
         return [
-            Point(key, decode(value), first.get((key, step, value), now) if first else now, step)
+            Point(key, float(value), first.get((key, step, value), now) if first else now, step)
             for key, value in record.body["metrics"].items()
         ]
 

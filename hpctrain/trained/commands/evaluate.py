@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
@@ -71,12 +72,7 @@ def main(argv: list[str]) -> int:
         "data": reference(options.data or run.config.data.path),
         "metrics": means,
     }
-    if options.json:
-        print(json.dumps(result), file=exact())
-    else:
-        print(f"{run.path.name}, step {result['step']}, split {split}:")
-        for name, value in means.items():
-            print(f"  {name:<20} {value:.6g}")
+    _show(result, f"split {split}", as_json=options.json)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     kept = run.path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
     try:
@@ -84,6 +80,15 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise StorageError(f"{kept}: the result is not kept ({error.strerror})") from error
     return 0
+
+
+def _show(result: dict[str, Any], what: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result), file=exact())
+        return
+    print(f"{result['run']}, step {result['step']}, {what}:")
+    for name, value in result["metrics"].items():
+        print(f"  {name:<20} {value:.6g}")
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -95,13 +100,8 @@ def _record(options: argparse.Namespace) -> int:
     values = run.record_evaluation(step, overrides=options.overrides)
     if not is_main:
         return 0
-    if options.json:
-        facts = {"run": path.name, "step": step, "metrics": values}
-        print(json.dumps(facts), file=exact())
-    else:
-        print(f"{path.name}, step {step}, recorded:")
-        for name, value in values.items():
-            print(f"  {name:<20} {value:.6g}")
+    facts = {"run": path.name, "step": step, "metrics": values}
+    _show(facts, "recorded", as_json=options.json)
     tracking = run.config.tracking
     if tracking.enabled and tracking.upload:
         _upload(path)

@@ -5,8 +5,6 @@ report SWEEP         best runs, what mattered       --html FILE one page without
 report SWEEP --over seed   mean and interval        --png FILE  the charts
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The metrics of a journal as columns, in little memory: 20 bytes for each value while reading."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable

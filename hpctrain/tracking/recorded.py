@@ -8,8 +8,6 @@ often it is evaluated. So the run's journal keeps its single writer, and a resul
 twice is the same point in MLflow.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ facts     command, overrides, model, data, code, hosts, MLflow, logs
 why       why an attempt ended
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ srun cannot replace the file: when one rank has failed, Slurm ends the others wi
 returns the highest code.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -9,8 +9,6 @@ cause. So the error is, in this order:
 4. the last line of a log.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -14,8 +14,6 @@
 run.json alone does not give the state: a process that is killed cannot update it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ The journal is read apart from the upload, so that a message is sent also while 
 which is killed in between sends it no second time; it is noted as open again if nobody took it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ It is learned in the order of the journal, and ahead of the upload: a record tha
 stands behind them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpctrain.tracking.journal import Record, journal_path, read, read_all

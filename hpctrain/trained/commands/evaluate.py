@@ -1,7 +1,5 @@
 """`python -m hpctrain evaluate RUN`: the metrics of a checkpoint, on any data and ranks."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """`python -m hpctrain export RUN OUT`: the weights of a run, or with --csv its metrics."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os

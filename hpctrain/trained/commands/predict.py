@@ -1,7 +1,5 @@
 """`python -m hpctrain predict RUN DATA OUT`: what a model says about each sample of a data set."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ checkpoint ── the tensors of one file ── adapters merged? ── layout 
 The model itself is only built on the meta device, so the memory is that of one file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping

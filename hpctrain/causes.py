@@ -50,7 +50,7 @@ GPU_FAULT = _cause(
 # Only a library's code, or the words after the name of CUDA or HIP: a host's memory is not meant.
 OUT_OF_MEMORY = _cause(
     "out of memory",
-    r"^(\w+\.)*OutOfMemoryError: ",  # torch's own
+    r"^(\w+\.)*OutOfMemoryError: |(CUDA|HIP) out of memory\. Tried",  # torch's, also in another
     r"(CUDA|HIP) (driver )?error: out of memory|(Cuda|HIP) failure (\d+ )?'out of memory'",
     r"Triton Error \[\w+\]: out of memory|hipErrorOutOfMemory",
     r"\b(cu|hip)(BLAS|DNN|FFT|SOLVER|SPARSE)\w*(?<!HOST)_ALLOC(ATION)?_FAILED",

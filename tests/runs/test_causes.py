@@ -101,6 +101,7 @@ def last(error: str) -> str:
         ),
         ("RuntimeError: unknown error in my task", None),
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", OUT_OF_MEMORY),
+        ("InductorError: OutOfMemoryError: CUDA out of memory. Tried to alloc", OUT_OF_MEMORY),
         # nccl issues 1235 and 1283, Qwen3 issue 873, pytorch issue 20123, cuDNN 9's name.
         (CUDA + last("Cuda failure 2 'out of memory'"), OUT_OF_MEMORY),
         (CUDA + last("Cuda failure 'out of memory'"), OUT_OF_MEMORY),

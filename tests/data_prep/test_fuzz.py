@@ -208,6 +208,11 @@ def test_an_arrow_schema_that_says_it_is_something_else_is_not_read():
         check("arrow", damaged(content, [(37, 5), (131, 1)]))
 
 
+def test_an_arrow_column_whose_name_is_no_text_is_refused():
+    with inside_a_folder():
+        check("arrow stream", damaged(files("arrow stream")["x.arrow"], [(128, 5)]))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_damaged_file(name):

@@ -7,11 +7,12 @@ the piece alone. A piece is best about as large as a shard.
 
 import os
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -91,15 +92,41 @@ class Names(Sequence[str]):
         return self._name(int(sample))
 
 
-@runtime_checkable
-class BadRecords(Protocol):
-    """The receiver of reports about records that a source cannot use."""
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that cannot be used."""
+
+    file: str
+    record: str
+    reason: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.file, self.record, self.reason) if part)
+
+
+class BadRecords:
+    """Collects the records that a source cannot use; `on_error` is the option `--on-error`."""
+
+    def __init__(self, on_error: str) -> None:
+        self._on_error = on_error
+        self.found: list[BadRecord] = []
+        self.skipped: dict[str, int] = defaultdict(int)
 
     def bad(self, file: str, record: str, reason: str) -> None:
         """Report a record that is left out; with `--on-error stop` this is a DataError about it."""
+        # No record of ours has NUL in a text.
+        one = BadRecord(*(text.replace("\0", "\\0") for text in (file, record, reason)))
+        if self._on_error == "stop":
+            raise DataError(f"{one}; --on-error skip leaves such records out")
+        self.found.append(one)
 
     def skip(self, reason: str) -> None:
         """Count a record that holds nothing, such as an empty document, and is left out."""
+        self.skipped[reason] += 1
+
+    def why(self) -> str:
+        """Return the first record that was found as the end of a message, or ""."""
+        return f": {self.found[0]}" if self.found else ""
 
 
 @dataclass(frozen=True)

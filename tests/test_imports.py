@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ console disk errors forks gpu_driver lock metric_names progress_bar record "
-    "run_record secrets slow step_names terminal units yaml_file"
+    "__init__ causes cgroup console disk errors forks gpu_driver lock metric_names progress_bar "
+    "record run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -92,6 +92,8 @@ APART = {
     "cli": "*",
     "api": "*",
     "__main__": "cli",
+    "causes": "",
+    "cgroup": "",
     "errors": "",
     "secrets": "secret_text terminal",
     "secret_text": "",
@@ -114,7 +116,7 @@ APART = {
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
-    "api checkpoint.files cli commands config console disk doctor errors estimates "
+    "api causes cgroup checkpoint.files cli commands config console disk doctor errors estimates "
     "faults.early_signals forks gpu_driver hardware job.compile_cache job.here job.verdict launch "
     "lock metric_names monitor plan.memory progress_bar record rendezvous report run_record runs "
     "secret_text secrets shards slow slurm step_names terminal tracking trained.commands units "
@@ -128,7 +130,7 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
-    "errors disk record terminal console progress_bar shards data.samplers.groups "
+    "cgroup errors disk record terminal console progress_bar shards data.samplers.groups "
     "data.samplers.order data.samplers.permutation data.sources.images data.places.filesystem"
 )
 WITH_MLFLOW = (

@@ -16,7 +16,7 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index, Shard, Split
-from hpctrain.shards.sample_schema import row_bytes
+from hpctrain.shards.sample_schema import sample_nbytes
 from hpctrain.shards.types import Array
 
 
@@ -125,4 +125,4 @@ def evenly(count: int, most: int) -> list[int]:
 
 def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:
     """Return the bytes of data in a block."""
-    return int(row_bytes(rows, fields).sum())
+    return int(sample_nbytes(rows, fields).sum())

@@ -5,8 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.row_bytes import hash_rows
+from hpctrain.shards.ragged import Ragged, hash_rows
 from hpctrain.shards.types import Array
 
 _SHOWN = 40  # characters of a value

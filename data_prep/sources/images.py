@@ -33,7 +33,6 @@ from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field, check_name
@@ -103,7 +102,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         raise ConfigError("--classes and --no-labels: one of them")
     fixed = read_classes(args.classes) if args.classes else None
     split, by_column = options.column, isinstance(options.split, ByColumn)
-    problems, ignored = Problems(options.on_error), Ignored()
+    problems, ignored = BadRecords(options.on_error), Ignored()
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir() and split not in ("", FOLDER):
@@ -122,7 +121,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         names, found.labels = numbers(path, found, fixed)
     for name in set(found.column) if by_column else ():
         check_name(name, "split")
-    spec = pixels.field or _first(pixels, found, Problems(options.on_error), path)
+    spec = pixels.field or _first(pixels, found, BadRecords(options.on_error), path)
     fields = {"image": spec} | ({"label": Field("int64")} if labels else {})
     if ignored.count and not options.quiet:
         print(
@@ -148,7 +147,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     )
 
 
-def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> Field:
+def _first(pixels: Pixels, found: Labelled, problems: BadRecords, path: Path) -> Field:
     """Return the field of the first image."""
     for i, file in enumerate(found):
         try:

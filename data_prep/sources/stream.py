@@ -9,7 +9,6 @@ from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all, is_name, text_of
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Source
-from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError
 
@@ -73,7 +72,7 @@ class Stream(Source):
         The first axis of the `variable` fields varies in length. `none` begins the message if there
         is no such sample, and `dtypes` are those to store, by field.
         """
-        problems = Problems(options.on_error)
+        problems = BadRecords(options.on_error)
         for file, inside in (piece.what for piece in self.pieces):
             for record, decode, _ in self.encoded(file, inside, problems):
                 try:

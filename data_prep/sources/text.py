@@ -38,7 +38,6 @@ from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, parse_size, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.job import begun
-from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -99,7 +98,7 @@ class Corpus:
             share = limit * min(1.0, passed / total) if total > limit else limit
             if used >= share and total > limit:
                 continue
-            for document in self.reader.read(part, Problems("skip")):
+            for document in self.reader.read(part, BadRecords("skip")):
                 yield document.text
                 used += len(document.text.encode())
                 if used >= share:

@@ -34,7 +34,6 @@ from data_prep.formats.samples import Unusable, key_of
 from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
-from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
@@ -103,7 +102,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the samples of tar files; each tar is a piece."""
     pixels, tars = Pixels.of(args), _tars(args.tars)
     files = [SourceFile.of(tar) for tar in tars]
-    members, problems = _members(args.field), Problems(options.on_error)
+    members, problems = _members(args.field), BadRecords(options.on_error)
     first = ((tar, parts) for tar in tars for _, parts in samples(str(tar), None, problems))
     for tar, parts in () if members else first:
         members = _by_default(str(tar), parts)

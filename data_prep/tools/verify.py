@@ -61,7 +61,7 @@ ARGUMENTS = f"""{DIR}
 
 
 @dataclass(frozen=True)
-class Problem:
+class _Problem:
     """A problem with a shard, or with the data set if `shard` is ""."""
 
     shard: str
@@ -72,7 +72,7 @@ class Problem:
 class Report:
     """The result of `verify`."""
 
-    problems: list[Problem]  # all problems
+    problems: list[_Problem]  # all problems
     # Files in the folders of the data set that are not in the index, but look like shards or like
     # an unfinished conversion.
     unlisted: list[str]
@@ -137,7 +137,7 @@ def verify(
     index, shards = data.index, data.index.shards
     ranges = labels or LabelRanges(label_ranges.label_counts(index, ()))
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
-    problems = [Problem(path, "the index lists it more than once") for path in twice]
+    problems = [_Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
     stop, lock = threading.Event(), threading.Lock()
     with Progress(samples, nbytes if full else 0, quiet=quiet) as progress:
@@ -158,13 +158,13 @@ def verify(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-    problems += [Problem(look.shard.path, problem) for look in looks for problem in look.problems]
+    problems += [_Problem(look.shard.path, problem) for look in looks for problem in look.problems]
     if full:
         groups = Groups(group)
         for look in looks:
             groups.merge(look.groups)
         wrong = (*_wrong_statistics(index, looks), *groups.problems())
-        problems += [Problem("", problem) for problem in wrong]
+        problems += [_Problem("", problem) for problem in wrong]
     return Report(problems, _unlisted(data))
 
 

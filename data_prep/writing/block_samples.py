@@ -10,8 +10,7 @@ from data_prep.source import BadRecords, Block, Source
 from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.errors import DataError
 from hpctrain.shards.field import check_name
-from hpctrain.shards.ragged import Ragged, offsets_of
-from hpctrain.shards.row_bytes import hash_keys, hash_rows, row_bytes
+from hpctrain.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
 from hpctrain.shards.sample_schema import check_batch
 from hpctrain.shards.types import Array, Int64s
 

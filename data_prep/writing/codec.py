@@ -23,16 +23,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.source import Source
+from data_prep.source import BadRecords, Source
 from data_prep.writing.job import JOB, begun
-from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DamageError, DataError
 from hpctrain.record import Count, Record, convert
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import ShardFiles
 from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.sample_schema import check_batch, row_bytes
+from hpctrain.shards.sample_schema import check_batch, sample_nbytes
 from hpctrain.shards.storage.cache import ChunkCache
 from hpctrain.shards.storage.chunks import Chunked
 from hpctrain.shards.storage.plain import Plain
@@ -98,7 +97,7 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> _Chose
             trials.append(trial(source, batches, compression))
     best, why = decide(trials)
     if not quiet:
-        tried = sum(int(row_bytes(batch, source.fields).sum()) for batch in batches)
+        tried = sum(int(sample_nbytes(batch, source.fields).sum()) for batch in batches)
         print(f"codecs on {tried / 1e6:.1f} MB of samples, read by one core:")
         for each in trials:
             mark = "*" if each.compression == best else " "
@@ -146,9 +145,9 @@ def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:
     count = len(source.pieces)
     for number in sorted({i * count // PIECES for i in range(min(PIECES, count))}):
         room = PIECE_BYTES
-        for block in source.read(source.pieces[number].what, Problems("skip")):
+        for block in source.read(source.pieces[number].what, BadRecords("skip")):
             rows = check_batch(block.values, source.fields)
-            ends = np.cumsum(row_bytes(rows, source.fields))
+            ends = np.cumsum(sample_nbytes(rows, source.fields))
             stop = min(int(np.searchsorted(ends, room)) + 1, len(ends))
             if stop:
                 yield {name: _first(value, stop) for name, value in rows.items()}

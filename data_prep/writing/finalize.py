@@ -16,8 +16,9 @@ import xxhash
 
 import hpctrain
 from data_prep.show.console import size
+from data_prep.source import BadRecord
 from data_prep.writing.job import JOB, Job
-from data_prep.writing.records import Plan, Problem, Result
+from data_prep.writing.records import Plan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
@@ -212,7 +213,7 @@ def _beside(job: Job) -> dict[str, str]:
     return digests
 
 
-def _report(out: Path, problems: list[Problem]) -> None:
+def _report(out: Path, problems: list[BadRecord]) -> None:
     """Write the list of the records that could not be used, or remove an old one."""
     if problems:
         write_atomically(out / REPORT, "".join(f"{json.dumps(vars(p))}\n" for p in problems))
@@ -220,6 +221,6 @@ def _report(out: Path, problems: list[Problem]) -> None:
         (out / REPORT).unlink(missing_ok=True)
 
 
-def _listed(out: Path, problems: list[Problem]) -> str:
+def _listed(out: Path, problems: list[BadRecord]) -> str:
     records = _counted(len(problems), "record")
     return f"{records} could not be used, all in {out / REPORT}: {few(problems, SHOWN, '; ')}"

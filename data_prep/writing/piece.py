@@ -4,7 +4,6 @@ The result depends on the piece alone, so any process may convert it, at any tim
 """
 
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,16 +15,15 @@ import xxhash
 
 from data_prep.options import Options
 from data_prep.processes import Progress
-from data_prep.source import Source
+from data_prep.source import BadRecords, Source
 from data_prep.writing.block_samples import BlockSamples, Rows, by_split, nbytes_of
 from data_prep.writing.job import CHOICE, LOOK, JobFolder
-from data_prep.writing.records import Problem, Result
+from data_prep.writing.records import Result
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.format import ShardFiles
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.row_bytes import hash_keys
+from hpctrain.shards.ragged import Ragged, hash_keys
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 
@@ -67,7 +65,7 @@ class Converter:
 
     def _fill(self, files: ShardFiles, job: JobFolder, number: int, progress: Progress) -> Result:
         choice = job.arrays(number, CHOICE) if self.options.two_passes else None
-        digest, problems = _Digest(), Problems(self.options.on_error)
+        digest, problems = _Digest(), BadRecords(self.options.on_error)
         seen = duplicates = 0
         for samples in self._samples(number, problems):
             first, seen = seen, seen + len(samples)
@@ -121,7 +119,7 @@ class Converter:
             **{name: [np.zeros(0, np.int64)] for name in ("strata", "splits")},
         }
         # Records that cannot be used are reported when the piece is written, except with "stop".
-        for samples in self._samples(number, Problems(self.options.on_error)):
+        for samples in self._samples(number, BadRecords(self.options.on_error)):
             count += len(samples)
             if dedup:
                 contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
@@ -158,7 +156,7 @@ class Converter:
         for file in self.source.pieces[number].files:
             file.check()
 
-    def _samples(self, number: int, problems: "Problems") -> Iterator[BlockSamples]:
+    def _samples(self, number: int, problems: BadRecords) -> Iterator[BlockSamples]:
         """Yield the samples of a piece that can be used."""
         split = self.options.split
         self._check_files(number)
@@ -194,31 +192,6 @@ def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
 
 class NotTheSameError(DataError):
     """The second pass over the source did not see the same samples as the first."""
-
-
-class Problems:
-    """Collects the records that cannot be used; see `data_prep.source.BadRecords`."""
-
-    def __init__(self, on_error: str) -> None:
-        self._on_error = on_error
-        self.found: list[Problem] = []
-        self.skipped: dict[str, int] = defaultdict(int)
-
-    def bad(self, file: str, record: str, reason: str) -> None:
-        """Implement `data_prep.source.BadRecords`."""
-        # No record of ours has NUL in a text.
-        problem = Problem(*(text.replace("\0", "\\0") for text in (file, record, reason)))
-        if self._on_error == "stop":
-            raise DataError(f"{problem}; --on-error skip leaves such records out")
-        self.found.append(problem)
-
-    def skip(self, reason: str) -> None:
-        """Implement `data_prep.source.BadRecords`."""
-        self.skipped[reason] += 1
-
-    def why(self) -> str:
-        """Return the first problem as the end of a message, or ""."""
-        return f": {self.found[0]}" if self.found else ""
 
 
 class _Digest:

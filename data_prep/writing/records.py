@@ -5,12 +5,13 @@ Paths and names of categories may have any bytes, so half surrogates stay in tex
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 
+from data_prep.source import BadRecord
 from hpctrain.errors import DamageError, DataError
 from hpctrain.record import Count, Record, decode, matching, read_bytes
 from hpctrain.shards.field import Field
@@ -48,18 +49,6 @@ class Plan(Record, frozen=True):
         return range(self.pieces * (part - 1) // parts, self.pieces * part // parts)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A record that cannot be used."""
-
-    file: str
-    record: str
-    reason: str
-
-    def __str__(self) -> str:
-        return ": ".join(part for part in (self.file, self.record, self.reason) if part)
-
-
 class State(TypedDict):
     """See `Moments`."""
 
@@ -85,7 +74,7 @@ class Result(Record, frozen=True):
     digest: str  # the digest of the samples
     duplicates: Count  # the number of samples left out because an earlier sample is equal
     leaks: Count  # how many of the duplicates belong to another split than the first equal sample
-    problems: Sequence[Problem]  # the records that could not be used
+    problems: Sequence[BadRecord]  # the records that could not be used
     # The number of records that held nothing, by the reason.
     skipped: dict[str, Count] = msgspec.field(default_factory=dict)
 

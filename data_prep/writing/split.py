@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
-from hpctrain.shards.row_bytes import hash_keys
+from hpctrain.shards.ragged import hash_keys
 from hpctrain.shards.types import Int64s
 
 FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"

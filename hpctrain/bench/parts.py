@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench import step_times
+from hpctrain.causes import is_out_of_memory
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -180,7 +181,9 @@ class Bench:
         dist.barrier()
         try:
             own = self._passes(trainer, batch)
-        except torch.OutOfMemoryError:  # there is a second copy of the model meanwhile
+        except RuntimeError as error:
+            if not is_out_of_memory(error):  # there is a second copy of the model meanwhile
+                raise
             own = []
         every: list[list[float]] = objects.all_gather(own)
         return tuple(quantile(one, 0.5) / rows for one in every) if all(every) else ()

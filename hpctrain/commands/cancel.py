@@ -5,8 +5,6 @@ batch script cancels its own job (`hpctrain.job.verdict`), so that Slurm shows i
 FAILED would be wrong, and COMPLETED would start the jobs that depend on it with `afterok`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@
 The manifest of a checkpoint says everything but whether its files are as they were written.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ Kinds of items; those with an option are listed only with this option:
 Nothing of a queued or running run is deleted, and links are never followed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """`python -m hpctrain logs RUN`: show the end of a run's log, or the error of a failed run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`python -m hpctrain resume [RUN|SWEEP...] [KEY=VALUE...]`: continue runs that did not finish."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`python -m hpctrain status [RUN|SWEEP...]`: show a table of runs and their states."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

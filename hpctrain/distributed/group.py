@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hpctrain.causes import one_line
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work, members
 from hpctrain.distributed.devices import agree
@@ -75,7 +76,7 @@ def process_group(
         _after_failure(ranks)
         raise DistributedError(
             f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} within "
-            f"{config.timeout_s} s ({str(error).splitlines()[0]})"
+            f"{config.timeout_s} s ({one_line(str(error))})"
         ) from error
     try:
         with (
@@ -133,7 +134,7 @@ def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
     except RuntimeError as error:
         raise DistributedError(
             f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"
-            f"{ranks.master_port} ({str(error).splitlines()[0]})"
+            f"{ranks.master_port} ({one_line(str(error))})"
         ) from error
     with members.signed_objects(own):
         yield

@@ -26,7 +26,6 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.journal_line import decode
 from hpctrain.units import GIB
 
 ENOUGH_STEPS = 20
@@ -154,7 +153,7 @@ class _Told:
             self._add_metrics(body)
 
     def _add_metrics(self, body: Mapping[str, Any]) -> None:
-        metrics = {key: decode(value) for key, value in body["metrics"].items()}
+        metrics = {key: float(value) for key, value in body["metrics"].items()}
         for key in ("perf/evaluation_s", "perf/checkpoint_s"):
             if key in metrics:
                 self._values[key].append(metrics[key])

@@ -15,8 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
+from hpctrain.causes import ANOTHER_RANK, cause_of
 from hpctrain.config.identity import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
@@ -138,18 +137,13 @@ class Attempt(NoAttempt):
             self.tracker.finish("KILLED", reason=str(error))
         elif error is not None:
             reason = failure.described(error)
-            if failure.is_of_another_rank(reason):  # the first rank that failed has told why
+            if cause_of(reason) is ANOTHER_RANK:  # the first rank that failed has told why
                 ranks = self._ranks
                 reason = failure.read(self._run.path, ranks.job_id, ranks.restart_count) or reason
             misfit = {"misfit": True} if isinstance(error, MisfitError) else {}
             self._run.end_attempt("failed", error=reason, **misfit)
             # The batch script may requeue the job then (`hpctrain.job.verdict`).
-            open_end = (
-                failure.is_of_another_rank(reason)
-                or failure.is_of_late_rank(reason)
-                or isinstance(error, torch.OutOfMemoryError)
-            )
-            final = not (open_end and self._ranks.launcher == "slurm")
+            final = cause_of(reason) is None or self._ranks.launcher != "slurm"
             self.tracker.finish("FAILED", reason=reason, final=final)
 
     def finished(self, outcome: Outcome) -> None:

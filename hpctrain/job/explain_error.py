@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 import hpctrain
+from hpctrain.causes import ANOTHER_RANK, cause_of
 from hpctrain.data.loading.collate import MASK
-from hpctrain.runs.state.failure import is_of_another_rank
 from hpctrain.tasks.outputs import described
 
 _OF_SHAPES = re.compile(
@@ -171,7 +171,7 @@ def _expression(step: TracebackType) -> ast.expr | None:
 def _misshaped(cause: BaseException, nodes: Nodes, model: nn.Module) -> str:
     """Return what does not fit, if the error is one about shapes."""
     reason = " ".join(str(cause).split())
-    if not _OF_SHAPES.search(reason) or is_of_another_rank(f"{type(cause).__name__}: {reason}"):
+    if not _OF_SHAPES.search(reason) or cause_of(cause) is ANOTHER_RANK:
         return ""
     frames = [step.tb_frame for step in _steps(cause.__traceback__)]
     names = {module: _WRAPPERS.sub("", name) for name, module in model.named_modules()}

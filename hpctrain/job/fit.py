@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.causes import is_out_of_memory
 from hpctrain.config.advice import cures
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
@@ -141,12 +142,6 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
         if outcome.finished:
             trainer.checkpointer.readers.finish()
         return outcome
-    except torch.OutOfMemoryError:
-        sizes = trainer.train_step.micro_batches
-        if sizes is None or sizes.smaller is None:
-            log.error("out of memory: %s", cures("one row", config, ranks.world_size))
-        _lower_micro_batch(run, ranks, sizes)
-        raise
     except MisfitError as error:
         code = trained_code.changes(config, run)
         changed = f". The code has changed: {code}" if code else ""
@@ -154,6 +149,12 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
             f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"
         ) from error
     except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
+        if is_out_of_memory(error):
+            sizes = trainer.train_step.micro_batches
+            if sizes is None or sizes.smaller is None:
+                log.error("out of memory: %s", cures("one row", config, ranks.world_size))
+            _lower_micro_batch(run, ranks, sizes)
+            raise
         if problem := explained(error, _nodes(config), trainer.train_step.model.module):
             raise ConfigError(problem) from error
         raise

@@ -142,7 +142,7 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
     from hpctrain.job import compile_cache
-    from hpctrain.rendezvous import flight_recorder
+    from hpctrain.rendezvous import flight_recorder, leaving
     from hpctrain.rendezvous.variables import export
 
     if ranks.is_main:
@@ -150,6 +150,8 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     sections = config.network, config.train, config.site.env
     exported = export(*sections, one_node=ranks.one_node)
     flight_recorder.prepare(run.logs, ranks.rank)
+    if ranks.world_size > 1:
+        leaving.write_no_core_dump()
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
     warning = compile_cache.use(run.path)

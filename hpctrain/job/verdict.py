@@ -7,9 +7,9 @@
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
 nor say why it ended, and Slurm only counts the job as failed. So the batch script requeues it. It
-also requeues a job in which a rank hangs, of which the other ranks or NCCL's watchdog tell, and one
-whose GPU was out of memory. A run that fails by another error of its own is not requeued, since the
-error would come again.
+also requeues a job in which a rank hangs, of which the other ranks or NCCL's watchdog tell, or in
+which a GPU has a fault, and one whose GPU was out of memory. A run that fails by another error of
+its own is not requeued, since the error would come again.
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, LATE_RANK, cause_of
 from hpctrain.config.frozen import load
 from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
@@ -70,18 +71,18 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         if error:  # `logs` shows what was written since the start
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
-    late = error if error and failure.is_of_late_rank(error) else ""
+    told = error if error and cause_of(error) in (LATE_RANK, GPU_FAULT) else ""
     if record.lowered_in == (job_id, restart_count):
         rows = record.micro_batch_rows
         run.end_attempt("interrupted", reason=f"out of memory: now {rows} rows", step=last)
         return "cancel" if cancelled else "requeue"
-    if error and not late:
+    if error and not told:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
-        if state != "failed" or failure.is_of_another_rank(attempt.error):
+        if state != "failed" or cause_of(attempt.error) is ANOTHER_RANK:
             run.end_attempt("failed", error=error)
         return ""
-    late = late.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, job_id)
-    cause = late or f"a rank was killed (exit code {code})"
+    told = told.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, job_id)
+    cause = told or f"a rank was killed (exit code {code})"
     if cancelled or may_requeue(restart_count, first, last):
         run.end_attempt("interrupted", reason=cause, step=last)
         goes_on = (
@@ -89,7 +90,7 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         )
         log.error("%s: the run %s", cause, goes_on)
         return "cancel" if cancelled else "requeue"
-    cure = "" if late else "If the host had no memory left, raise launch.mem_gb; "
+    cure = "" if told else "If the host had no memory left, raise launch.mem_gb; "
     error = (
         f"{cause}, and no checkpoint was saved since the last restart: not requeued. {cure}"
         "`resume` starts the run again"

@@ -26,7 +26,8 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
 from hpctrain.launch.function_call import Call, decode, read_results
-from hpctrain.launch.jobs import FailedError, LocalLoggedJob, LoggedJob, SlurmLoggedJob
+from hpctrain.launch.jobs import FailedError
+from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
 from hpctrain.slurm import queue, sbatch

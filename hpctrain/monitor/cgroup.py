@@ -1,7 +1,5 @@
 """CPU and memory of the job on this node, by its control group, versions 1 and 2.
 
-    /proc/PID/cgroup ── job_12/step_0/user/task_3 ── the group of the whole job: job_12
-
 The group of the job counts what all its processes use, and has its limits. A machine's own numbers
 would contain those of other jobs. Outside of a job the processes of the run are added up instead.
 """
@@ -10,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-_ROOT = Path("/sys/fs/cgroup")
-_NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
+from hpctrain.cgroup import ROOT, cpu_quota, folders, memory_limit, text
 
 
 class Use(NamedTuple):
@@ -31,63 +30,46 @@ class Use(NamedTuple):
 class JobCgroup:
     """The control group of the job of a process; `root` and `proc` are where Linux mounts them."""
 
-    def __init__(self, pid: int, root: Path = _ROOT, proc: Path = Path("/proc")) -> None:
+    def __init__(self, pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> None:
         self._pid = pid
         self._cpu, self._memory, self._cpuset = (
-            _job_folder(root, proc / str(pid) / "cgroup", kind)
+            _of_job(folders(kind, proc / str(pid) / "cgroup", root))
             for kind in ("cpuacct", "memory", "cpuset")
         )
 
     @property
     def found(self) -> bool:
         """Whether the process is in the control group of a job."""
-        return self._cpu is not None or self._memory is not None
+        return bool(self._cpu or self._memory)
 
     def use(self) -> Use:
         """Return what the job uses now; without a control group, what the processes use."""
         if not self.found:
             return _of_processes(self._pid)
+        machine = int(psutil.virtual_memory().total)
         return Use(
-            _cpu_seconds(self._cpu), self._cores(), _memory(self._memory), _limit(self._memory)
+            _cpu_seconds(self._cpu[0]) if self._cpu else None,
+            self._cores(),
+            _memory(self._memory[0]) if self._memory else None,
+            int(min(machine, memory_limit(self._memory))),
         )
 
     def _cores(self) -> float:
         """Return the cores that the job may use: of its set of cores, and of its quota."""
-        text = _text(self._cpuset, "cpuset.cpus.effective") or _text(self._cpuset, "cpuset.cpus")
-        count = float(len(cpu_list(text)) if text else len(os.sched_getaffinity(self._pid)))
-        quota, period = [*(_text(self._cpu, "cpu.max") or "max").split(), "100000"][:2]
-        return count if quota == "max" else min(count, int(quota) / int(period))
+        names = ("cpuset.cpus.effective", "cpuset.cpus")
+        given = next(
+            filter(None, (text(job, name) for job in self._cpuset[:1] for name in names)), ""
+        )
+        count = len(cpu_list(given)) if given else len(os.sched_getaffinity(self._pid))
+        return min(float(count), cpu_quota(self._cpu))
 
 
-def _job_folder(root: Path, membership: Path, kind: str) -> Path | None:
-    """Return the folder of the job's group for a kind of resource, or None outside of a job.
+def _of_job(groups: Iterable[Path]) -> list[Path]:
+    """Return the group of the job and those above it; [] outside of a job.
 
     Slurm names it `job_ID`, below which the steps and tasks have groups of their own.
     """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    for line in sorted(lines, reverse=True):  # those of version 1, then `0::` of version 2
-        number, kinds, path = line.split(":", 2)
-        if number != "0" and kind not in kinds.split(","):
-            continue
-        job = re.match(r"(.*/job_\d+)(/|$)", path)
-        if job is None:
-            continue
-        for base in (root / kind, root / kinds, root / "unified", root):
-            if (folder := base / job[1].lstrip("/")).is_dir():
-                return folder
-    return None
-
-
-def _text(folder: Path | None, name: str) -> str | None:
-    if folder is None:
-        return None
-    try:
-        return (folder / name).read_text().strip() or None
-    except OSError:
-        return None
+    return list(dropwhile(lambda group: not re.fullmatch(r"job_\d+", group.name), groups))
 
 
 def cpu_list(text: str) -> set[int]:
@@ -96,32 +78,21 @@ def cpu_list(text: str) -> set[int]:
     return {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)}
 
 
-def _cpu_seconds(folder: Path | None) -> float | None:
-    if (nanoseconds := _text(folder, "cpuacct.usage")) is not None:
+def _cpu_seconds(job: Path) -> float | None:
+    if nanoseconds := text(job, "cpuacct.usage"):
         return int(nanoseconds) / 1e9
-    stat = dict(line.split() for line in (_text(folder, "cpu.stat") or "").splitlines())
+    stat = dict(line.split() for line in text(job, "cpu.stat").splitlines())
     return int(stat["usage_usec"]) / 1e6 if "usage_usec" in stat else None
 
 
-def _memory(folder: Path | None) -> int | None:
+def _memory(job: Path) -> int | None:
     """Return the bytes in use. The cache of files is left out: the kernel gives it back."""
-    used = _text(folder, "memory.current") or _text(folder, "memory.usage_in_bytes")
-    if used is None:
+    used = text(job, "memory.current") or text(job, "memory.usage_in_bytes")
+    if not used:
         return None
-    stat = dict(line.split() for line in (_text(folder, "memory.stat") or "").splitlines())
+    stat = dict(line.split() for line in text(job, "memory.stat").splitlines())
     cache = stat.get("total_inactive_file") or stat.get("inactive_file") or 0
     return max(0, int(used) - int(cache))
-
-
-def _limit(folder: Path | None) -> int:
-    """Return the limit of the job in bytes; that of the machine if it has none."""
-    machine = int(psutil.virtual_memory().total)
-    while folder is not None and folder != _ROOT and folder.parent != folder:
-        text = _text(folder, "memory.max") or _text(folder, "memory.limit_in_bytes") or "max"
-        if text != "max" and int(text) < _NO_LIMIT:
-            return min(machine, int(text))
-        folder = folder.parent
-    return machine
 
 
 def _of_processes(pid: int) -> Use:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,9 +22,8 @@ from torch import nn
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config, LoRAConfig
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.models.quantized import release
 from hpctrain.parallel import second_gradients
@@ -41,7 +39,7 @@ from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build, begin, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
-from hpctrain.parallel.preparing.parameter_settings import Setting, check_trained, freeze, settings
+from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import cast_parameters, check_layers, prepare_modes
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
@@ -101,8 +99,8 @@ class _Recipe:
     ) -> None:
         self.config, self.mesh, self.precision = config, mesh, precision
         self.parallel, self.train, self.degrees = config.parallel, config.train, mesh.degrees
-        parallel, degrees, lora = config.parallel, mesh.degrees, config.train.lora
-        self.build = partial(_with_adapters, build, lora) if lora.patterns else build
+        parallel, degrees = config.parallel, mesh.degrees
+        self.build = lambda: with_adapters(build(), config.train.lora)
         self.divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
         divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
         self.whole = not divided
@@ -133,10 +131,7 @@ class _Recipe:
             names = [name for name, _ in find_blocks(model, parallel.blocks)]
         fp8 = self.precision.compute == "fp8"
         layers = float8_layers(model, parallel.blocks) if fp8 else []
-        chosen = settings(model, config.optimizer, parallel.blocks)
-        if train.lora.patterns:
-            freeze_base(model, train.lora.also)
-        freeze(model, chosen)
+        chosen = freeze(model, config.optimizer, parallel.blocks, train.lora)
         summary = ModelSummary.of(model, parallel.blocks)
         inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
         counts: list[int] = []
@@ -252,10 +247,3 @@ def _check_trained(model: ParallelModel, mesh: Mesh) -> None:
             "only adapters and what train.lora.also names, or the model's own requires_grad is "
             "False"
         )
-
-
-def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:
-    model = build()
-    add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
-    check_trained(model, lora.also)
-    return model

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from hpctrain import cgroup
 from hpctrain.rendezvous.ranks import RankInfo
 
 
@@ -37,7 +37,8 @@ def cores(system: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, without those of hyperthreading."""
     cpus = os.sched_getaffinity(0)
     siblings = {_siblings(system, cpu) for cpu in cpus}
-    return max(1, math.floor(min(len(siblings), _quota(system))))
+    groups = cgroup.folders("cpu", system / "proc/self/cgroup", system / "sys/fs/cgroup")
+    return max(1, math.floor(min(len(siblings), cgroup.cpu_quota(groups))))
 
 
 def _siblings(system: Path, cpu: int) -> str:
@@ -47,32 +48,6 @@ def _siblings(system: Path, cpu: int) -> str:
         ).read_text()
     except OSError:
         return str(cpu)
-
-
-def _quota(system: Path) -> float:
-    """Return the smallest CPU quota of the control groups of this process, in cores."""
-    mount, quotas = system / "sys/fs/cgroup", [math.inf]
-    try:
-        lines = (system / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return math.inf
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # In a container the path may be that of the host, and the limit is at the mount.
-        own = Path(path.lstrip("/"))
-        for folder in (own, *own.parents):
-            with suppress(OSError, ValueError, ZeroDivisionError):
-                if controllers:
-                    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                    group = mount / controllers / folder
-                    quota, period = ((group / name).read_text() for name in names)
-                else:
-                    quota, period = (mount / folder / "cpu.max").read_text().split()
-                if float(quota) > 0:  # "max" is no number, and -1 means no limit
-                    quotas.append(float(quota) / float(period))
-    return min(quotas)
 
 
 def _set_by_torchrun(ranks: RankInfo, env: Mapping[str, str]) -> bool:

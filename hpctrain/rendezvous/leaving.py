@@ -14,10 +14,20 @@ This module does not import torch, because the command line imports it.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from contextlib import suppress
 
 _open = False
+
+
+def write_no_core_dump() -> None:
+    """Let the abort of this rank leave no copy of its memory on disk; HPCTRAIN_DEBUG=1 allows it.
+
+    NCCL's watchdog aborts all ranks of a job at once, and each has mapped tens of GB.
+    """
+    if not os.environ.get("HPCTRAIN_DEBUG"):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def leave_group_open() -> None:

@@ -1,7 +1,5 @@
 """`python -m hpctrain compare`: what differs between two runs, and the first step they part."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict

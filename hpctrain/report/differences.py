@@ -1,7 +1,5 @@
 """What differs between two runs: their config, code, data and packages, and where they part."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping

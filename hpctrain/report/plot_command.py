@@ -4,8 +4,6 @@ run directories ── journal, monitor ── curves ──┬── text in th
                                                 └── --out FILE.png or FILE.html
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which checkpoint of a run is meant: the newest, that of a step, or the best."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

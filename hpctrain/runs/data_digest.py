@@ -1,7 +1,5 @@
 """Check the data sets that a config names, and compute their digest. Only metadata is read."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

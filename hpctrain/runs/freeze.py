@@ -3,8 +3,6 @@
 Config ── check() ── RunDir (a name, no files) ── freeze() ── config.yaml, run.json, provenance/
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 

@@ -14,8 +14,6 @@ journal, its uid and so its run in MLflow, and the run starts again as a new one
 MLflow has one value for each step, and points that are not yet uploaded can still be.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

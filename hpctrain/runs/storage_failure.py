@@ -7,8 +7,6 @@
 Whatever writes first meets the fault, and what records the failure meets it again.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

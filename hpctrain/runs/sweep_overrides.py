@@ -8,8 +8,6 @@ Runs that were started one by one are told apart by what differs in their config
 A key is shown by its last part, unless two keys end in the same word.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ It has the log lines of the process and the error that ends the attempt; `hpctra
 Ranks under Slurm and under submitit's local executor have a file for all that they print.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import traceback

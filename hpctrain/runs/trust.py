@@ -5,8 +5,6 @@ reads the run of another user; what would execute its code goes on only with `--
 with HPCTRAIN_TRUST=OWNER,OWNER, which jobs and other processes inherit.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -5,8 +5,6 @@ checkpoint.init_from=runs/digits-3fa92c1b
 ── checkpoint.init_digest ── in the name of the run, and checked when the weights are loaded
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -54,7 +54,7 @@ from hpctrain.shards.sample_schema import (
     check_batch,
     check_fields,
     infer_fields,
-    row_bytes,
+    sample_nbytes,
 )
 from hpctrain.shards.shard import NONE, shard_name, write_shard
 from hpctrain.shards.types import Array
@@ -103,7 +103,7 @@ class ShardFiles:
             check_name(split, "split")
             self._splits[split] = _Split(split)
         state = self._splits[split]
-        ends = np.cumsum(row_bytes(rows, self.fields))
+        ends = np.cumsum(sample_nbytes(rows, self.fields))
         start, before = 0, 0
         while start < len(ends):
             room = self._max_bytes - state.bytes

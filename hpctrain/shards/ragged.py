@@ -4,11 +4,13 @@ values   a a a b b c c c c        (total, *shape)
 offsets  0     3   5       9      int64 (n + 1,); sample i is values[offsets[i]:offsets[i+1]]
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from hpctrain.shards.types import Array, Int64s
 
@@ -59,3 +61,26 @@ def offsets_of(lengths: Sequence[int] | Int64s) -> Int64s:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def row_bytes(values: Array | Ragged) -> list[bytes]:
+    """Return the bytes of each row; those of a sequence begin with its length."""
+    if isinstance(values, Ragged):
+        return [len(sample).to_bytes(8, "little") + sample.tobytes() for sample in values]
+    rows = np.ascontiguousarray(values).reshape(len(values), -1)
+    width = rows.itemsize * rows.shape[1]
+    if width >= 2**31:
+        return [row.tobytes() for row in rows]
+    # All in one call, because a loop over many rows is slow.
+    found: list[bytes] = rows.view(f"V{width}").reshape(-1).tolist()
+    return found
+
+
+def hash_keys(keys: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return the 64-bit hash of each key, (n,)."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64)
+
+
+def hash_rows(values: Array | Ragged) -> NDArray[np.uint64]:
+    """Return the 64-bit hash of each sample's value, (n,)."""
+    return hash_keys(row_bytes(values))

@@ -78,7 +78,7 @@ def _joined(name: str, field: Field, samples: Sequence[Array] | Array) -> Ragged
     return Ragged.of(list(samples))
 
 
-def row_bytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -> Int64s:
+def sample_nbytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -> Int64s:
     """Return the data bytes of each sample, int64 (n,)."""
     sizes = np.zeros(len(next(iter(rows.values()))), np.int64)
     for name, value in rows.items():

@@ -1,7 +1,5 @@
 """What a tracker beside MLflow must have: a class to inherit from, which does nothing by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ All attempts are one run of W&B, whose id is that of hpctrain. W&B cannot take v
 an attempt repeats steps, W&B keeps the values that it has, and MLflow gets the new ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any

@@ -1,7 +1,5 @@
 """The metrics of a journal as columns, in little memory: 20 bytes for each value while reading."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.tracking import journal, journal_line, recorded
+from hpctrain.tracking import journal, recorded
 
 
 def read(
@@ -37,7 +35,7 @@ def read(
             for key, value in body["metrics"].items():
                 steps.append(body["step"])
                 codes.append(numbers.setdefault(key, len(numbers)))
-                values.append(journal_line.decode(value))
+                values.append(float(value))
         elif body["kind"] == "superseded":
             first, end = bisect_left(starts, body["from"]), bisect_left(starts, body["to"])
             rows_to = rows[end] if end < len(rows) else len(steps)

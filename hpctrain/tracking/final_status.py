@@ -6,8 +6,6 @@ RUNNING for ever. Why a run has ended is the first line of its description: MLfl
 the first.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

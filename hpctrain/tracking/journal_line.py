@@ -141,10 +141,12 @@ def metrics_line(attempt: int, time: float, step: int, metrics: Mapping[str, flo
 
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
+    where = "a record of the journal"
     try:
-        if door.decode(_Kind, line, "a record of the journal").kind in _KINDS:
-            door.decode(_Checked, line, "a record of the journal")
-        return door.decode(dict[str, Any], line, "")
+        body = door.decode(dict[str, Any], line, where)
+        if door.convert(_Kind, body, where).kind in _KINDS:
+            door.convert(_Checked, body, where)
+        return body
     except DamageError as error:
         if error.at:  # a line that was cut off has none
             say(f"{error}: it is left out")
@@ -153,10 +155,9 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 def parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:
     """Do what `parse` does for each line. One call for all of them takes half of the time."""
-    text = b"[" + b",".join(lines) + b"]"
     try:
-        door.decode(tuple[_Checked, ...], text, "")
-        bodies = door.decode(tuple[dict[str, Any], ...], text, "")
+        bodies = door.decode(tuple[dict[str, Any], ...], b"[" + b",".join(lines) + b"]", "")
+        door.convert(tuple[_Checked, ...], bodies, "")
     except DamageError:
         bodies = ()
     if len(bodies) != len(lines):  # some line is invalid, or of a newer version
@@ -183,11 +184,6 @@ def _number(value: float) -> str:
 
 
 def encode(value: float) -> float | str:
-    """Return a float as JSON can hold it: JSON has no NaN and no infinity, so these are text."""
+    """Return a float as JSON can hold it, which has no NaN: that is text, and `float` reads it."""
     value = float(value)
     return value if math.isfinite(value) else repr(value)
-
-
-def decode(value: float | str) -> float:
-    """Return the float that `encode` was called with."""
-    return float(value)

@@ -1,7 +1,5 @@
 """Whether all of a run is in MLflow, as far as its run directory says. No store is asked."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

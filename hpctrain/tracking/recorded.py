@@ -8,8 +8,6 @@ often it is evaluated. So the run's journal keeps its single writer, and a resul
 twice is the same point in MLflow.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from typing import NamedTuple, cast
 from hpctrain import disk
 from hpctrain.record import Count, Number, Record, Time, read_known, written
 from hpctrain.step_names import step_name
-from hpctrain.tracking.journal_line import decode, encode
+from hpctrain.tracking.journal_line import encode
 
 _NAME = re.compile(r"step-(\d{8,18})\.json")
 
@@ -93,5 +91,5 @@ def _read(path: Path) -> Recorded | None:
     body = read_known(_File, path, parts=3)
     if body is None:
         return None
-    values = {name: decode(value) for name, value in body.metrics.items()}
+    values = {name: float(value) for name, value in body.metrics.items()}
     return Recorded(body.step, body.time, values)

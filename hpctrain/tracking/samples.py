@@ -6,8 +6,6 @@
 Only the monitor of that node writes it, with one write a line. The numbers go on in later attempts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

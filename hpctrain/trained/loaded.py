@@ -49,6 +49,7 @@ class LoadedRun:
     def __init__(self, path: Path) -> None:
         self._run = RunDir.open(path)
         self.path, self.config = self._run.path, load(self._run.config_file)
+        self._intact: dict[int, Path] = {}
 
     def __repr__(self) -> str:
         return f"<run {self._run.name}: {self.state}>"
@@ -89,6 +90,14 @@ class LoadedRun:
         """The steps of the checkpoints, in order."""
         return sorted(step_of(path) for path in checkpoints(self._run.checkpoints))
 
+    def checkpoint(self, step: int | None = None, *, best: bool = False) -> Path:
+        """Return the folder of a checkpoint as `model` takes it; its digests are verified once."""
+        if best or step not in self._intact:
+            found = chosen_checkpoint(self._run, step, best=best)
+            step = step_of(found)
+            self._intact[step] = found
+        return self._intact[step]
+
     def model(self, step: int | None = None, *, best: bool = False, ema: bool = False) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
 
@@ -107,7 +116,7 @@ class LoadedRun:
         from hpctrain.job.building.build_model import trained_model
 
         self.find_code()
-        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        checkpoint = self.checkpoint(step, best=best)
         return trained_model(self.config, checkpoint, ema=ema).eval()
 
     def evaluate(
@@ -144,7 +153,7 @@ class LoadedRun:
 
         self.find_code()
         config = self._config_for(overrides, data, split, ema=ema)
-        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        checkpoint = self.checkpoint(step, best=best)
         if config.data.evaluated is None:
             raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
         with restored(config, checkpoint, self.meeting_folder()) as trained:
@@ -184,7 +193,7 @@ class LoadedRun:
         own = self.config.evaluation.overrides.items()
         resources = [f"{key}={value}" for key, value in own]
         config = self._config_for([*resources, *overrides], None, None)
-        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        checkpoint = self.checkpoint(step, best=best)
         if config.data.evaluated is None and not config.data.other_sets:
             raise ConfigError("data.val_split=null: the run has no evaluation")
         values: dict[str, float] = {}
@@ -247,7 +256,7 @@ class LoadedRun:
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
         if config.data.evaluated is None:
             raise ConfigError("data.val_split=null: give a split")
-        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        checkpoint = self.checkpoint(step, best=best)
         facts = {
             "run": self._run.name,
             "checkpoint": WeightFiles(checkpoint, None).digest(),

@@ -7,8 +7,6 @@ folder OUT on the run's page. The model is exported as a graph (torch.export), s
 needs none of the run's code, and runs none.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

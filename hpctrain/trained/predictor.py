@@ -8,8 +8,6 @@ what the folder is for, and how many samples a shard has: at most `shard_samples
 otherwise some ranks would have nothing to do.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 config of the run ── other ranks, other data ── parallelize ── weights of the checkpoint
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

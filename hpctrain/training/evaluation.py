@@ -1,17 +1,19 @@
-"""One evaluation of a model on one split: that of the training, and that of a trained run."""
+"""Evaluations of a model: on one split, and on all splits of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.late_data import told_if_late
+from hpctrain.faults.stop import Stop
 from hpctrain.parallel.reducing.metric_states import Measured
+from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Task, derived
-from hpctrain.training.step import Totals
+from hpctrain.training.step import Totals, TrainStep
 
 _WHAT = "the first batch of the evaluation"
 
@@ -32,3 +34,27 @@ def evaluate(
             return None
     totals.reduce(model.mesh)
     return derived(task, totals.means()) | measured.values()
+
+
+def evaluate_all(
+    step: TrainStep, feeds: Mapping[str, DevicePrefetcher], stop: Stop
+) -> dict[str, float] | None:
+    """Return the metrics on all feeds of a training; None when the ranks agree to stop."""
+    model, values = step.model, dict[str, float]()
+
+    def stops() -> bool:
+        if stop.agreed:
+            return True
+        # The flags are read one batch later, so a GPU still has work to do.
+        stop.offer(over_ranks(on_device(stop.flags(), model.precision.device), model.mesh))
+        return False
+
+    for prefix, feed in feeds.items():
+        model.share_buffers()
+        model.module.eval()
+        feed.load_state_dict({"consumed": 0})
+        means = evaluate(model, step.task, feed, stops)
+        if means is None:
+            return None
+        values |= {f"{prefix}/{name}": value for name, value in means.items()}
+    return values

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.causes import is_out_of_memory
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
@@ -191,7 +192,9 @@ class TrainStep:
         while True:
             try:
                 return self.model.forward_backward(self.task, batch)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 if self.micro_batches is None or not self.micro_batches.lower():
                     raise
                 self._buffers.restore()

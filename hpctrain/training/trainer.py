@@ -35,12 +35,11 @@ from hpctrain.faults.late_data import told_if_late
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
-from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.display import Display
-from hpctrain.training.evaluation import evaluate
+from hpctrain.training.evaluation import evaluate_all
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Best, Improvement
 from hpctrain.training.measuring.meter import Meter
@@ -236,7 +235,7 @@ class Trainer:
             with self.meter.spent("evaluation"), doing, random, modes:
                 self.hooks.before_evaluation(self._state())
                 with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
-                    values = self._evaluate_all()
+                    values = evaluate_all(self.train_step, self.evaluations, self.stop)
             if values is None:
                 return False
             with self.meter.spent("other"):
@@ -249,27 +248,6 @@ class Trainer:
         self.train_step.timer.restart()
         self.evaluation_due = False
         return True
-
-    def _evaluate_all(self) -> dict[str, float] | None:
-        """Return the metrics of all splits; None when the ranks agree to stop."""
-        model, values = self.train_step.model, dict[str, float]()
-        for prefix, feed in self.evaluations.items():
-            model.share_buffers()
-            model.module.eval()
-            feed.load_state_dict({"consumed": 0})
-            means = evaluate(model, self.train_step.task, feed, self._stops)
-            if means is None:
-                return None
-            values |= {f"{prefix}/{name}": value for name, value in means.items()}
-        return values
-
-    def _stops(self) -> bool:
-        """Return whether the ranks agreed to stop; flags come a batch later, so no GPU waits."""
-        if self.stop.agreed:
-            return True
-        flags = on_device(self.stop.flags(), self.device)
-        self.stop.offer(over_ranks(flags, self.train_step.model.mesh))
-        return False
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

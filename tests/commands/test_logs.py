@@ -46,6 +46,20 @@ Traceback (most recent call last):
 ValueError: no x
 in two lines
 """
+NCCL = """\
+[rank1]: Traceback (most recent call last):
+[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, internal error
+[rank1]: ncclInternalError: Internal check failed.
+[rank1]: Last error:
+[rank1]: Cuda failure 1 'invalid argument'
+"""
+WATCHDOG = """\
+step 1
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG 0 (default_pg) Rank 12] Process group watchdog thread terminated with exception: \
+CUDA error: uncorrectable ECC error encountered
+CUDA kernel errors might be asynchronously reported at some other API call.
+"""
 KILLED = """\
 srun: error: node2: tasks 0-3: Exited with exit code 9
 slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***
@@ -86,6 +100,10 @@ def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
             1,
         ),
         ({1: CHAINED, 0: SHAPES}, "", "ValueError: no x", 1, 9),
+        # The last line of NCCL's error says what has happened, here and in whose connection.
+        ({1: NCCL, 0: SHAPES}, "", "Last error: Cuda failure 1 'invalid argument'", 1, 2),
+        ({1: NCCL.replace("Cuda failure", "Connection reset"), 3: SHAPES}, "", "mat1", 3, 4),
+        ({1: WATCHDOG, 0: RANK_DIED}, KILLED, "uncorrectable ECC error encountered", 1, 2),
         ({0: "step 1\nerror: data.path=x: gone\n"}, "", "error: data.path=x: gone", 0, 2),
         ({0: "", 1: ""}, "module: command not found\n", "module: command not found", None, 1),
         (
@@ -104,7 +122,8 @@ def test_the_error_is_found(
     assert fault is not None
     assert summary in fault.summary
     assert (fault.rank, fault.line) == (rank, line)
-    assert summary in fault.file.read_text().splitlines()[fault.line - 1]
+    begins = fault.file.read_text().splitlines()[fault.line - 1]
+    assert summary in begins or fault.summary.startswith(begins.removeprefix(f"[rank{rank}]: "))
 
 
 def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) -> None:

@@ -9,8 +9,7 @@ from hpctrain.data.samplers.groups import divide
 from hpctrain.data.samplers.subset import of_groups
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.job.building.chosen_samples import held_out
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.row_bytes import hash_rows
+from hpctrain.shards.ragged import Ragged, hash_rows
 
 
 def keys_of(sizes, seed=0):

@@ -4,12 +4,14 @@ import logging
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
+from hpctrain import cgroup
 from hpctrain.data.places.filesystem import job_memory, kind_of
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
@@ -225,7 +227,6 @@ def test_the_memory_of_the_job(tmp_path, monkeypatch):
         (groups / job / "step_0" / file).write_text("max\n")
         (groups / job / file).write_text(f"{2**30}\n")
         (tmp_path / "cgroup").write_text(f"3:cpuset:/other\n{line}\n")
-        monkeypatch.setattr(
-            "hpctrain.data.places.filesystem.CGROUPS", (tmp_path / "cgroup", groups)
-        )
+        found = partial(cgroup.folders, membership=tmp_path / "cgroup", root=groups)
+        monkeypatch.setattr("hpctrain.data.places.filesystem.cgroup.folders", found)
         assert job_memory({}) == 2**30

@@ -198,11 +198,11 @@ def read_saved() -> dict[str, Samples]:
 
 
 def of_table(found: Any) -> dict[str, Samples]:
-    columns = {name: found[name].to_pylist() for name in found.column_names}
-    return {
-        name: [value.encode() if isinstance(value, str) else np.array(value) for value in values]
-        for name, values in columns.items()
-    }
+    def plain(value: Any) -> Any:  # a flipped bit can make text into bytes
+        value = value.encode() if isinstance(value, str) else value
+        return value if isinstance(value, bytes) else np.array(value)
+
+    return {name: [*map(plain, found[name].to_pylist())] for name in found.column_names}
 
 
 # Samples

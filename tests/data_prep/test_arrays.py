@@ -14,8 +14,8 @@ import pytest
 
 from data_prep.formats.arrays.array_files import natural, parse_where
 from data_prep.options import Options
+from data_prep.source import BadRecords
 from data_prep.sources.arrays import arrays
-from data_prep.writing.piece import Problems
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
 from hpctrain.shards.index import Index
@@ -677,7 +677,7 @@ def test_files_of_a_piece_are_those_of_its_rows(here):
 def test_a_source_that_is_cut_off_while_it_is_read(here):
     np.save("long.npy", np.zeros((100, 100_000)))
     source = arrays([], ["x=long.npy"], Options(2**30))
-    blocks = source.read(source.pieces[0].what, Problems("stop"))
+    blocks = source.read(source.pieces[0].what, BadRecords("stop"))
     next(blocks)
     os.truncate("long.npy", 10_000_000)
     with pytest.raises(DataError, match=r"long\.npy was cut off while it was being read"):
@@ -686,7 +686,7 @@ def test_a_source_that_is_cut_off_while_it_is_read(here):
     source = arrays([], ["y=new.npy"], Options(2**30))
     np.save("new.npy", np.zeros(2))
     with pytest.raises(DataError, match=r"new\.npy was changed while it was being read"):
-        list(source.read(source.pieces[0].what, Problems("stop")))
+        list(source.read(source.pieces[0].what, BadRecords("stop")))
 
 
 @pytest.mark.parametrize(
@@ -732,7 +732,7 @@ def test_reading_goes_on_in_a_compressed_npz(here):
     order = [*range(len(source.pieces)), 0, 5, 3]
     for number in order:
         start, stop = source.pieces[number].what
-        (block,) = source.read((start, stop), Problems("stop"))
+        (block,) = source.read((start, stop), BadRecords("stop"))
         assert np.array_equal(block.values["x"], X[start:stop])
 
 

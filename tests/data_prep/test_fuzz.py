@@ -201,6 +201,18 @@ def fuzz(examples):
     return quiet(given(data=st.data())(test))
 
 
+def test_an_arrow_schema_that_says_it_is_something_else_is_not_read():
+    """Its type is another, so nothing has verified its offsets, of which one is out of the file."""
+    content = files("arrow")["x.arrow"]
+    with inside_a_folder():
+        check("arrow", damaged(content, [(37, 5), (131, 1)]))
+
+
+def test_an_arrow_column_whose_name_is_no_text_is_refused():
+    with inside_a_folder():
+        check("arrow stream", damaged(files("arrow stream")["x.arrow"], [(128, 5)]))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_damaged_file(name):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from data_prep.options import Options
+from data_prep.source import BadRecords
 from data_prep.sources.sample import stdlib
 from data_prep.writing.convert import convert
-from data_prep.writing.piece import Problems
 from data_prep.writing.split import parse_split
 from hpctrain.data.tokenizer import DatasetTokenizer
 from tests.data_prep import read_back
@@ -89,7 +89,7 @@ def test_files_that_are_no_text_are_left_out(tmp_path):
     (tmp_path / "pkg" / "tests" / "c.py").write_text("skipped")
     source = stdlib(Options(2**20), tmp_path)
     blocks = [
-        block for piece in source.pieces for block in source.read(piece.what, Problems("stop"))
+        block for piece in source.pieces for block in source.read(piece.what, BadRecords("stop"))
     ]
     found = [path.tobytes().decode() for block in blocks for path in block.values["path"]]
     assert found == ["a.py", "pkg/b.py"]

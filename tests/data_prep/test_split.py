@@ -10,7 +10,7 @@ from data_prep.writing.convert import convert
 from data_prep.writing.split import ByColumn, ByFile, Fractions, parse_split
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.row_bytes import hash_keys
+from hpctrain.shards.ragged import hash_keys
 from tests.data_prep.hand import Row, hand, options
 
 SPLITS = st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(

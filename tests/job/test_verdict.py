@@ -1,5 +1,6 @@
 """What the batch script does with a job whose ranks have ended with an error."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,20 @@ def test_a_job_in_which_a_rank_hangs_comes_back_as_long_as_it_makes_progress(
     assert "mem_gb" not in last(run)["error"]
 
 
+def test_a_job_whose_gpu_has_a_fault_comes_back_once(begin: Begin) -> None:
+    run = begin()
+    ecc = "CUDA error: uncorrectable ECC error encountered"
+    fail(run, RuntimeError(f"{ecc}\nCUDA kernel errors might be asynchronously reported"))
+    run.end_attempt("failed", error=f"RuntimeError: {ecc}")  # by rank 0
+    assert verdict(run, 1, JOB, 0) == "requeue"
+    said = f"GPU fault on {socket.gethostname()}: RuntimeError: {ecc}"
+    assert (run_json(run.path)["state"], last(run)["reason"]) == ("interrupted", said)
+    begin(restarts=1)  # it may also be the program: without progress, the second time is final
+    fail(run, RuntimeError(ecc), 1)
+    assert verdict(run, TERMINATED, JOB, 1) == ""
+    assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
+
+
 # What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.
 WATCHDOG = (
     "[rank1]:[E1124 02:00:00.1 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective "
@@ -173,6 +188,7 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
         (DistributedError("no process group (Connection was likely closed. Did it crash?)"), False),
         (DistributedError("port 4711 on node1 is taken"), True),
         (RuntimeError("[gloo/transport/tcp/pair.cc:144] Timed out waiting 1000ms"), True),
+        (RuntimeError("ncclSystemError: …\nLast error:\nCall to bind failed : in use"), True),
     ],
 )
 def test_an_error_that_follows_from_another_rank_is_no_cause(

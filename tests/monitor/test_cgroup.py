@@ -54,10 +54,13 @@ def test_version_1_and_a_quota(tmp_path: Path) -> None:
             f"cpuset/{at}/cpuset.cpus": "0,1\n",
             f"memory/{at}/memory.usage_in_bytes": "900\n",
             f"memory/{at}/memory.stat": "total_inactive_file 100\n",
-            f"memory/{at}/memory.limit_in_bytes": "4000\n",
+            f"memory/{at}/memory.limit_in_bytes": "9223372036854771712\n",  # none
+            "memory/slurm/memory.limit_in_bytes": "4000\n",
+            f"cpuacct/{at}/cpu.cfs_quota_us": "150000\n",
+            f"cpuacct/{at}/cpu.cfs_period_us": "100000\n",
         },
     )
-    assert found.use() == (1.5, 2.0, 800, 4_000)
+    assert found.use() == (1.5, 1.5, 800, 4_000)
 
 
 def test_a_job_of_a_similar_name_is_not_taken(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("group_of_one")
 class Simulated(Classification, Memory):
     """A task whose rows take memory on a simulated device with a limit; units are arbitrary."""
 
+    error: RuntimeError = torch.OutOfMemoryError("simulated")
+
     def __init__(self, size: float, per_row: float = 10.0, state: float = 50.0) -> None:
         super().__init__()
         self.limit, self.per_row, self.used, self.most = size, per_row, state, 0.0
@@ -35,7 +37,7 @@ class Simulated(Classification, Memory):
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         needed = self.used + self.per_row * len(batch["mask"])
         if needed > self.limit:
-            raise torch.OutOfMemoryError("simulated")
+            raise self.error
         self.most = max(self.most, needed)
         return super().__call__(model, batch)
 
@@ -115,8 +117,12 @@ def test_out_of_memory_lowers_it_and_repeats_the_step(caplog: pytest.LogCaptureF
     assert found == [16]
     assert "out of memory with micro-batches of 32 rows: now 16 rows, 2 per step" in caplog.text
     assert torch.allclose(weights(short), weights(plain), atol=1e-6)
-    task.used = 1000.0
-    with pytest.raises(torch.OutOfMemoryError):
+    task.used, task.error = 1000.0, RuntimeError("CUDA error: no kernel image is available")
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        short(batch(32), 1e-3)
+    assert found == [16], "another error is raised at once"
+    task.error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
         short(batch(32), 1e-3)
     assert found == [16, 8, 4, 2, 1], "the error is raised when no smaller size is left"
 

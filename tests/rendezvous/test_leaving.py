@@ -1,12 +1,15 @@
 """A rank that fails ends at once; a program that is more than a rank goes on."""
 
+import resource
 import subprocess
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed import group
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import leaving
@@ -41,6 +44,21 @@ def test_a_failed_rank_ends_at_once_with_the_code_of_its_error(error: str, code:
     assert (done.returncode, done.stdout, done.stderr) == (code, "said\n", "error: of mine\n")
 
 
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_a_rank_that_aborts_leaves_a_core_dump_only_if_asked(
+    debug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    monkeypatch.setenv("HPCTRAIN_DEBUG", debug)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+        leaving.write_no_core_dump()
+        limits = resource.getrlimit(resource.RLIMIT_CORE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
+    assert limits == (before[1] if debug else 0, before[1])
+
+
 def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving.os, "_exit", lambda code: pytest.fail("the notebook would end"))
     for _ in range(2):
@@ -56,4 +74,14 @@ def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.Monk
     ):
         pass
     assert not dist.is_initialized()
+
+    def fails(_: torch.device) -> None:  # as NCCL does; the last line of its error has the reason
+        raise dist.DistBackendError("NCCL error in: f:1, internal error\nLast error:\nno socket")
+
+    monkeypatch.setattr(group, "_connect", fails)
+    with (
+        pytest.raises(DistributedError, match=r"within .* \(.* Last error: no socket\)"),
+        process_group(ALONE, ParallelConfig(device="cpu")),
+    ):
+        pass
     leaving.exit_at_once_if_group_is_open(1)

@@ -16,6 +16,7 @@ from hpctrain import load_run, progress_bar
 from hpctrain.config.evaluation_job import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import chosen_checkpoint
 from hpctrain.tracking import recorded
 from hpctrain.trained import predictor, restored
 from hpctrain.trained.loaded import LoadedRun
@@ -94,6 +95,9 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     # A recorded result belongs to the run; the first one counts, though the checkpoint may be gone.
     assert loaded.record_evaluation() == expected
     before = recorded.read(run, 4)
+    with monkeypatch.context() as context:  # its digests were verified already
+        context.setattr(chosen_checkpoint, "damage", lambda _: pytest.fail("read again"))
+        assert loaded.evaluate(step=4) == means
     assert loaded.record_evaluation(4) == expected
     assert recorded.read(run, 4) == before
     found = loaded.metrics

@@ -32,8 +32,8 @@ from hpctrain.parallel.reducing.scalars import joined, on_device
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Task
+from hpctrain.training.evaluation import evaluate_all
 from hpctrain.training.step import Totals, TrainStep
-from hpctrain.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -176,22 +176,10 @@ def test_an_evaluation_waits_only_for_its_means(
         def load_state_dict(self, state: dict[str, int]) -> None:
             pass
 
-    unused = dict.fromkeys(
-        ("schedule", "loader", "checkpointer", "tracker", "display", "every", "meter"), None
-    )
-    counts: Any = {"max_steps": 1}
     feed: Any = Batches([batch] * 3)
-    trainer = Trainer(
-        train_step=step,
-        evaluations={"val": feed},
-        stop=step.stop,
-        device=META,
-        **counts,
-        **unused,
-    )
     monkeypatch.setattr(Totals, "means", lambda totals: {})
     with no_waits(pinned) as waits:
-        assert trainer._evaluate_all() == {}
+        assert evaluate_all(step, {"val": feed}, step.stop) == {}
     assert waits.copies == 3
 
 

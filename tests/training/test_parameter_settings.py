@@ -10,7 +10,7 @@ from torch import nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.parameter_rules import problems
-from hpctrain.config.schema import OptimizerConfig
+from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
@@ -175,8 +175,7 @@ def test_an_optimizer_gets_names_groups_or_parameters(tmp_path: Path) -> None:
     ]
     config = OptimizerConfig(lr=0.1, weight_decay=0.5, groups=rules)
     module = Net()
-    chosen = settings(module, config, [])
-    freeze(module, chosen)
+    chosen = freeze(module, config, [], LoRAConfig())
     model = alone(module)
     model.settings = chosen
     assert "stem.bias" not in model.names

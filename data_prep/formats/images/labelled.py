@@ -19,8 +19,7 @@ from data_prep.formats.files import Ignored, Inside, Part, scan
 from data_prep.formats.opening import open_parquet, parquet_rows, way
 from data_prep.formats.samples import Unusable
 from data_prep.show import console
-from data_prep.source import SourceFile
-from data_prep.writing.piece import Problems
+from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import FILE
@@ -92,7 +91,7 @@ class Labelled(Sequence[SourceFile]):
 def by_folder(
     root: Path,
     suffixes: frozenset[str],
-    problems: Problems,
+    problems: BadRecords,
     ignored: Ignored,
     fixed: Sequence[str] | None,
     *,
@@ -141,7 +140,7 @@ def by_folder(
 def by_list(
     path: Path,
     columns: Sequence[str],
-    problems: Problems,
+    problems: BadRecords,
     fixed: Sequence[str] | None,
     *,
     labels: bool,

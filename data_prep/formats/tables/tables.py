@@ -61,6 +61,7 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
     elif kind == "arrow":
         with _arrow(path) as reader:
             schema = nested.flat_schema(reader.schema)
+            len(schema.names)  # decodes them: a damaged name may be no UTF-8
     else:
         schema, first = first_rows(path, csv)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
@@ -161,7 +162,7 @@ def _arrow(path: str) -> Iterator[Any]:
                 if whole:
                     _check_first_schema(path, file, reader.schema)
                 yield reader
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
 
 
@@ -190,7 +191,9 @@ def _check_first_schema(path: str, file: Any, schema: Any) -> None:
     try:
         file.seek(8)  # _MAGIC is padded to 8 bytes
         first = pa.ipc.read_message(file)
-        same = bool(pa.ipc.read_schema(first).equals(schema))
+        # Arrow has verified the message for its type only, and would read another as a schema:
+        # its offsets may point out of the file, and the process would end.
+        same = first.type == "schema" and bool(pa.ipc.read_schema(first).equals(schema))
     except (pa.ArrowException, OSError, EOFError):
         same = False
     if not same:

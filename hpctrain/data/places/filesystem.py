@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from hpctrain import cgroup
+
 Kind = Literal["network", "memory", "disk"]
 
 # The type of the mount, as the kernel names it. FUSE on a cluster is nearly always a network file
@@ -18,7 +20,6 @@ _MEMORY = re.compile(r"tmpfs|ramfs")
 # File systems of the node itself that use FUSE.
 _LOCAL = re.compile(r"fuse\.(fuse-overlayfs|squashfuse\w*|lxcfs)")
 MOUNTS = Path("/proc/self/mountinfo")
-CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def kind_of(folder: Path, mounts: Path = MOUNTS) -> Kind:
@@ -46,30 +47,10 @@ def job_memory(environ: Mapping[str, str] = os.environ) -> int:
 
     It is the least of the machine's memory, the cgroup's limits and what was asked of Slurm.
     """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [machine, cgroup.memory_limit(cgroup.folders("memory"))]
     megabytes = int(environ.get("SLURM_MEM_PER_NODE") or 0)
     per_cpu, cpus = environ.get("SLURM_MEM_PER_CPU"), environ.get("SLURM_CPUS_ON_NODE")
     if not megabytes and per_cpu and cpus:
         megabytes = int(per_cpu) * int(cpus)
-    return min([*limits, megabytes * 2**20] if megabytes else limits)
-
-
-def _cgroup_limits() -> list[int]:
-    own, root = CGROUPS
-    limits = []
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            top, name = root / "memory", "memory.limit_in_bytes"
-        elif not controllers:
-            top, name = root, "memory.max"
-        else:
-            continue
-        group = Path(top, path.lstrip("/"))
-        for folder in (group, *group.parents):  # Slurm limits the job's group, above the task's
-            file = folder / name
-            if file.exists() and (text := file.read_text().strip()).isdigit():
-                limits.append(int(text))
-            if folder == top:
-                break
-    return limits
+    return int(min([*limits, megabytes * 2**20] if megabytes else limits))

@@ -37,9 +37,8 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.quantized import quantize, release
-from hpctrain.parallel.preparing.parameter_settings import freeze, settings
+from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
@@ -92,14 +91,11 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
 
     With `ema` it has the moving average of the parameters (`train.ema`).
     """
-    model: nn.Module = instantiate("model", config.model)
     lora = config.train.lora
+    model = with_adapters(instantiate("model", config.model), lora)
     if lora.patterns:
         check_base(config, checkpoint)
-        add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
-        chosen = settings(model, config.optimizer, config.parallel.blocks)
-        freeze_base(model, lora.also)
-        freeze(model, chosen)
+        freeze(model, config.optimizer, config.parallel.blocks, lora)
         if lora.quantize:
             release(model, torch.device("cpu"))
         _load_base(config, model)

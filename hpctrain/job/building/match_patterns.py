@@ -25,8 +25,7 @@ from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.lora import add_adapters
-from hpctrain.parallel.preparing.parameter_settings import check_trained, settings
+from hpctrain.parallel.preparing.parameter_settings import settings, with_adapters
 
 
 def answer(question: dict[str, Any]) -> dict[str, str]:
@@ -47,10 +46,8 @@ def answer(question: dict[str, Any]) -> dict[str, str]:
     if not names:
         return {"problem": "", "unknown": "it has no parameters before it is trained"}
     try:
-        if lora.patterns:
-            with torch.device("meta"):
-                add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
-            check_trained(model, lora.also)
+        with torch.device("meta"):
+            with_adapters(model, lora)
         settings(model, OptimizerConfig(**question["optimizer"]), question["blocks"])
         if question["start"]["from"] is not None:
             _compare(model, **question["start"])

@@ -12,7 +12,7 @@ of the parameters.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,9 +20,9 @@ from typing import Any
 from torch import nn
 
 from hpctrain.config.rules.parameter_rules import patterns
-from hpctrain.config.schema import OptimizerConfig
+from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import is_adapter
+from hpctrain.models.lora import add_adapters, freeze_base, is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.terminal import few
 
@@ -67,17 +67,29 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
     return found
 
 
-def check_trained(model: nn.Module, also: Sequence[str]) -> None:
-    """Refuse a pattern of `train.lora.also` that fits no parameter but those of adapters."""
-    named = model.named_parameters(remove_duplicate=False)
-    _check_patterns("train.lora.also", also, [name for name, _ in named if not is_adapter(name)])
+def with_adapters(model: nn.Module, lora: LoRAConfig) -> nn.Module:
+    """Give a whole model the adapters of `train.lora`, if there are any, and return it.
+
+    A pattern of `train.lora.also` that fits no other parameter is a ConfigError.
+    """
+    if lora.patterns:
+        add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+        every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        _check_patterns("train.lora.also", lora.also, [n for n in every if not is_adapter(n)])
+    return model
 
 
-def freeze(model: nn.Module, settings: Mapping[str, Setting]) -> None:
-    """Let no gradient be computed for the parameters that are frozen."""
+def freeze(
+    model: nn.Module, optimizer: OptimizerConfig, blocks: list[str], lora: LoRAConfig
+) -> dict[str, Setting]:
+    """Let no gradient be computed for what is frozen; return the setting of each parameter."""
+    chosen = settings(model, optimizer, blocks)
+    if lora.patterns:
+        freeze_base(model, lora.also)
     for name, parameter in model.named_parameters():
-        if name in settings and settings[name].freeze:
+        if name in chosen and chosen[name].freeze:
             parameter.requires_grad_(False)
+    return chosen
 
 
 def _setting(names: Sequence[str], rules: Sequence[dict[str, Any]], factor: float) -> Setting:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining.schedules import get_schedule_class
 
+from hpctrain.causes import is_out_of_memory
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
@@ -130,8 +131,9 @@ class PipelineModel(ParallelModel):
             with self._loss(), self._clock.step(train):
                 run(*arguments, target=target, return_outputs=False, **others)
         except RuntimeError as error:
-            if isinstance(error.__cause__, (ConfigError, torch.OutOfMemoryError)):
-                raise error.__cause__ from None  # without torch's text about the stage
+            cause = error.__cause__
+            if isinstance(cause, ConfigError) or (cause is not None and is_out_of_memory(cause)):
+                raise cause from None  # without torch's text about the stage
             raise
         finally:
             self._work = None

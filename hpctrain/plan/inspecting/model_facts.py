@@ -19,13 +19,13 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.dry_run import dry_run
-from hpctrain.models.lora import adapted, add_adapters, freeze_base
+from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.precision import float8_layers
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
-from hpctrain.parallel.preparing.parameter_settings import freeze, settings
+from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import check_layers
 from hpctrain.plan.inspecting.matrices import Matrix, Positions
 from hpctrain.shards.types import Batch
@@ -82,10 +82,7 @@ def build_of(
                 "a torch.nn.Module"
             )
         check_layers(model)
-        if lora.patterns:
-            add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
-            freeze_base(model, lora.also)
-        freeze(model, settings(model, optimizer, blocks))
+        freeze(with_adapters(model, lora), optimizer, blocks, lora)
         return model
 
     return build

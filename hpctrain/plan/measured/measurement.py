@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import run_record
+from hpctrain.causes import one_line
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
@@ -30,7 +31,6 @@ from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.failure import one_line
 from hpctrain.slurm import queue
 
 _POLL_S = (1.0, 5.0)  # seconds between two looks at the jobs: at first, and at most

@@ -1,7 +1,5 @@
 """Notes on a run, in the manner of jobstats: what was used badly, and the override to change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 A job that was requeued has one allocation for each time that it ran (`sacct --duplicates`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ monitor/ ── energy, use ─────────────┤
 sacct ── queue, allocations ─────────┘
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ perf/slowest_rank ── rank ── the attempt's hosts ── how often each h
 throttled_by_heat ── the part of the samples in which a GPU of the host was too hot
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

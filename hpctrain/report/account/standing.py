@@ -5,8 +5,6 @@ facts     command, overrides, model, data, code, hosts, MLflow, logs
 why       why an attempt ended
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator
@@ -15,13 +13,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.causes import one_line
 from hpctrain.console import shortened
 from hpctrain.disk import open_regular
 from hpctrain.job.summary import pages_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
 from hpctrain.runs.code import provenance
-from hpctrain.runs.state.failure import one_line
 from hpctrain.runs.state.state import duration, eta_s
 from hpctrain.secrets import mask
 

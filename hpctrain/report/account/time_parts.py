@@ -8,8 +8,6 @@ process is start-up, what comes after is shutdown. Steps that a later attempt ha
 lost, with all that was done for them. Seconds of which no record tells are `unknown`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

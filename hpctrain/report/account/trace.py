@@ -8,8 +8,6 @@ What is communication is told by where it runs, not by the names of kernels:
 An operator's time is its own, without that of the operators inside of it.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

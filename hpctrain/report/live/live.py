@@ -1,7 +1,5 @@
 """`python -m hpctrain top [RUN]`: the nodes and GPUs of a run, live in the terminal."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

@@ -6,8 +6,6 @@ n01     cores    ███████▌···   75%     ▅▆▇▇▆▇▇�
 gpu 0    █████████▊·   98%     ██████████     ████·    78%   412 W  61 °C
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -6,8 +6,6 @@
 Nothing but files of the run directory is read; no node and no scheduler is asked.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

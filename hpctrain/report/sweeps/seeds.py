@@ -6,8 +6,6 @@ r"""Seeds to a paper's table: mean, confidence interval and number of the runs o
 The interval is that of Student's t distribution for the mean: t(0.975, n-1) s / sqrt(n).
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

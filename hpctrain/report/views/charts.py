@@ -5,8 +5,6 @@ from elsewhere, and takes the colours of the page: they are variables of CSS, wh
 dark. A chart of a page is as wide as a phone, so its text is never scaled down.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

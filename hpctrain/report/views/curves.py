@@ -1,7 +1,5 @@
 """Curves as they are drawn: thinned to what is seen, and smoothed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

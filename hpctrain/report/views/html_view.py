@@ -4,8 +4,6 @@ It is legible in the light and in the dark, on a phone, and on paper. Texts of r
 a policy in the page forbids scripts and connections.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

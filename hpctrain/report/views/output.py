@@ -1,7 +1,5 @@
 """The files of charts: a PNG picture, or an HTML page that needs no other files."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

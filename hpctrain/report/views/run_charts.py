@@ -1,7 +1,5 @@
 """The charts of one run: its metrics with restarts marked, and what its nodes measured."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

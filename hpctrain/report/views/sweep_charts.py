@@ -1,7 +1,5 @@
 """The charts of several runs: parameters against the metric, bands of seeds, and scaling."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

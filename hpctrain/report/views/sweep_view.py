@@ -1,7 +1,5 @@
 """The report of a sweep on the terminal: the best runs, what mattered, and what has failed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType

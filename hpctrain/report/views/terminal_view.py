@@ -1,7 +1,5 @@
 """The report of one run on the terminal: bars as jobstats prints them, figures, and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType

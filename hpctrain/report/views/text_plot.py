@@ -1,7 +1,5 @@
 """A plot of text: each character has 2 x 4 dots of braille."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

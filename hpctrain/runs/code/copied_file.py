@@ -7,8 +7,6 @@ of modules, which takes a second, and writes the results into one folder of a sh
 Where Python has compiled a module before, that is taken along.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

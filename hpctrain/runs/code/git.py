@@ -1,7 +1,5 @@
 """The git repositories of the code: their files, commits and changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -9,8 +9,6 @@ Comments, docstrings and the layout of the lines do not change what is trained, 
 count.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

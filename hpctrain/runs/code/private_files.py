@@ -11,8 +11,6 @@ Every line stays a line. `git apply` takes the patch if nothing is masked in the
 for, which are those that were there before the change.
 """
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path

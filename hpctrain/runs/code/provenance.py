@@ -6,8 +6,6 @@ provenance/
     packages.txt     Python and the installed packages, in the format of `pip freeze`
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -11,8 +11,6 @@ run which failed by an error in the code can go on with better code, the code do
 said what has changed. A record has only what differs from those before, and null for what is gone.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -10,10 +10,7 @@ srun cannot replace the file: when one rank has failed, Slurm ends the others wi
 returns the highest code.
 """
 
-from __future__ import annotations
-
 import json
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -23,23 +20,12 @@ from pathlib import Path
 import psutil
 
 from hpctrain import record
+from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
 from hpctrain.secrets import mask
 
-# A collective that has timed out is no such error: then a rank hangs, and none has died
-# (`hpctrain.faults.late_ranks`).
-_OF_ANOTHER_RANK = re.compile(
-    r"Connection (was likely )?(closed|reset|refused)|Broken ?pipe"
-    r"|(remote|peer).* (closed|exited|disconnected)"
-    r"|gloo/transport(?!.*Timed out)|NCCL communicator was aborted|ncclRemoteError|ncclSystemError"
-    r"|ChildFailedError|KeyboardInterrupt|SystemExit|DistNetworkError"
-    r"|rank \d+ (is gone|has given no sign of life|failed: )",
-    re.IGNORECASE,
-)
-
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
-_LATE_RANK = re.compile(r"^LateRankError: |gloo/transport.*Timed out")
 
 
 class _Failure(record.Record, frozen=True):
@@ -47,11 +33,6 @@ class _Failure(record.Record, frozen=True):
     time: record.Time
     job_id: record.JobId
     restart_count: record.Count
-
-
-def is_of_another_rank(error: str) -> bool:
-    """Return whether an error only says that another rank has died."""
-    return _OF_ANOTHER_RANK.search(error) is not None
 
 
 def described(error: BaseException) -> str:
@@ -63,23 +44,9 @@ def described(error: BaseException) -> str:
     return mask(f"{name}{error}".replace("\0", "\\0"))  # no record has NUL in a text
 
 
-def is_of_late_rank(error: str) -> bool:
-    """Return whether an error says that a rank did not come to a collective operation.
-
-    It is a fault of a node or of the network, like a rank that was killed, and not an error of the
-    program. Another attempt may succeed.
-    """
-    return _LATE_RANK.search(error) is not None
-
-
 def is_of_other_holder(error: str) -> bool:
     """Return whether an error says that another process trains the run, which records its end."""
     return error.startswith("InUseError: ")
-
-
-def one_line(error: str) -> str:
-    """Return the text of an error in one line, without the code lines of a user's constructor."""
-    return " ".join(error.partition('\n  File "')[0].split())
 
 
 def path(run: Path) -> Path:
@@ -98,12 +65,15 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
     except BaseException as error:
         text = described(error)
         asked = isinstance(error, KeyboardInterrupt | SystemExit)
-        follows = not asked and is_of_another_rank(text)
+        cause, host = cause_of(text), socket.gethostname()
+        follows = not asked and cause is ANOTHER_RANK
+        if cause is GPU_FAULT:
+            text = f"GPU fault on {host}: {one_line(text)}"
         if run.is_dir() and not follows and read(run, job_id, restart_count) is None:
             content = {
                 "error": text,
                 "time": time.time(),
-                "host": socket.gethostname(),
+                "host": host,
                 "job_id": job_id,
                 "restart_count": restart_count,
             }

@@ -9,17 +9,15 @@ cause. So the error is, in this order:
 4. the last line of a log.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.causes import ANOTHER_RANK, cause_of
 from hpctrain.disk import open_regular
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.failure import is_of_another_rank
 from hpctrain.runs.state.log_files import batch_log, rank_logs
 
 _BEFORE, _AFTER = 25, 5  # lines shown around an error
@@ -31,6 +29,7 @@ _CRASH = re.compile(
     r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)"
     r"|rank: (line )?\d+: exec: "  # the shell that starts python has not found it
 )
+_MORE = re.compile(r"nccl\w+: |Last error:|  what\(\): ")
 _SLURM = re.compile(r"(srun|slurmstepd\S*|slurmd\S*): (error: )?(?P<message>.*)")
 _RESTART = re.compile(r".*DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)|.*Requeued")
 # The most informative first, those that only follow from another error last.
@@ -122,7 +121,7 @@ def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
     own: list[Fault] = []
     of_others: list[Fault] = []
     for index, summary in _ends(log.lines):
-        (of_others if is_of_another_rank(summary) else own).append(log.fault(index, summary))
+        (of_others if cause_of(summary) is ANOTHER_RANK else own).append(log.fault(index, summary))
     return own, of_others
 
 
@@ -135,9 +134,20 @@ def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
             inside = True
         elif inside and line and not line[0].isspace():
             inside = False
-            yield index, line
+            yield index, _whole(line, lines[index + 1 :])
         elif not inside and (_OWN.match(line) or _CRASH.match(line)):
-            yield index, line
+            yield index, _whole(line, lines[index + 1 :])
+
+
+def _whole(error: str, below: list[str]) -> str:
+    """Return an error with what NCCL and the C++ runtime say of it in the lines below."""
+    said = [error]
+    for line in below[:4]:
+        line = _PREFIX.sub("", line)
+        if said[-1] != "Last error:" and not _MORE.match(line):
+            break
+        said.append(line.strip())
+    return " ".join(said)
 
 
 def _slurm_messages(log: Log) -> Iterator[tuple[int, Fault]]:

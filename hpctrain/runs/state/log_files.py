@@ -7,8 +7,6 @@
 A job that Slurm restarts appends to its files.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

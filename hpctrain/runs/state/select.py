@@ -1,7 +1,5 @@
 """Find the runs that a command line names: by a directory, the start of a name, or a folder."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os

@@ -14,18 +14,16 @@
 run.json alone does not give the state: a process that is killed cannot update it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from hpctrain.causes import ANOTHER_RANK, cause_of, one_line
 from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.failure import is_of_another_rank, one_line
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -156,9 +154,8 @@ def _at_rest(run: Facts) -> State:
     if run.recorded_state == "failed":
         error = one_line(run.attempt.error)
         # Rank 0 writes run.json; its own error may only say that another rank has died.
-        return State(
-            "failed", f"another rank failed: {error}" if is_of_another_rank(error) else error
-        )
+        follows = cause_of(error) is ANOTHER_RANK
+        return State("failed", f"another rank failed: {error}" if follows else error)
     # A job of slurm/train.sbatch is not looked up with squeue: only sacct shows that it waits.
     if run.ended is not None and _word(run.ended.state) in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)

@@ -8,8 +8,6 @@ of the same cluster and processes of the same host, and it is lost if Slurm requ
 same moment. The file stays when Slurm restarts the job; only a new start by a user ends it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -12,8 +12,6 @@ The journal is read apart from the upload, so that a message is sent also while 
 which is killed in between sends it no second time; it is noted as open again if nobody took it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -29,7 +27,6 @@ from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
 from hpctrain.tracking.alerts.webhook import kind_of, send
 from hpctrain.tracking.journal import journal_path, read
-from hpctrain.tracking.journal_line import decode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.links import known_pages
 
@@ -83,7 +80,7 @@ class Alerts:
             wrong = [
                 f"{key} is {value}"
                 for key, value in body["metrics"].items()
-                if isinstance(value, str) and not math.isfinite(decode(value))
+                if isinstance(value, str) and not math.isfinite(float(value))
             ]
             if wrong:
                 self._tell("nan", ", ".join(wrong), when)

@@ -1,7 +1,5 @@
 """One message to a webhook, in the form of its service. This uses only the standard library."""
 
-from __future__ import annotations
-
 import html
 import http.client
 import json

@@ -8,8 +8,6 @@ behind one slider. The last part follows from key and step, so an attempt that r
 replaces the image.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

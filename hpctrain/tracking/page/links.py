@@ -7,8 +7,6 @@ MLflow's first table of the runs has no metric. A view that is shared is kept in
 experiment: ours has the main metrics as columns. Our addresses name it, and MLflow lists it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -5,8 +5,6 @@
 MLflow takes letters, digits, `_`, `-`, `.`, blanks, `:` and `/`, at most 250 characters.
 """
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 import re

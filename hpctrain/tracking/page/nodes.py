@@ -5,8 +5,6 @@ hpctrain.nodes_differ  driver: 570.1 on n01; 550.9 on n02
 hpctrain.idle          n01: gpu_0 below 5% for 30 minutes
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ The texts are made when the uploader comes to the record of the start or the end
 also for a run that was killed, and for one that `hpctrain sync` uploads.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ evaluation never changes, and MLflow ignores a point that it has already, also o
 See `hpctrain.monitor` and `hpctrain.tracking.recorded`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

@@ -4,12 +4,9 @@ It is learned in the order of the journal, and ahead of the upload: a record tha
 stands behind them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
-from hpctrain.tracking.journal_line import decode
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.mlrun import Point
 
@@ -71,7 +68,7 @@ class JournalFacts:
         step, now = record.body["step"], record.body["time"]
         first = self._first_time
         return [
-            Point(key, decode(value), first.get((key, step, value), now) if first else now, step)
+            Point(key, float(value), first.get((key, step, value), now) if first else now, step)
             for key, value in record.body["metrics"].items()
         ]
 

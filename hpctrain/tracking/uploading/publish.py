@@ -11,8 +11,6 @@ artifacts may be elsewhere, and not be there. What could not be sent is named in
 tried again later.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

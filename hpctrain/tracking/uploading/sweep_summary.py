@@ -7,8 +7,6 @@ No row can be lost when runs end at once, on one host or on many: each uploader 
 after it has written the table, so the last one that writes has seen all of them.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

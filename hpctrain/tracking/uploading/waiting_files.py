@@ -6,8 +6,6 @@
 A file that cannot be stored goes to the end of the list, so that it holds up no other.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ The new run has the weights, the optimizer, the random state and the position in
 next samples are those that its parent would have had.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

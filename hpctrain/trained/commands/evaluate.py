@@ -1,7 +1,5 @@
 """`python -m hpctrain evaluate RUN`: the metrics of a checkpoint, on any data and ranks."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -9,13 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
-from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import select
 from hpctrain.secrets import reference
 from hpctrain.step_names import step_of
@@ -53,9 +50,8 @@ def main(argv: list[str]) -> int:
                 "--record evaluates as the training would: without --split, --data and --ema"
             )
         return _record(options)
-    path, checkpoint = chosen(options)
-    ranks = RankInfo.from_env()
-    run = LoadedRun(path)
+    run, ranks = chosen_run(options), RankInfo.from_env()
+    checkpoint = run.checkpoint(options.step, best=options.best)
     own = run.config.data
     split = options.split or (own.val_split if options.data else own.evaluated)
     means = run.evaluate(
@@ -68,20 +64,15 @@ def main(argv: list[str]) -> int:
     if not ranks.is_main:
         return 0
     result = {
-        "run": path.name,
+        "run": run.path.name,
         "step": step_of(checkpoint),
         "split": split,
         "data": reference(options.data or run.config.data.path),
         "metrics": means,
     }
-    if options.json:
-        print(json.dumps(result), file=exact())
-    else:
-        print(f"{path.name}, step {result['step']}, split {split}:")
-        for name, value in means.items():
-            print(f"  {name:<20} {value:.6g}")
+    _show(result, f"split {split}", as_json=options.json)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    kept = path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
+    kept = run.path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
     try:
         write_atomically(kept, json.dumps(result, indent=1) + "\n")
     except OSError as error:
@@ -89,23 +80,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _show(result: dict[str, Any], what: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result), file=exact())
+        return
+    print(f"{result['run']}, step {result['step']}, {what}:")
+    for name, value in result["metrics"].items():
+        print(f"  {name:<20} {value:.6g}")
+
+
 def _record(options: argparse.Namespace) -> int:
     """Evaluate, record the result, and upload it."""
-    path = _chosen_run(options)
-    run, is_main = LoadedRun(path), RankInfo.from_env().is_main
-    step = options.step
+    run, is_main = chosen_run(options), RankInfo.from_env().is_main
+    path, step = run.path, options.step
     if step is None:  # so that all ranks, and the line below, mean the same
-        step = step_of(chosen_checkpoint(RunDir.open(path), best=options.best))
+        step = step_of(run.checkpoint(best=options.best))
     values = run.record_evaluation(step, overrides=options.overrides)
     if not is_main:
         return 0
-    if options.json:
-        facts = {"run": path.name, "step": step, "metrics": values}
-        print(json.dumps(facts), file=exact())
-    else:
-        print(f"{path.name}, step {step}, recorded:")
-        for name, value in values.items():
-            print(f"  {name:<20} {value:.6g}")
+    facts = {"run": path.name, "step": step, "metrics": values}
+    _show(facts, "recorded", as_json=options.json)
     tracking = run.config.tracking
     if tracking.enabled and tracking.upload:
         _upload(path)
@@ -137,16 +131,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the run directory and the checkpoint that a command line names."""
-    path = _chosen_run(options)
-    return path, chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
-
-
-def _chosen_run(options: argparse.Namespace) -> Path:
-    """Return the run directory that a command line names; `chosen` tells the errors."""
+def chosen_run(options: argparse.Namespace) -> LoadedRun:
+    """Return the run that a command line names."""
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
     path = select.one_run(options.dir, options.run, "this command")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    return path
+    return LoadedRun(path)

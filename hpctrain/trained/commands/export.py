@@ -1,7 +1,5 @@
 """`python -m hpctrain export RUN OUT`: the weights of a run, or with --csv its metrics."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os
@@ -12,11 +10,10 @@ from pathlib import Path
 from hpctrain.disk import sync, temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
-from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import add_choice, one_run
 from hpctrain.tracking import columns
 from hpctrain.tracking.journal import journal_path
+from hpctrain.trained.loaded import LoadedRun
 
 _COLUMNS = ("step", "key", "value")
 
@@ -71,13 +68,11 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
-    path = one_run(options.dir, options.run, "export")
-    checkpoint = chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
+    run = LoadedRun(one_run(options.dir, options.run, "export"))
+    checkpoint = run.checkpoint(options.step, best=options.best)
     # Imported late: torch takes seconds, and an error above needs none of it.
     from hpctrain.trained.exporting.exporter import Exporter
-    from hpctrain.trained.loaded import LoadedRun
 
-    run = LoadedRun(path)
     run.find_code()
     exporter = Exporter(
         run.config, checkpoint, merge=options.merge, dtype=options.dtype, ema=options.ema
@@ -108,7 +103,7 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(unfinished, ignore_errors=True)
     files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
     print(
-        f"{options.out}: {checkpoint.name} of {path.name}, {made.nbytes / 1e6:.1f} MB in "
+        f"{options.out}: {checkpoint.name} of {run.path.name}, {made.nbytes / 1e6:.1f} MB in "
         f"{files}, {made.kind}"
     )
     return 0

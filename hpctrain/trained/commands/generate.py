@@ -1,7 +1,5 @@
 """`python -m hpctrain generate RUN PROMPT`: let a trained language model continue a text."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """`python -m hpctrain predict RUN DATA OUT`: what a model says about each sample of a data set."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -9,8 +7,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
 from hpctrain.step_names import step_of
-from hpctrain.trained.commands.evaluate import add_choice, chosen
-from hpctrain.trained.loaded import LoadedRun
+from hpctrain.trained.commands.evaluate import add_choice, chosen_run
 
 
 def main(argv: list[str]) -> int:
@@ -37,16 +34,17 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     if options.shard_samples < 1:
         raise ConfigError(f"--shard-samples {options.shard_samples}: it is 1 or more")
-    path, checkpoint = chosen(options)
-    folder = LoadedRun(path).predict(
+    run = chosen_run(options)
+    step = step_of(run.checkpoint(options.step, best=options.best))
+    folder = run.predict(
         options.data,
         options.out,
         options.split,
-        step=step_of(checkpoint),
+        step=step,
         ema=options.ema,
         shard_samples=options.shard_samples,
         overrides=options.overrides,
     )
     if RankInfo.from_env().is_main:
-        print(f"{folder}: predictions of {path.name}, step {step_of(checkpoint)}")
+        print(f"{folder}: predictions of {run.path.name}, step {step}")
     return 0

@@ -5,8 +5,6 @@ checkpoint ── the tensors of one file ── adapters merged? ── layout 
 The model itself is only built on the meta device, so the memory is that of one file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,9 +30,10 @@ from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import check_base
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.lora import Adapted, add_adapters, is_adapter
+from hpctrain.models.lora import Adapted, is_adapter
 from hpctrain.models.quantized import rounded
 from hpctrain.models.ties import ties
+from hpctrain.parallel.preparing.parameter_settings import with_adapters
 from hpctrain.runs.weights_digest import verified
 from hpctrain.trained.exporting.layouts import Layout, Piece, layout_of
 from hpctrain.trained.exporting.peft_format import peft_format
@@ -72,10 +71,9 @@ class Exporter:
         lora = config.train.lora
         if merge and not lora.patterns:
             raise ConfigError("--merge: the run has no adapters (train.lora); leave it out")
-        self._model = _skeleton(config)
         if lora.patterns:
             check_base(config, checkpoint)
-            add_adapters(self._model, lora.patterns, lora.rank, lora.alpha)
+        self._model = with_adapters(_skeleton(config), lora)
         self._float = _DTYPES[dtype or config.precision.params]
         state = self._model.state_dict()
         self._own = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}

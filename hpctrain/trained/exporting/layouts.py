@@ -5,8 +5,6 @@ hpctrain.models.Transformer   those of Llama, or of GPT-2, whose weights are the
 any other model               its own names
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,6 @@ A parameter of a module that has adapters inside cannot be part of such a copy: 
 that of the base when the adapters are loaded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 model with weights ── inputs of two samples ── torch.export ── model.pt2, for any number of samples
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,0 +1,66 @@
+"""The control groups of a process, versions 1 and 2: their folders and limits.
+
+/proc/PID/cgroup ── job_12/step_0/user/task_3 ── its folder, then those above it, up to the mount
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def folders(kind: str, membership: Path = OWN, root: Path = ROOT) -> Iterator[Path]:
+    """Yield the folders for a kind of resource, such as "memory", the innermost first.
+
+    `membership` is the file /proc/PID/cgroup. In a container it may name groups of the host, of
+    which only the mount exists here.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in sorted(lines, reverse=True):  # those of version 1, then `0::` of version 2
+        number, kinds, path = line.split(":", 2)
+        if number != "0" and kind not in kinds.split(","):
+            continue
+        for name in ("unified", "") if number == "0" else (kind, kinds):
+            group = root / name / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_dir():
+                    yield folder
+                if folder == root / name:
+                    break
+
+
+def text(folder: Path, name: str) -> str:
+    """Return what a file of a group has; "" if there is none."""
+    try:
+        return (folder / name).read_text().strip()
+    except OSError:
+        return ""
+
+
+def memory_limit(groups: Iterable[Path]) -> float:
+    """Return the least limit of the groups in bytes; infinite without one.
+
+    Version 1 writes a number near 2**63 where there is none.
+    """
+    names = ("memory.max", "memory.limit_in_bytes")
+    found = [text(group, name) for group in groups for name in names]
+    return min((int(each) for each in found if each.isdigit()), default=math.inf)
+
+
+def cpu_quota(groups: Iterable[Path]) -> float:
+    """Return the least quota of the groups in cores; infinite without one."""
+    quotas = [math.inf]
+    for group in groups:
+        older = f"{text(group, 'cpu.cfs_quota_us')} {text(group, 'cpu.cfs_period_us')}"
+        with suppress(ValueError, ZeroDivisionError):
+            quota, period = map(float, (text(group, "cpu.max") or older).split())
+            if quota > 0:  # "max" is no number, and -1 means no limit
+                quotas.append(quota / period)
+    return min(quotas)

@@ -13,8 +13,6 @@ torch then explains with "unexpected exit of a remote peer". Other system errors
 unless NCCL's last error is of a connection.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

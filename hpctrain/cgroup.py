@@ -3,8 +3,6 @@
 /proc/PID/cgroup ── job_12/step_0/user/task_3 ── its folder, then those above it, up to the mount
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -5,8 +5,6 @@ A command is the first argument (`hpctrain env`). Without one, Hydra reads all t
 a login node waits for torch or mlflow.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import io

@@ -10,8 +10,6 @@ to the terminal, so that it can be copied. In a file or a pipe no line breaks, u
 COLUMNS gives it a width.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

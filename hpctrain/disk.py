@@ -1,7 +1,5 @@
 """Atomic changes on disk: readers see all of a change or nothing, also after a crash."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import itertools

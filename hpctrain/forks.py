@@ -11,8 +11,6 @@ pipes whose end tells the uploader and the sensors that the run is over. So it l
 A program that is started by `subprocess` inherits none of this.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@
 /dev/kfd (AMD)              ──┴── mismatch ─┴── `make`, which has no packages yet
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import suppress

@@ -8,8 +8,6 @@ A figure that a file leaves out is None: what would need it is left out, too, an
 This module does not import torch, so that a login node can use it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -7,8 +7,6 @@
 Where an order is needed all the same, an unknown metric counts as one of which more is better.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Container

@@ -24,8 +24,6 @@ job. Files of before have NaN and Infinity, which are no JSON: they are read whe
 stand, and are errors where `Finite` or a type made of it stands.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -10,8 +10,6 @@ that the environment does not have. It must not hide ordinary names such as `sk-
 `max_tokens` or `hf_transformers`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -13,8 +13,6 @@ which is not confidential; the address of a database without a password; a numbe
 output of your own `print` is not changed.
 """
 
-from __future__ import annotations
-
 import base64
 import fnmatch
 import functools

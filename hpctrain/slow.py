@@ -10,8 +10,6 @@
 "idle" what has nothing to do, and "late" a rank that has not come to a collective operation.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """What is kept of one step has a name such as `step-00000200`, so that names sort as steps do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

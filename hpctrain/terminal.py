@@ -11,8 +11,6 @@ which code is read (CVE-2021-42574). All of them are shown as Python writes them
 that belongs on one line also has its newlines and tabs escaped (`printable`).
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import re

@@ -7,8 +7,6 @@ written where a key wants text, also as the name of a key; anywhere else it is a
 line. A key that stands twice, a tag, and a file that grows without end are errors, too.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Beside them, each rank alone: forward and backward of a micro-batch, of which it
 ranks wait for each other in every step, so only this tells which of them are slow.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass

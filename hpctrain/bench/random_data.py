@@ -1,7 +1,5 @@
 """A data set of random samples, for `bench --sample-shape`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

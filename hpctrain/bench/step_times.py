@@ -4,8 +4,6 @@ steps   ─┬──────┬──────┬──────┬─
 marks    0      1      2      3      on a GPU: events, read when all steps are done
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -9,8 +9,6 @@ a flipped bit silently, so loading takes the newest checkpoint whose digests are
 back to an older one.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import time

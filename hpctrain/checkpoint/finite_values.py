@@ -1,7 +1,5 @@
 """Whether what a checkpoint holds of a model is finite."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

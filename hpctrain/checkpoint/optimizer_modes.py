@@ -8,8 +8,6 @@ by bit, because `train()` alone would leave rounding, and a run that is evaluate
 be another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -9,8 +9,6 @@ what such a step does not make. Here nothing is called: a state is saved as it i
 as it was saved, with the same dtypes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 

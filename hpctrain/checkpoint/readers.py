@@ -1,7 +1,5 @@
 """Who else reads the checkpoints of a run, and needs them for longer than the run itself."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 

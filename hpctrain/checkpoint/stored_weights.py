@@ -4,8 +4,6 @@ checkpoint of ours    the reader of DCP, which reads what a DTensor needs
 safetensors           the slices that a DTensor needs, without the rest of the file
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ DCP itself unpickles `.metadata` and objects as they come, and a pickle can call
 checkpoint may be somebody else's, and a digest only shows that it is as its writer left it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import pickle

@@ -6,8 +6,6 @@ tests/config/test_advice.py lets `plan` agree that each cure lowers what it says
 judge. An override that the checks of a config refuse is not advised.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

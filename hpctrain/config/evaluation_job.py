@@ -6,8 +6,6 @@ divided the model, the replicas are divided, too (ZeRO-3), so that a rank needs 
 its share.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import shutil

@@ -1,7 +1,5 @@
 """Turn the long errors of Hydra and OmegaConf into one short paragraph."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@
 validates whole sweeps with it.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import marshal

@@ -11,8 +11,6 @@ elsewhere is the same data. A config has hundreds of keys, so MLflow's table of 
 `chosen` ones; `config.yaml`, an artifact of the run, has all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@ keys warmup       the keys that have this word in their name or meaning
 keys --all        every key
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

@@ -5,8 +5,6 @@
 So commands and experiments that were written for that launcher keep working.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m hpctrain metrics [GROUP|NAME...]`: what a run measures, with units and meanings."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys

@@ -6,8 +6,6 @@
 Words in capitals stand for what differs from run to run: `val/NAME`, `system/NODE/gpu_N_...`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

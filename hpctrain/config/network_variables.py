@@ -1,7 +1,5 @@
 """The variables of NCCL, gloo and torch that config keys stand for."""
 
-from __future__ import annotations
-
 from hpctrain.config.schema import NetworkConfig, TrainConfig
 
 # torch reads one of these, so they are never set side by side.

@@ -3,8 +3,6 @@
 ranks ── degrees ── shares, combinations, divisions, samples, batch sizes ── problems
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hpctrain.config.rules import batch_sizes, data_sets

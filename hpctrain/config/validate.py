@@ -7,8 +7,6 @@ in `hpctrain.config.rules`, one file for each subject. With a wrong value, rules
 report confusing problems, so they come second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hpctrain.config import rank_counts

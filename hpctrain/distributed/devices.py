@@ -9,8 +9,6 @@ and takes the first one. A count of GPUs cannot tell these apart, but UUIDs can.
 and ranks without any formed a group, it would hang: they use different backends.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

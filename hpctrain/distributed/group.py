@@ -6,8 +6,6 @@
 A single process forms a group of one rank, so no later code needs to handle that case.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ nonces follows a key for this group: torch's object collectives then sign each m
 before it is unpickled (`signed_objects`). Tensors are not signed.
 """
 
-from __future__ import annotations
-
 import hmac
 import pickle
 import secrets

@@ -3,8 +3,6 @@
 torch's own object collectives unpickle what they receive, and a pickle can run any code.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a rank has of a tensor, and what dtypes are called."""
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.tensor import DTensor
 

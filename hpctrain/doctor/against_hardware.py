@@ -4,8 +4,6 @@ A large matrix product reaches some 70% of the peak, a copy 80% of the bandwidth
 of PCIe, and an all-reduce 80% of the links. Nothing is said of a GPU that no file describes.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence

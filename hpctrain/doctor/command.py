@@ -1,7 +1,5 @@
 """`python -m hpctrain doctor`: check the cluster from here, or its nodes by a job."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import socket

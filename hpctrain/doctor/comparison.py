@@ -1,7 +1,5 @@
 """Compare what the ranks of a job have seen; the result has the findings of each host."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The result of one check, and the verdict of several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal

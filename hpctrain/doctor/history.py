@@ -7,8 +7,6 @@ OUTPUT_DIR/doctor/history.jsonl
 Findings that have passed are left out.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

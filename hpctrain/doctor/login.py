@@ -1,7 +1,5 @@
 """All checks of a login node: versions, Slurm, storage, and the MLflow store."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ every rank          its GPU, its cores, its versions
 one rank of a node  limits, host names, interfaces, disks
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

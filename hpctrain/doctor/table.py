@@ -1,7 +1,5 @@
 """Findings and figures as tables for people, which fit 80 columns, and as JSON for programs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Nothing here stops a run. A formula whose figures are not known says nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise

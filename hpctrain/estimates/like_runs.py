@@ -3,8 +3,6 @@
 Only the newest runs of `output_dir` are looked at, and their names are read once for a sweep.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ It fits if a margin stays free: MARGIN of a GPU's memory, and HOST_GB_PER_GPU on
 it is tight, and may end out of memory. It does not fit if it needs more than there is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpctrain.config.advice import HOST_GB_PER_GPU

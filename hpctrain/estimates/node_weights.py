@@ -7,8 +7,6 @@ The sum of the weights must divide the batch. Larger numbers follow the speeds m
 make smaller micro-batches, so they are taken only where they save a tenth of the step.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

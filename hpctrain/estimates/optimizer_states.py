@@ -1,7 +1,5 @@
 """How many tensors of the size of the parameters an optimizer keeps."""
 
-from __future__ import annotations
-
 from hpctrain.config.schema import OptimizerConfig
 
 # The optimizers of torch with a fixed number of state tensors of the size of the parameters.

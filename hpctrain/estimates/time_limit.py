@@ -8,8 +8,6 @@ margin covers that this is not exact. So the first steps of train.batch_size_ram
 part of a whole step.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

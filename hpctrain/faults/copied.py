@@ -11,8 +11,6 @@ depend on how fast the device is, so all ranks read the numbers of the same step
 On the CPU the numbers of a step are there when it returns, and are read at once.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol

@@ -6,8 +6,6 @@ noted from the first line on. `hpctrain.faults.stop` takes them over, and the ru
 requeues and stops as soon as it can.
 """
 
-from __future__ import annotations
-
 import signal
 from types import FrameType
 

@@ -3,8 +3,6 @@
 Nobody knows how long that one may take, so `long_work` waits for it without an end.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

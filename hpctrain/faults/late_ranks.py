@@ -9,8 +9,6 @@ Python's lock. So a rank that sleeps, reads a file or waits for a lock still say
 rank that is stopped, or in C code that holds the lock, does not answer; the others name it.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import socket

@@ -4,8 +4,6 @@ Rank 0 has an `Attempt`, which holds the lock of the run directory, writes run.j
 metrics. The other ranks have a `NoAttempt`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

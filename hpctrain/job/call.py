@@ -1,7 +1,5 @@
 """`python -m hpctrain call FOLDER`: one rank of a function job calls its function."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -6,8 +6,6 @@
 torch reads the variables when it is imported, so this module does not import it.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import re

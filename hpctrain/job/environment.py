@@ -4,8 +4,6 @@ It is recorded with each attempt, so that a difference between two of them is se
 each node records the GPUs, the driver and the kernel of its own node.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

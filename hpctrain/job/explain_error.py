@@ -10,8 +10,6 @@ own, and fails, has a batch in some frame above it, too. Nothing is recorded whi
 all is found in the frames of the traceback.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import linecache

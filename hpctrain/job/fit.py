@@ -6,8 +6,6 @@ python -m hpctrain -m …         │            ├── train(config, run, ra
 sbatch slurm/train.sbatch …     ┘            ┘
 """
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import sys

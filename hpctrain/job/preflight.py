@@ -8,8 +8,6 @@ A job is requeued without the node while it finds other bad nodes, three times i
 failure that is not the fault of one node, such as a full file system, ends the run.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable

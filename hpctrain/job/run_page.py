@@ -1,7 +1,5 @@
 """What a run says of itself on its page in MLflow: tags, a description, plots and data sets."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The summary at the end of a run: a short table, and commands to look further."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -5,8 +5,6 @@ data set ── tokenizer ── prompt as tokens ──────────
 ↑──────────────────────────────────┘
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ its own is not requeued, since the error would come again.
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -4,8 +4,6 @@ OPEN ── set_states: it is finished, under way, given twice ── it stays a
 └── submitted (QUEUED), over the submit limit (NO_ROOM), frozen to run here (FROZEN) ── ENDED
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from enum import Enum

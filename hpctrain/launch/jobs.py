@@ -6,8 +6,6 @@ submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. 
 `hpctrain.slurm.queue`, and read results from the run directory.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs on Slurm and on this machine, with the logs of their ranks: those of runs and functions."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

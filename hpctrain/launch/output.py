@@ -1,7 +1,5 @@
 """The output of a sweep: a table with one row per run, progress bars, and single lines."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence

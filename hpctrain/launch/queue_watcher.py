@@ -1,7 +1,5 @@
 """What Slurm says about jobs of submitit's kind; theirs ask `sacct` for each job."""
 
-from __future__ import annotations
-
 import logging
 import time
 

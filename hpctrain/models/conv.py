@@ -1,7 +1,5 @@
 """A small residual convolutional network for images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ A pass that is made once more (activation checkpointing, a step that is repeated
 first one has left: `Buffers` keeps the values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

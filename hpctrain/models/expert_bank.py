@@ -3,8 +3,6 @@
 tokens ── permuted: sorted by expert ── Bank: each expert computes its rows ── permuted back
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

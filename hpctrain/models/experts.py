@@ -10,8 +10,6 @@ an auxiliary loss (Wang et al. 2024): a bias of each expert takes part in the ch
 weighted sum, and each step moves it up or down by a fixed rate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The Fourier neural operator: fields in, fields out, on grids of any size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 

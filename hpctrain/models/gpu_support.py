@@ -4,8 +4,6 @@ On AMD's GPUs torch derives a capability from the architecture, and it says noth
 and H100 all have 9.0.
 """
 
-from __future__ import annotations
-
 import torch
 
 # The least capability, and beginnings of architectures. Those of fp8 and flash are from the tests

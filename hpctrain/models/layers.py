@@ -1,7 +1,5 @@
 """The layers of a Transformer besides attention: linear layers, tables, MLPs and norms."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

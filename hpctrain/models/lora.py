@@ -7,8 +7,6 @@ The layer keeps its place and its parameters their names, so plans, checkpoints 
 model fit as before.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math

@@ -1,7 +1,5 @@
 """The base class of our models: they can be built on the meta device and initialised later."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

@@ -1,7 +1,5 @@
 """A plan: how a model may be divided over ranks, by the names of its modules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

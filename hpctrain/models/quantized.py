@@ -12,8 +12,6 @@ A packed weight has another shape than that of the file, so it is never saved: a
 adapters, and the base is read and quantized again, which gives the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 

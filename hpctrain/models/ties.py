@@ -1,7 +1,5 @@
 """Parameters that several modules of a model share, such as tied embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from torch import nn

@@ -16,8 +16,6 @@ transformers fit (the tests copy them):
 | `bias`, `tied` | False | True |
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

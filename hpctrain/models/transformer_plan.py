@@ -1,7 +1,5 @@
 """How a Transformer may be divided: tensor parallel, a pipeline, experts, and its sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import nn

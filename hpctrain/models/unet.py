@@ -1,7 +1,5 @@
 """A U-Net: fields in, fields of the same grid out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

@@ -4,8 +4,6 @@ The names of functions and keys are those of amdsmi 6.1 to 7.0. A value that a G
 "N/A", or the function raises an error. There was no AMD GPU to try this on.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ The group of the job counts what all its processes use, and has its limits. A ma
 would contain those of other jobs. Outside of a job the processes of the run are added up instead.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ doctor.checks.gpu_health  rows (check, reading, judgement)  ──┴── Libr
                                                                          └── Amd, by amdsmi
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The sensors of the job's own GPUs; those of other jobs are never read."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

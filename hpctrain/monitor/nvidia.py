@@ -4,8 +4,6 @@ Of a MIG instance only the memory is its own. Power, clocks and use are those of
 which other jobs share.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

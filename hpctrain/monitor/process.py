@@ -6,8 +6,6 @@ Rank 0 of each node starts it, and holds the other end of its standard input: th
 rank, however the rank ends. It imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import math

@@ -3,8 +3,6 @@
 MLflow shows the metrics `system/NODE/NAME` on the page "System metrics" of a run.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

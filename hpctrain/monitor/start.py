@@ -4,8 +4,6 @@ rank with local_rank 0 ── starts the process, and ends it by closing its sta
 every rank             ── writes the UUIDs of the GPUs that it has been given
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -12,8 +12,6 @@ Later positions see more keys. A rank has an early and a late chunk, so all rank
 number of pairs of a query and a key.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ The ranks of the innermost dimension communicate most, so they are neighbours, o
 that differ only in pp, cp or tp read the same samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

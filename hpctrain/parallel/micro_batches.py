@@ -7,8 +7,6 @@ memory of three steps and takes the largest size that fits. When a rank runs out
 the next smaller size is taken.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

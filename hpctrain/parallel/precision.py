@@ -3,8 +3,6 @@
 Reduced precision follows Micikevicius et al., "Mixed Precision Training" (2018).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Collection

@@ -8,8 +8,6 @@ The order matters: what is compiled contains the checkpointing, and what is shar
 model without a pipeline is one stage, and what does not apply to it is left out.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Sequence

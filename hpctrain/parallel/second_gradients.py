@@ -7,8 +7,6 @@ They work with data parallel (DDP and FSDP2), where `reducing.unused` keeps the 
 second pass. What torch cannot differentiate twice is refused here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -10,8 +10,6 @@ second of work takes M e^(R / M) (e^((t + d) / M) - 1) / t seconds, and t is bes
 those of Daly (2006, doi:10.1016/j.future.2004.11.016), for failures that come at random.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

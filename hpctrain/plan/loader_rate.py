@@ -4,8 +4,6 @@ index.json ── bytes of the files / samples ── x samples per second / nod
 hardware.storage_mb_per_s, or what `doctor` has measured ────────────────────┴── enough?
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 from typing import Any

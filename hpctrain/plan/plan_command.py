@@ -3,8 +3,6 @@
 It starts no job, except with `--measure`, and needs neither a GPU nor a process group.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -1,7 +1,5 @@
 """The answer as tables for a reader."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 

@@ -4,8 +4,6 @@ In a row of `scaling` the global batch stays the same (strong scaling), so each 
 it. Efficiency is the speed of a GPU as a part of that on the smallest number of nodes.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """The first sentences of an answer: what fits where, how long it takes, and at what cost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from hpctrain.estimates.memory_fit import MARGIN

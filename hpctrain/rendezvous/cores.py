@@ -8,8 +8,6 @@ torch starts one thread per core of the machine in every process. The threads of
 one machine then wait for each other, and all ranks become several times slower.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

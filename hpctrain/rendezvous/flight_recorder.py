@@ -8,8 +8,6 @@ With NCCL the main thread of a rank gets no exception: the watchdog, a thread of
 process. The file has the last collective operations of the rank, with their stacks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import MutableMapping

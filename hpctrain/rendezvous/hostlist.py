@@ -1,7 +1,5 @@
 """Expand the short forms of node names and task counts that Slurm uses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -11,8 +11,6 @@ open, and the process ends without the teardown of Python and torch, which may w
 This module does not import torch, because the command line imports it.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

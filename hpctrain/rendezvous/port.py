@@ -1,7 +1,5 @@
 """The port on which rank 0 listens."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import socket

@@ -1,7 +1,5 @@
 """Show this process's place in a job: `python -m hpctrain env`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

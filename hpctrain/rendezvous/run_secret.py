@@ -7,8 +7,6 @@ ports of a job, and its number, from which the port follows, is public. Whoever 
 rank; nobody else is (see `hpctrain.distributed.members`).
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import os

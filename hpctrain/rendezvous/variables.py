@@ -6,8 +6,6 @@ Every way to start a rank ends in a process that has read the config and not yet
 There `export` is called, so it does not matter how the environment of the ranks came about.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, MutableMapping
 

@@ -11,8 +11,6 @@ while srun runs: the job must be requeued while it runs and before the grace tim
 names the hosts that the job shall avoid, if it leaves a node that did not pass a check.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

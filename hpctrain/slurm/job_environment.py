@@ -6,8 +6,6 @@ days (`SLURM_CPU_BIND`), a fatal error because both `SLURM_MEM_PER_CPU` and `SLU
 set, and the GPU mask of another node.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, MutableMapping

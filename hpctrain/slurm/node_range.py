@@ -6,8 +6,6 @@ The scheduler knows no gaps in a range. So the ranks start on the largest number
 and the other nodes of the job stay idle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hpctrain.config.schema import LaunchConfig, SiteConfig

@@ -1,7 +1,5 @@
 """What a partition allows a job: its time, and to come back after a preemption."""
 
-from __future__ import annotations
-
 import functools
 import re
 from contextlib import suppress

@@ -5,8 +5,6 @@ The path is known before `sbatch` answers, so a job is found even if its submiss
 And a reinstalled cluster can use the same job ids again, but the paths are different.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Put the running job back into Slurm's queue, so that the run goes on later."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Submit jobs to Slurm, and ask it for expected start times, limits and partitions."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import re

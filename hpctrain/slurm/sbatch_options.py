@@ -1,7 +1,5 @@
 """The config sections `launch` and `site` as options of sbatch, in the form this cluster needs."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -5,8 +5,6 @@ Each array task finds its run directory in the list beside the script, by its nu
     array-0/job.sh   array-0/tasks: /home/me/runs/digits-3fa92c1b, /home/me/runs/digits-…
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Classification: one class of each sample, or of each pixel of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ prediction   w0 + model(w0) ...
 targets         w1 w2 w3
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ in later batches on a GPU                         the loss is NaN, which the hos
 for, and hpctrain.faults.health finds
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Language modelling: predict the next token."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -8,8 +8,6 @@ Each metric says itself how its states are merged (`dist_reduce_fx`), and
 anew, so no state has to be saved.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

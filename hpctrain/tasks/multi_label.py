@@ -1,7 +1,5 @@
 """Multi-label classification: any number of labels of each sample."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model has returned, as a task reads it: the tensor, or an error that describes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

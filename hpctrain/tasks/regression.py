@@ -1,7 +1,5 @@
 """Regression on tables and fields: numbers for each sample, or for each point of a grid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

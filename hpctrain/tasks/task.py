@@ -8,8 +8,6 @@ padded last batch give the same numbers as one process. The gradient is that of 
       └───────────────────────────────────┴── sums        (a SplitTask)
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path

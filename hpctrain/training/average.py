@@ -7,8 +7,6 @@ Polyak & Juditsky 1992 average the iterates; the exponential form is that of Tar
 and buffers, such as the statistics of a batch norm, are those of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@
 The variables that CUDA reads at its start are those of `hpctrain.config.network_variables`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

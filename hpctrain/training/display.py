@@ -6,8 +6,6 @@ The main metric (the config key `metric`) comes first, and what does not fit is 
 end.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -1,7 +1,5 @@
 """Evaluations of a model: on one split, and on all splits of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher

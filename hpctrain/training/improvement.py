@@ -3,8 +3,6 @@
 Every rank has the same metrics, as they are means over all ranks, so all of them decide alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 say ── the log, once ── the journal (a page, an alert) ── run.json (`status`, `top`, `report`)
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

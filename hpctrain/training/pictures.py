@@ -4,8 +4,6 @@ hooks:
   - {_target_: hpctrain.training.pictures.Pictures}
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -4,8 +4,6 @@ A thread writes the file every few seconds, so that a slow file system never del
 step itself only stores a number.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -6,8 +6,6 @@ scheduler.warmup_* ── warmup_steps ┴── Schedule(step)
 Resuming needs no state of it, but for kind=plateau, which follows a metric.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ micro-batches ── task ── sums and counts ──┬── backward (hpctr
 gradient x global batch size / global count ── clip ── finite? ── optimizer
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

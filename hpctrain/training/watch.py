@@ -8,8 +8,6 @@ All ranks see the same numbers, and decide alike. Nothing is said that a healthy
 chance, for a wrong note does more harm than a missing one.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from bisect import bisect_left, bisect_right

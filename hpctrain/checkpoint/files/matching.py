@@ -7,8 +7,6 @@ In a pattern `*` stands for any text, dots included. The `*` of `to` stand for w
 have found: {match: 'transformer.*', to: '*'} removes a prefix.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

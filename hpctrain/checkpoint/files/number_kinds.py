@@ -9,8 +9,6 @@ zero point or a table, which stands beside it under another name. This module do
 a login node looks at weights before a job is queued.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

@@ -10,8 +10,6 @@ the shape and the place of each tensor. This module does not import torch: a log
 weights before a job is queued.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

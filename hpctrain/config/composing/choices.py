@@ -1,7 +1,5 @@
 """The lists in `--help`: the choices in `conf/` and the sections of the schema, without Hydra."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpctrain.config.schema import all_members

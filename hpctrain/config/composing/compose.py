@@ -1,7 +1,5 @@
 """Compose the config of one command line, by Hydra. `compose_sweep` composes those of a sweep."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

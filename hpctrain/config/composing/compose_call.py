@@ -5,8 +5,6 @@
 So it works in a program or a notebook that uses Hydra itself.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ it for the defaults list and its files. These depend only on the choices (`model
 once. Then Hydra's own function writes the values into it, in the order of the command line.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

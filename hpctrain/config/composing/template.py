@@ -7,8 +7,6 @@ A plain value is a number, a truth value or a text without `${`, for a key that 
 cannot change which keys there are. The interpolations of other keys are resolved anew for each run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, TypeVar

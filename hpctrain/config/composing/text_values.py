@@ -5,8 +5,6 @@ and its sweeper writes them in its own way (True, 1000.0). Here such a value is 
 gets what was typed, with and without `-m`, as from a file (`hpctrain.yaml_file`).
 """
 
-from __future__ import annotations
-
 import re
 
 from hpctrain import yaml_file

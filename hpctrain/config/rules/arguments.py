@@ -8,8 +8,6 @@ Where the source does not show the signature (decorators, metaclasses, compiled 
 checked. Only builtin types are compared, since Python itself does not check annotations.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

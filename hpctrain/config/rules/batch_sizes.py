@@ -8,8 +8,6 @@ With parallel.weights a rank makes as many micro-batches as it has shares, times
     weights [2, 1], 2 nodes x 2 ranks, 6 shares ── rank 0: 0 1, rank 1: 2 3, rank 2: 4, rank 3: 5
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What torch cannot do is refused here, before a job is submitted: some of it fail
 it would train wrongly without an error. This module does not import torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpctrain.config.rules import division

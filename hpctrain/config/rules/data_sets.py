@@ -1,7 +1,5 @@
 """What must hold in `data`: its mixture, what is evaluated, folds, groups, and how it is read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Of hpctrain's own Transformer the config says these numbers, so they are checked
 queued. Of other models they are known when the model is built.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """What must hold in the keys that describe a job: resources, monitor, store, secrets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ model, task ── and the objects among their arguments       optimizer, schedu
 data.transforms, data.batch_transforms, data.val_..., hooks, tracking.also ── one by one
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

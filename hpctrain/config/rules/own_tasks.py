@@ -3,8 +3,6 @@
 This module does not import torch. tests/tasks compares it with what the tasks return.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each of `optimizer.groups` must look like, before there is a model with names to match."""
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 This module does not import torch, because the login node checks a config before it submits a job.
 """
 
-from __future__ import annotations
-
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 

@@ -1,7 +1,5 @@
 """What must hold for the weights that a run starts from, as far as the config alone shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpctrain.config.schema import CheckpointConfig, ParallelConfig, PrecisionConfig, TrainConfig

@@ -7,8 +7,6 @@ these declarations. Rules between several keys are functions in hpctrain/config/
 hpctrain/config/rules.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The keys of `launch`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The keys of `train.lora`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The keys of `monitor`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpctrain.config.schema.key import key

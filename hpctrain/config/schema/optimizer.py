@@ -1,7 +1,5 @@
 """The keys of `optimizer` and `scheduler`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

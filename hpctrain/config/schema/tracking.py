@@ -1,7 +1,5 @@
 """The keys of `tracking`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

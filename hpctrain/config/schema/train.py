@@ -1,7 +1,5 @@
 """The keys of `train`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@
 Reference: https://huggingface.co/docs/accelerate/package_reference/cli
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

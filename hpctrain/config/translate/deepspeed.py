@@ -7,8 +7,6 @@
 Reference: https://www.deepspeed.ai/docs/config-json
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

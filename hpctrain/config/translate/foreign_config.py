@@ -10,8 +10,6 @@ holds for `false`, too. What no table has is left as well: releases add keys, an
 own beside them.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping

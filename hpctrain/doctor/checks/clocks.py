@@ -1,7 +1,5 @@
 """The clocks of hosts against each other and against a file server."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from hpctrain.doctor.finding import Finding, judged

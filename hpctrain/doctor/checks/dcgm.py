@@ -5,8 +5,6 @@ the GPUs. It looks at all GPUs of the node, also at those of other jobs, so what
 warning: a fault of the job's own GPUs is found by NVML.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """File systems: free space, inodes, file locks, speed, and the clock of the file server."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -6,8 +6,6 @@
 What a GPU does not tell is said to be unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

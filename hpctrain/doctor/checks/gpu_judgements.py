@@ -3,8 +3,6 @@
 `hpctrain.monitor.gpu_library` describes the readings.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -8,8 +8,6 @@ The counters run since the driver was loaded, so their height says little. Error
 the links are measured say that a cable or a port is bad.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections import Counter

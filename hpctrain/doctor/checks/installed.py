@@ -1,7 +1,5 @@
 """What is installed: Python, torch and its libraries, packages, and the code itself."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Names, addresses, network interfaces, and the port of rank 0."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

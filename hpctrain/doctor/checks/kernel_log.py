@@ -5,8 +5,6 @@ programs; those here are faults of a GPU or of its links
 (https://docs.nvidia.com/deploy/xid-errors/).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Limits of the operating system: cores, locked memory, open files, and shared memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator

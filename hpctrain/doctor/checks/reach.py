@@ -7,8 +7,6 @@
 A connection needs no Python of the other node: its kernel answers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

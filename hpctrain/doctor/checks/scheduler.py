@@ -1,7 +1,5 @@
 """Checks of Slurm from a login node: does it answer, and would it run the jobs of this config?"""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ bus bandwidth       = algorithm bandwidth x 2(n - 1)/n   the speed of the links,
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

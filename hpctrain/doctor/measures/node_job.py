@@ -3,8 +3,6 @@
 `probe` needs no other rank, so that its findings are there even if the ranks cannot meet.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ In each round every node has another partner, as in a tournament: with n nodes, 
 after n - 1 rounds. `hpctrain.doctor.comparison.links` judges the result.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from itertools import islice

@@ -5,8 +5,6 @@ kinds of figures: what all its threads reach by the clock, and what one core doe
 time (`core_...`). Only the latter tells a slow node from a busy one, and is compared.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Builds the trainer from the frozen config: objects are made here, the loop only uses them."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 from dataclasses import asdict

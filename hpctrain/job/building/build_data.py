@@ -5,8 +5,6 @@ mixture: NAME ── …                                                 ├─�
 shuffle, subset, fold, balance, weights, buckets … ── sampler ─────┘
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,6 @@ The checkpoints of a run with adapters (LoRA) hold these only; the other weights
 `checkpoint.init_from`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Builds the optimizer of the config for the parameters that this rank has."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Mapping, Sequence

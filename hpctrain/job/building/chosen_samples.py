@@ -4,8 +4,6 @@ training split ─┬─ the fold that `data.fold` names ── evaluation
                 └─ the rest ── those of them in `data.subset` ── training
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

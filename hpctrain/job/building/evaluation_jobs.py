@@ -8,8 +8,6 @@ The training never waits for a job. A checkpoint is kept until its result is the
 could not submit, because it was killed, the next one does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import threading

@@ -5,8 +5,6 @@ data.transforms ── judged by the first samples (`hpctrain.data.randomness`) 
                                                                             └─ ConfigError
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ checkpointing computes twice count once, so the number is the same for every str
 follows from it is MFU and not HFU.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """Make the objects that a `_target_` of the config names."""
 
-from __future__ import annotations
-
 import functools
 import os
 import traceback

@@ -7,8 +7,6 @@ The model is built on torch's meta device, so it needs no memory. What the const
 to standard error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Rank 0 alone writes what they find into run.json (`recorder`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -7,8 +7,6 @@ a training   an evaluation   a benchmark   an export of a graph
                        └── task ── model on its ranks
 """
 
-from __future__ import annotations
-
 from functools import cached_property, partial
 
 import torch

@@ -3,8 +3,6 @@
 Notes stop nothing; a cluster that would not run the jobs does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Say which values of runs under way differ from what was typed now: a queued job keeps its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The code that the runs of a sweep run from: their copies of it, and what has changed in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

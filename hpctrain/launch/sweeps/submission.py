@@ -5,8 +5,6 @@ read run.json, ask the queue ── set_states ── archive, copy the code ─
 └── if Slurm refuses: what was not queued is as it was before
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Sequence

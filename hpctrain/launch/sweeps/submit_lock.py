@@ -1,7 +1,5 @@
 """The submit lock: one submission at a time into an output folder, for all users and hosts."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time

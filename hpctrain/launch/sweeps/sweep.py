@@ -5,8 +5,6 @@ add() each run ── check all ── Submission: skip what is finished or unde
 └── if any is wrong: nothing is written or queued
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

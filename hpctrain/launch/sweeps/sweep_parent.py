@@ -7,8 +7,6 @@ MLflow shows a run under one parent only. A run keeps its first one: a later swe
 does not take it away from the earlier sweep.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import uuid

@@ -7,8 +7,6 @@
 A command without such keys does not wait for this, and neither do runs that are there already.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Wait for the jobs of a sweep; submit the runs that were over the submit limit."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The plan by which a model is divided: from the config, the model, or Hugging Face's config."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

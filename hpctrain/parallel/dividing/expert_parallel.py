@@ -7,8 +7,6 @@ The ranks of a group are data-parallel ranks (GShard, Lepikhin et al. 2021), so 
 tokens. The gradient of an expert is the sum over the group before anything is reduced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -8,8 +8,6 @@ The styles are those of torch (`torch.distributed.tensor.parallel`), which follo
 (Shoeybi et al. 2019; Korthikanti et al. 2022).
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any

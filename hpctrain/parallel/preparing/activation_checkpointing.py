@@ -3,8 +3,6 @@
 The forward function of a block is replaced, not the block, so that all parameters keep their names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

@@ -12,8 +12,6 @@ Several micro-batches cannot have the statistics of their whole batch: a layer w
 outputs of the layer before for all of them, which is the memory that micro-batches save.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Iterator

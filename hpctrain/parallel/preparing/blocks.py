@@ -3,8 +3,6 @@
 Sharding gathers, activation checkpointing recomputes and torch.compile translates block by block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

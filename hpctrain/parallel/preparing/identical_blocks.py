@@ -8,8 +8,6 @@ A block that is left out is replaced by one that returns its first argument, so 
 blocks that keep the shape of what they get. All other models are measured as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -15,8 +15,6 @@ Any other model is built as usual: on every rank, or when it is sharded on rank 
 each rank its part.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

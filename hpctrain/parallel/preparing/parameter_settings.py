@@ -9,8 +9,6 @@ layout, and a pattern that matches nothing is an error although a stage of a pip
 of the parameters.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

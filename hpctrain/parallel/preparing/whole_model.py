@@ -4,8 +4,6 @@ whole model in evaluation mode (transformers' from_pretrained)     all of it is 
 a part in evaluation mode (a frozen encoder)                       it stays so, and is named
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ backward passes ── loads of this rank ── sum over all ranks ──┬─
 (the reduction of the step's sums)                            └── expert_load_max, expert_dropped
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 

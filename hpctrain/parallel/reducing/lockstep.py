@@ -18,8 +18,6 @@ they need none (the blocks before it are frozen, or this rank has skipped them),
 here, at the same place in the order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn

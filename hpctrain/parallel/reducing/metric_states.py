@@ -10,8 +10,6 @@ gathers over all ranks. That would count the samples of ranks that divide a laye
 and it would wait for ever for a rank without samples. So the states are gathered here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

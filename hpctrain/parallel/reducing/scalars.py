@@ -8,8 +8,6 @@ pinned memory. `torch.tensor(floats, device="cuda")` and `new_tensor` would let 
 the GPU has done everything that was queued before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

@@ -10,8 +10,6 @@ is known from the reduction of the step's sums: their gradient is None again, fo
 changes a parameter whose gradient is zero (by weight decay, for example).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -10,8 +10,6 @@ that checkpoints, norms and initialisation are the same for all. Stages 1 and 2 
 divided parameters beside the gathered ones.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

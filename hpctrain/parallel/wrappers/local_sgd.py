@@ -12,8 +12,6 @@ Stich, "Local SGD Converges Fast and Communicates Little" (2019); with start_ste
 al., "DiLoCo" (2023). The optimizer state of each replica stays its own.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import torch

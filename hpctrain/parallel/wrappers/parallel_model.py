@@ -7,8 +7,6 @@ The class here is for a model that one rank holds alone. `ddp`, `local_sgd` and 
 others, which change how gradients are reduced.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """A stage of torch's pipelines, as this pipeline has it, and the clock of its computations."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

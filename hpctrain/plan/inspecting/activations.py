@@ -7,8 +7,6 @@ tensors on the CPU it takes the flash kernel, which keeps what the one of a GPU 
 their converted copies and their gradients are left out: `hpctrain.plan.memory` has them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The bytes that live in a step of training: tensors that operations return, beside parameters."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is known of a model without memory: its parameters, its FLOPs and its layers."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import traceback

@@ -4,8 +4,6 @@ data.path/index.json ──┐
 --sample-shape 8193 ───┴── a batch on the meta device
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measured beside predicted, best first: as a table, and for `--json`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

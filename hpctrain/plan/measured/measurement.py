@@ -6,8 +6,6 @@ best layouts ── short_run ── Sweep: one array for each number of nodes �
 A layout that fails in its job has the cause in place of its times.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ It makes no evaluation and no checkpoint, tells nobody, and its metrics stay in 
 learning rate that rises over all steps keeps the numbers finite, and takes no time.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Only runs of sources that have set no constant count. tests/plan makes the numbers.
 """
 
-from __future__ import annotations
-
 from hpctrain.config.schema import Config
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout

@@ -7,8 +7,6 @@ a, b and c hold for other sizes, batches and numbers of ranks of the same model.
 number for a and b; several runs of different sizes give both (least squares of relative errors).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

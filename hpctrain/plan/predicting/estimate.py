@@ -1,7 +1,5 @@
 """What is predicted of one layout, as one line of the answer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

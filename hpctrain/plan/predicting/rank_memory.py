@@ -6,8 +6,6 @@ With a pipeline, the first stage keeps the activations of most micro-batches, an
 the logits: both are computed, and the larger counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -17,8 +17,6 @@ harmonic mean of its three sizes. The constants are calibrated on a part of the 
 docs/published.md; the others judge.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

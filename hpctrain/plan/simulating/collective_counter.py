@@ -3,8 +3,6 @@
 all-gather, reduce-scatter, all-reduce, all-to-all, broadcast, send ── calls and bytes
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

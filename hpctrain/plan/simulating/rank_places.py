@@ -3,8 +3,6 @@
 rank = (((pp x dp_replicate + r) x dp_shard + s) x cp + c) x tp + t        as hpctrain.parallel.mesh
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpctrain.config.rules.degrees import Degrees

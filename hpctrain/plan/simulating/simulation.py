@@ -5,8 +5,6 @@ step      ── collectives by kind and dimension of the mesh (fake tensors)
 picture() ── which rank is where
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import time

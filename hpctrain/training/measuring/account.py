@@ -6,8 +6,6 @@
 The parts add up to the whole time, because one clock goes from part to part.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -7,8 +7,6 @@ A thread that waits for other ranks has a frame of torch inside of the user's. A
 holds Python's lock lets nobody look; then the look comes late by as much as it has taken.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import sysconfig

@@ -6,8 +6,6 @@ The clocks of ranks differ, so only that of rank 0 counts. As for a stop request
 after the step on the CPU, and after the next one on a GPU (`hpctrain.faults.copied`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 

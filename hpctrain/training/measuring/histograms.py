@@ -9,8 +9,6 @@ into the same bin in every layout, and one reduction adds the counts of all para
 of the model is counted once, however the ranks divide or repeat it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

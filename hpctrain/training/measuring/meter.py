@@ -9,8 +9,6 @@ far from the core when the step before has used all of the cache. What costs mor
 reports, where the host waits for the device anyway.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping

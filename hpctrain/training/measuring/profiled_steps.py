@@ -3,8 +3,6 @@
 The trace is `profile/steps-10-15.rank0.json.gz` in the run directory. Perfetto and Chrome show it.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -4,8 +4,6 @@ every 5th step or so   the largest part of each parameter's gradient ── on t
 log step               the maximum over these steps and over all ranks ── layers of zeros
 """
 
-from __future__ import annotations
-
 import torch
 
 from hpctrain.distributed.tensors import local

@@ -11,8 +11,6 @@ the time of waiting for a core, as Linux counts them; where it is blocked in the
 only the waiting for data and the time in the user's code are compared.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

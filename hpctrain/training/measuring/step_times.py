@@ -6,8 +6,6 @@ On a GPU the host runs ahead of the device. So events mark the ends of the steps
 the training, and the times are those between the events; the host does not wait for them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

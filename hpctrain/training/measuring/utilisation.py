@@ -8,8 +8,6 @@ the first step, from the shapes of its batch. A run whose batches change their s
 because its samples differ in their FLOPs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import NamedTuple

@@ -11,8 +11,6 @@ outside of its state is lost when a run is resumed.
 The trial makes optimizers of its own and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Mapping, Sequence

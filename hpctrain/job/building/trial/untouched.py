@@ -1,7 +1,5 @@
 """What a trial of an optimizer leaves as it was: random states, torch's hooks, classes, output."""
 
-from __future__ import annotations
-
 import copy
 import io
 import random

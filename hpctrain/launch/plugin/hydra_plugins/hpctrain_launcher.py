@@ -1,7 +1,5 @@
 """The sweeper and the launcher of `-m`, as Hydra plugins; the work is done in `hpctrain.launch`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -233,6 +233,8 @@ def test_a_reference_expands_to_what_was_there(before: str, secret: str, after: 
             patch.setenv("MY_API_TOKEN", secret)
         except UnicodeEncodeError:
             return  # no environment variable can hold this text
+        if secret.startswith("/") and os.path.exists(secret):
+            return  # the name of a file is no secret
         text = before + secret + after
         referred = secrets.reference(text)
         assert secret not in referred or secret in "${oc.env:MY_API_TOKEN}"

@@ -6,6 +6,8 @@ in which they differ from the defaults. `key.py` explains how a key is declared,
 transforms) takes anything that can be imported.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,7 @@
 """The keys of `data`: which samples are read, in which order, and how."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,7 @@
 """The keys of `evaluation`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

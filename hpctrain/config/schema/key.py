@@ -7,6 +7,8 @@ these declarations. Rules between several keys are functions in hpctrain/config/
 hpctrain/config/rules.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 from collections.abc import Callable
@@ -137,6 +139,7 @@ def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:
         default = declared.default if factory is MISSING else factory()
         rule: Rule = declared.metadata["rule"]
         name, part = prefix + declared.name, identity and rule.identity
+        # The files of the schema have annotations as text (from __future__), as their user reads them.
         found.append(Member(name, str(declared.type), default, rule, part, is_dataclass(factory)))
         if is_dataclass(factory):
             found.extend(_walk(factory, f"{name}.", part))

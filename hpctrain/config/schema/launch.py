@@ -1,5 +1,7 @@
 """The keys of `launch`."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """The keys of `precision`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from hpctrain.config.schema.key import key

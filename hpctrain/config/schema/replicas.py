@@ -1,5 +1,7 @@
 """The keys of `train.compression` and `train.local_sgd`: what DDP replicas send each other."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from hpctrain.config.schema.key import key

@@ -103,15 +103,18 @@ def _hidden(env: Mapping[str, str]) -> bool:
     return any(env.get(name, "0").strip() in _NOTHING for name in _VISIBLE)
 
 
-def _mismatch() -> str:
-    return gpu_driver.mismatch(torch.__version__, torch.version.cuda, torch.version.hip)
+def unused_gpu() -> str:
+    """Return why torch uses no GPU though this host has a driver for one; "" if none is meant."""
+    unused = gpu_driver.driver() and not _hidden(os.environ) and not torch.cuda.is_available()
+    return _no_gpu().removeprefix("; ") if unused else ""
 
 
 def _no_gpu() -> str:
     """Return why torch sees no GPU, as far as the driver, the build of torch and CUDA tell it."""
-    if found := _mismatch():
+    cuda, hip = torch.version.cuda, torch.version.hip
+    if found := gpu_driver.mismatch(torch.__version__, cuda, hip):
         return f"; {found}"
-    if not (torch.version.cuda or torch.version.hip):
+    if not (cuda or hip):
         return f"; torch {torch.__version__} is built for CPUs only"
     said = [gpu_driver.driver() or "no driver of a GPU is loaded"]
     try:
@@ -138,8 +141,7 @@ def agree(
     given = 0 if setting == "cpu" else gpus_given(gpus_per_node)
     try:
         chosen = kind(setting, gpus_per_node)
-        wanted = setting == "cpu" or _hidden(os.environ)
-        if ranks.is_main and chosen == "cpu" and not wanted and (found := _mismatch()):
+        if ranks.is_main and setting != "cpu" and (found := unused_gpu()):
             log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
         # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
         mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
@@ -167,7 +169,7 @@ def agree(
         if answer.short and not ranks.is_main:
             # The end of this rank ends rank 0, too, which may have to requeue the job before.
             with suppress(RuntimeError):
-                store.wait(["devices/end"], timedelta(seconds=_TELLING_S))  # type: ignore[attr-defined]
+                store.wait(["devices/end"], timedelta(seconds=_TELLING_S))
         no_gpu = NoGpuError(seen.problem or answer.problem)
         no_gpu.hosts = answer.short
         raise no_gpu

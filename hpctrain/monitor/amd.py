@@ -37,6 +37,7 @@ class Amd(Library):
     """The module `amdsmi`."""
 
     NAME, MODULE, TOOL = "amdsmi", "amdsmi", "amd-smi"
+    # The command of vLLM's installation guide for ROCm.
     INSTALL = "Install ROCm's package: `python -m pip install /opt/rocm/share/amd_smi`."
     NUMBER, NEVER = "err_code", (2, 3, 10)  # NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM
     UNSEEN: ClassVar[Mapping[str, str]] = {

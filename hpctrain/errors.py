@@ -2,7 +2,8 @@
 
     HpctrainError            1   (only its subclasses are raised)
     ├── ConfigError          2   a config key, or the command line
-    │   └── MisfitError      2   the model is another one than that of the checkpoint
+    │   ├── MisfitError      2   the model is another one than that of the checkpoint
+    │   └── NoGpuError       2   a rank has no GPU, or not one of its own
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
@@ -21,6 +22,8 @@ exception of the training itself, with its traceback. Exit codes 130 (Ctrl-C) an
 time limit) mean that the run saved and stopped on request: the same command resumes it.
 """
 
+from collections.abc import Sequence
+
 
 class HpctrainError(Exception):
     """Base of the errors that users can cause. The process exits with `exit_code`."""
@@ -36,6 +39,18 @@ class ConfigError(HpctrainError):
 
 class MisfitError(ConfigError):
     """The weights of a checkpoint have other names or shapes than those of the model."""
+
+
+class NoGpuError(ConfigError):
+    """Ranks that shall use GPUs have none, or not one each.
+
+    Attributes:
+        hosts: Those that show fewer GPUs than the job was given there.
+        requeued: Whether the job goes on by itself, on other nodes.
+    """
+
+    hosts: Sequence[str] = ()
+    requeued = False
 
 
 class DataError(HpctrainError):

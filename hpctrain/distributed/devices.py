@@ -25,8 +25,9 @@ import torch
 import torch.distributed as dist
 
 from hpctrain import gpu_driver
-from hpctrain.errors import ConfigError, DistributedError
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.causes import one_line
+from hpctrain.errors import ConfigError, DistributedError, NoGpuError
+from hpctrain.rendezvous.ranks import RankInfo, gpus_given
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,14 @@ class Seen:
 
     `gpus` are the identities of those that it sees, by index; none if it uses the CPU. `problem`
     tells why it has no device; "" if it has one. `mig` tells whether it sees a slice of a GPU.
+    `given` is how many GPUs the job has on the host; 0 if that is not known.
     """
 
     host: str
     gpus: list[str]
     problem: str = ""
     mig: bool = False
+    given: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,14 @@ class _Answer:
     indices: list[int]
     problem: str = ""
     late: bool = False
+    short: Sequence[str] = ()  # hosts that show fewer GPUs than the job has there
 
 
 def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.environ) -> str:
     """Return "cuda" or "cpu", the kind of device that this rank uses, by `parallel.device`.
 
     If torch sees no GPU, but the config or the Slurm job asks for one, or torch is built for GPUs
-    and the host has their driver, it is a ConfigError.
+    and the host has their driver, it is a NoGpuError.
     """
     if setting == "cpu":
         return "cpu"
@@ -89,24 +93,28 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
     cure = "" if setting == "cuda" else "; parallel.device=cpu trains on the CPU"
     if "SLURM_JOB_ID" in env and not (gpus_per_node or allocated):
         cure = f"; launch.gpus_per_node asks Slurm for GPUs{cure}"
-    raise ConfigError(
-        f"{reason}, but torch sees no GPU here, on {socket.gethostname()} ({why}){cure}"
-    )
+    host = socket.gethostname()
+    error = NoGpuError(f"{reason}, but torch sees no GPU here, on {host} ({why}){cure}")
+    error.hosts = [host]
+    raise error
 
 
 def _hidden(env: Mapping[str, str]) -> bool:
     return any(env.get(name, "0").strip() in _NOTHING for name in _VISIBLE)
 
 
-def _mismatch() -> str:
-    return gpu_driver.mismatch(torch.__version__, torch.version.cuda, torch.version.hip)
+def unused_gpu() -> str:
+    """Return why torch uses no GPU though this host has a driver for one; "" if none is meant."""
+    unused = gpu_driver.driver() and not _hidden(os.environ) and not torch.cuda.is_available()
+    return _no_gpu().removeprefix("; ") if unused else ""
 
 
 def _no_gpu() -> str:
     """Return why torch sees no GPU, as far as the driver, the build of torch and CUDA tell it."""
-    if found := _mismatch():
+    cuda, hip = torch.version.cuda, torch.version.hip
+    if found := gpu_driver.mismatch(torch.__version__, cuda, hip):
         return f"; {found}"
-    if not (torch.version.cuda or torch.version.hip):
+    if not (cuda or hip):
         return f"; torch {torch.__version__} is built for CPUs only"
     said = [gpu_driver.driver() or "no driver of a GPU is loaded"]
     try:
@@ -126,20 +134,24 @@ def agree(
     A GPU becomes torch's current device; with `share` it may be that of other ranks, too.
 
     Raises:
-        ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
+        NoGpuError: A GPU is required but there is none, or the devices of the ranks do not fit
             together; the text names the ranks and their nodes.
         DistributedError: Some ranks do not come.
     """
+    given = 0 if setting == "cpu" else gpus_given(gpus_per_node)
     try:
         chosen = kind(setting, gpus_per_node)
-        wanted = setting == "cpu" or _hidden(os.environ)
-        if ranks.is_main and chosen == "cpu" and not wanted and (found := _mismatch()):
+        if ranks.is_main and setting != "cpu" and (found := unused_gpu()):
             log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
         # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
         mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
-        seen = Seen(socket.gethostname(), visible(chosen), mig=mig)
+        seen = Seen(socket.gethostname(), visible(chosen), mig=mig, given=given)
     except ConfigError as error:
-        seen = Seen(socket.gethostname(), [], str(error))
+        seen = Seen(socket.gethostname(), [], str(error), given=given)
+    except (RuntimeError, AssertionError) as error:  # CUDA counts a GPU that does not answer
+        host = socket.gethostname()
+        problem = f"CUDA cannot use the GPUs here, on {host} ({one_line(str(error))})"
+        seen = Seen(host, [], problem, given=given)
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
     if ranks.is_main:
         answer = _compare(store, ranks, share)
@@ -154,7 +166,13 @@ def agree(
             told = store.add("devices/told", 0)
         if answer.late:
             raise DistributedError(answer.problem)
-        raise ConfigError(seen.problem or answer.problem)
+        if answer.short and not ranks.is_main:
+            # The end of this rank ends rank 0, too, which may have to requeue the job before.
+            with suppress(RuntimeError):
+                store.wait(["devices/end"], timedelta(seconds=_TELLING_S))
+        no_gpu = NoGpuError(seen.problem or answer.problem)
+        no_gpu.hosts = answer.short
+        raise no_gpu
     if not seen.gpus:
         return torch.device("cpu")
     device = torch.device("cuda", answer.indices[ranks.rank])
@@ -224,11 +242,19 @@ def _compare(store: dist.Store, ranks: RankInfo, share: bool) -> _Answer:
         seen = [Seen(**json.loads(store.get(key))) for key in keys]
         return _Answer(assign(seen, share=share))
     except ConfigError as error:
-        return _Answer([], str(error))
+        return _Answer([], str(error), short=_short(seen))
     except RuntimeError:  # the timeout of the store
         if not (late := _late(store, ranks)):
             raise
         return _Answer([], f"{late} did not come to the start in time", late=True)
+
+
+def _short(seen: Sequence[Seen]) -> list[str]:
+    """Return the hosts on which the ranks together see fewer GPUs than the job has there."""
+    found: dict[str, set[str]] = {}
+    for one in seen:
+        found.setdefault(one.host, set()).update(one.gpus)
+    return sorted({one.host for one in seen if len(found[one.host]) < one.given})
 
 
 def _late(store: dist.Store, ranks: RankInfo) -> str:

@@ -14,6 +14,7 @@ from hpctrain.doctor.finding import Finding, Verdict, bounded, good
 from hpctrain.doctor.probe import Probe
 
 Places = dict[str, list[Finding]]
+DRAIN = "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
 _SAME = {
     "torch": "Start all nodes from one environment or container: other versions of torch or NCCL "
     "cannot communicate, or give other numbers.",
@@ -111,9 +112,7 @@ def _number(given: int, ranks: Sequence[Probe]) -> Finding:
     alone = Counter(each.uuids[0] for each in ranks if len(each.uuids) == 1)
     twice = [str(each.rank) for each in ranks if each.uuids and alone[each.uuids[0]] > 1]
     found = f"{len(seen)}"
-    cure = (
-        "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
-    )
+    cure = DRAIN
     if twice and not without:
         found += f": ranks {', '.join(twice)} share one"
         cure = (

@@ -27,7 +27,7 @@ from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo, gpus_given
 from hpctrain.slurm.excluded_hosts import may_differ
 
 
@@ -130,19 +130,9 @@ def probe(
         gpus,
         findings,
         uuids=uuids,
-        gpus_given=0 if asked.device == "cpu" else _given(asked),
+        gpus_given=0 if asked.device == "cpu" else gpus_given(asked.gpus_per_node),
         peers=ranks.local_world_size,
     )
-
-
-def _given(asked: Expectation) -> int:
-    """Return how many GPUs the job has on this node; 0 if that cannot be told."""
-    if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        return 0  # CUDA shows a process one instance only, however many it has
-    try:
-        return int(os.environ["SLURM_GPUS_ON_NODE"])
-    except (KeyError, ValueError):
-        return asked.gpus_per_node
 
 
 def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
@@ -162,7 +152,7 @@ def _of_node(
     yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface, nccl)
-    if asked.device == "cpu" and _given(asked):
+    if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     if uuids:
         yield dcgm.checked(run=disks)

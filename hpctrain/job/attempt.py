@@ -21,12 +21,14 @@ from hpctrain.errors import (
     HpctrainError,
     MisfitError,
     NodeError,
+    NoGpuError,
     PortTakenError,
     StorageError,
 )
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
+from hpctrain.job.preflight import lost_gpu
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
@@ -128,7 +130,9 @@ class Attempt(NoAttempt):
     def _record_failure(self, error: BaseException | None) -> None:
         if isinstance(error, PortTakenError):
             error.requeued = requeue_for_a_port(self._ranks, self._run.read().attempts)
-        if isinstance(error, (NodeError, PortTakenError)) and error.requeued:
+        if isinstance(error, NoGpuError):
+            error.requeued = lost_gpu(self._config, self._run, self._ranks, error.hosts)
+        if isinstance(error, NoGpuError | NodeError | PortTakenError) and error.requeued:
             self._run.end_attempt(
                 "interrupted", reason=str(error), step=self._run.last_checkpoint()
             )

@@ -4,13 +4,16 @@ all ranks   look, compare ── no failure ── train
 rank 0      remembers what was found
             a node has failed ── it is excluded, the job is requeued ── all ranks end
 
+Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
+before, `lost_gpu` excludes its node.
+
 A job is requeued without the node while it finds other bad nodes, three times in a row at most. A
 failure that is not the fault of one node, such as a full file system, ends the run.
 """
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import torch
@@ -18,13 +21,14 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.doctor import comparison, history
-from hpctrain.doctor.comparison import Places
-from hpctrain.doctor.finding import worst
+from hpctrain.doctor.comparison import DRAIN, Places
+from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.measures import node_job
 from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import failure
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.slurm.sbatch_options import joined_hosts
@@ -60,6 +64,25 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     )
     error.requeued = bool(objects.broadcast(requeued))
     raise error
+
+
+def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> bool:
+    """Exclude a host that has lost a GPU; rank 0 calls it. Return whether the job is requeued.
+
+    Of the `hosts`, which show fewer GPUs than the job has there, it is the one on which a GPU had a
+    fault in the attempt before. Without such a fault torch or the config may be to blame.
+    """
+    faults = [one.reason for one in run.read().attempts[-2:-1]]
+    places = {
+        host: [
+            Finding("number of GPUs", "fail", f"fewer than the job has, after: {fault}", "", DRAIN)
+        ]
+        for fault in faults
+        if (host := failure.host_of_gpu_fault(fault)) in hosts
+    }
+    if not places or config.launch.preflight == "off":
+        return False
+    return _remember(config, run, ranks, places, {})
 
 
 def checked(

@@ -18,6 +18,7 @@ from torch import nn
 from hpctrain.checkpoint.files.manifest import newest_intact
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.distributed.devices import unused_gpu
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.instantiate import instantiate
@@ -67,6 +68,8 @@ class Generator:
         trained_code.warn(config, run)
         model = trained_model(config, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if found := unused_gpu():
+            log.warning("the CPU generates: %s", found)
         context = config.data.windows.length - 1
         return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)
 

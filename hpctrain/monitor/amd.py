@@ -7,13 +7,12 @@ The names of functions and keys are those of amdsmi 6.1 to 7.0. A value that a G
 import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
+from hpctrain import gpu_driver
 from hpctrain.monitor.gpu_library import Library, NotTold
 from hpctrain.units import MIB
 
-_KFD = Path("/dev/kfd")
 # What lowers the clock at this moment: by the hardware at once, or by its firmware bit by bit.
 _HARD = {"active_prochot_thrm": "heat or power (PROCHOT)"}
 _SOFT = {
@@ -29,8 +28,8 @@ _MICRO = 1e-6
 
 def is_here() -> bool:
     """Return whether this host has the driver or the library of AMD, and no driver of NVIDIA."""
-    return not Path("/proc/driver/nvidia").exists() and (
-        _KFD.exists() or importlib.util.find_spec("amdsmi") is not None
+    return gpu_driver.nvidia() is None and (
+        gpu_driver.amd() is not None or importlib.util.find_spec("amdsmi") is not None
     )
 
 
@@ -38,6 +37,7 @@ class Amd(Library):
     """The module `amdsmi`."""
 
     NAME, MODULE, TOOL = "amdsmi", "amdsmi", "amd-smi"
+    # The command of vLLM's installation guide for ROCm.
     INSTALL = "Install ROCm's package: `python -m pip install /opt/rocm/share/amd_smi`."
     NUMBER, NEVER = "err_code", (2, 3, 10)  # NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM
     UNSEEN: ClassVar[Mapping[str, str]] = {

@@ -134,6 +134,17 @@ class RankInfo:
         return max(0, _number(env, "SLURM_NTASKS", _number(env, "SLURM_STEP_NUM_TASKS", 1)) - 1)
 
 
+def gpus_given(asked: int, env: Mapping[str, str] = os.environ) -> int:
+    """Return how many GPUs the job has on this node; 0 if that cannot be told.
+
+    `asked` is `launch.gpus_per_node`, which counts where Slurm does not tell it.
+    """
+    if "MIG-" in env.get("CUDA_VISIBLE_DEVICES", ""):
+        return 0  # CUDA shows a process one instance only, however many it has
+    given = env.get("SLURM_GPUS_ON_NODE", "")
+    return int(given) if given.isdecimal() else asked
+
+
 def host_of(rank: int, ranks: int, hosts: Sequence[str]) -> str:
     """Return the node of one of so many ranks; "" if nobody knows the nodes."""
     # Every node has the same number of ranks.

@@ -1,6 +1,8 @@
 """Which device each rank uses. There is no GPU here: what torch sees is simulated."""
 
 import json
+import re
+import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,7 +18,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import devices
 from hpctrain.distributed.devices import Seen, agree, assign, kind
 from hpctrain.distributed.group import process_group
-from hpctrain.errors import ConfigError, DistributedError, HpctrainError
+from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
 from hpctrain.rendezvous.ranks import RankInfo
 
 
@@ -99,16 +101,30 @@ def test_a_training_never_moves_to_the_cpu_in_silence(monkeypatch: pytest.Monkey
 
 
 def start(
-    seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch, *, share: bool = False
+    seen: list[list[str] | None],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    share: bool = False,
+    given: int = 0,
 ) -> list[Any]:
     """Let ranks agree, of which each sees these GPUs; None is a rank that does not come.
+
+    The job has so many GPUs on their node. Seeing the GPU "lost" is an error of CUDA.
 
     Returns:
         The device or error of each rank that comes.
     """
     mine = threading.local()
     monkeypatch.setattr(devices, "kind", lambda *_: "cuda" if mine.gpus else "cpu")
-    monkeypatch.setattr(devices, "visible", lambda _: mine.gpus)
+    monkeypatch.setattr(devices, "gpus_given", lambda _: given)
+    monkeypatch.setattr(devices, "_TELLING_S", 0.2)
+
+    def visible(_: str) -> list[str]:
+        if "lost" in mine.gpus:
+            raise RuntimeError("CUDA error: unknown error\nCUDA kernel errors might be")
+        return list(mine.gpus)
+
+    monkeypatch.setattr(devices, "visible", visible)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     store = dist.HashStore()
@@ -156,6 +172,28 @@ def test_the_ranks_compare_before_there_is_a_group(monkeypatch: pytest.MonkeyPat
         assert isinstance(error, ConfigError)
         assert "torch sees no GPU on rank 1 (" in str(error)
         assert "but it does on rank 0 (" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("seen", "given", "said", "short"),
+    [
+        ([["a"], ["a"]], 2, "see the same 1 GPU: each rank needs", True),
+        ([["a"], ["a"]], 1, "see the same 1 GPU: each rank needs", False),
+        ([["a"], []], 2, "torch sees no GPU on rank 1", True),
+        ([["a", "lost"]] * 2, 2, "CUDA cannot use the GPUs here, on .*CUDA error: unknown", True),
+    ],
+)
+def test_a_host_that_shows_fewer_gpus_than_the_job_has_is_named(
+    seen: list[list[str] | None],
+    given: int,
+    said: str,
+    short: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for error in start(seen, monkeypatch, given=given):
+        assert isinstance(error, NoGpuError)
+        assert re.search(said, str(error))
+        assert list(error.hosts) == ([socket.gethostname()] if short else [])
 
 
 def test_a_torch_for_cpus_on_a_host_with_gpus_is_told(

@@ -22,7 +22,8 @@ faults = json.loads(Path(__file__).with_name("faults.json").read_text())
 planted = faults.get(os.uname().nodename, {})
 played = Nvml()
 played.used = 0
-vars(played).update({k: set(v) if k == "lost" else v for k, v in planted.items() if k != "missing"})
+shown = planted.keys() - {"missing", "dies"}
+vars(played).update({k: set(planted[k]) if k == "lost" else planted[k] for k in shown})
 
 
 def __getattr__(name):
@@ -40,9 +41,26 @@ def seen(*_, **__):
     return [("GPU-a", "GPU-b")[each] for each in numbers]
 
 
+def dies():
+    import pynvml
+
+    return pynvml.planted.get("dies")
+
+
 def of_devices(module):
-    module.kind = lambda *_, **__: "cpu"
-    module.job_gpus = seen
+    def kind(*_, **__):
+        if dies() and "SLURM_RESTART_COUNT" in os.environ:
+            error = module.NoGpuError("torch sees no GPU here")
+            error.hosts = [os.uname().nodename]
+            raise error
+        return "cpu"
+
+    def job_gpus(*_):
+        if dies():
+            raise RuntimeError("CUDA error: unknown error")
+        return seen()
+
+    module.kind, module.job_gpus = kind, job_gpus
 
 
 def of_node_job(module):
@@ -105,6 +123,7 @@ class PlantedGpus:
 
         Args:
             faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`; `missing`
-                is the number of GPUs that torch does not see.
+                is the number of GPUs that torch does not see. With `dies` a GPU has a fault after
+                the checks of a job, and torch sees none when Slurm has started the job again.
         """
         self._file.write_text(json.dumps(faults))

@@ -134,6 +134,29 @@ def test_nvml_faults_on_nodes_and_the_budget_of_a_job(
     assert run_json(run)["state"] == "finished"
 
 
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_a_gpu_that_is_lost_for_good(node: str, digits: Path, tmp_path: Path) -> None:
+    """The node of rank 0, or the other one, is left, though its ranks end before their checks."""
+    gpus, output = PlantedGpus(tmp_path / "gpus"), str(tmp_path / "runs")
+    gpus.let_be({node: {"dies": True}})
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={output}", "tracking=off"]
+    where += ["launch.gpus_per_node=2", "launch.snapshot=off", gpus.override]
+    run_module("hpctrain", "-m", *where, "train.max_steps=3", "launch.nodes=2")
+    (run,) = runs(Path(output))
+    job = cluster.job_id(run)
+    (first,) = restarted(run, job, 1)["attempts"]
+    assert first["reason"] == f"GPU fault on {node}: RuntimeError: CUDA error: unknown error"
+    assert excluded_hosts.read(output) == {}
+    second = restarted(run, job, 2)["attempts"][1]
+    assert "torch sees no GPU here" in second["reason"]
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    assert {*excluded_hosts.read(output)} == {node}
+    hosts = [one["hosts"] for one in run_json(run)["attempts"]]
+    assert hosts[:2] == [["node1", "node2"]] * 2
+    assert len(hosts) == 3
+    assert node not in hosts[2]
+
+
 def test_a_port_in_use(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: ExitStack
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hpctrain import gpu_driver
 from hpctrain.doctor import comparison
 from hpctrain.doctor.checks import gpu_health, gpu_judgements
 from hpctrain.doctor.checks.gpu_health import GpuFacts
@@ -148,7 +149,7 @@ def test_an_amd_gpu_without_amdsmi_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The kernel's driver is there (a stand-in), its package is not."""
-    monkeypatch.setattr(amd, "_KFD", tmp_path)
+    monkeypatch.setattr(gpu_driver, "_AMD", tmp_path)
     facts, (said,) = gpu_health.checked([GPU])
     assert (facts, said.verdict) == ([], "unknown")
     assert "amdsmi cannot be imported" in said.found

@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
+from hpctrain import gpu_driver
 from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
@@ -126,7 +127,12 @@ def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
     assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_generated_text(trained: tuple[Path, Completed], generator: Generator) -> None:
+def test_generated_text(
+    trained: tuple[Path, Completed],
+    generator: Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     run, _ = trained
     arguments = ("generate", str(run), "def ", "--tokens", "60", "--temperature", "0.5")
     done = run_module("hpctrain", *arguments)
@@ -136,6 +142,9 @@ def test_generated_text(trained: tuple[Path, Completed], generator: Generator) -
     options: dict[str, Any] = {"temperature": 0.5, "top_k": None}
     assert "".join(generator("def ", 60, seed=0, **options)) + "\n" == done.stdout
     assert "".join(generator("def ", 60, seed=1, **options)) + "\n" != done.stdout
+    monkeypatch.setattr(gpu_driver, "nvidia", lambda: "580.65.06")  # there is no GPU here
+    Generator.of(run)
+    assert "the CPU generates: torch" in caplog.text
     likeliest = ["".join(generator("def", 40, temperature=0, top_k=None, seed=s)) for s in (0, 1)]
     one = "".join(generator("def", 40, temperature=1.0, top_k=1, seed=2))
     assert likeliest == [one, one]

@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.errors import DistributedError, HealthError, InUseError, LateRankError
+from hpctrain.errors import (
+    DistributedError,
+    HealthError,
+    InUseError,
+    LateRankError,
+    NoGpuError,
+)
+from hpctrain.job import preflight
+from hpctrain.job.attempt import Attempt
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.rendezvous import flight_recorder
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
+from hpctrain.slurm import excluded_hosts
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from hpctrain.tracking.uploader_process import Process
@@ -114,6 +124,34 @@ def test_a_job_whose_gpu_has_a_fault_comes_back_once(begin: Begin) -> None:
     fail(run, RuntimeError(ecc), 1)
     assert verdict(run, TERMINATED, JOB, 1) == ""
     assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
+
+
+@pytest.mark.parametrize("faulty", [True, False])
+def test_the_node_of_a_gpu_that_is_still_lost_is_excluded(
+    faulty: bool, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of the next attempt end before their preflight. A stand-in answers for Slurm."""
+    asked: list[Any] = []
+
+    def requeue(job_id: str, exclude: str) -> bool:
+        asked.append((job_id, exclude))
+        return True
+
+    monkeypatch.setattr(preflight, "requeue_from_rank", requeue)
+    host, run = socket.gethostname(), begin()
+    text = "CUDA error: unknown error" if faulty else "Timed out"
+    fail(run, RuntimeError(text) if faulty else LateRankError(text))
+    assert verdict(run, 1, JOB, 0) == "requeue"
+    begin(restarts=1)
+    config = Config()
+    config.output_dir = str(run.path / "all")
+    ranks = RankInfo("slurm", hosts=(host,), job_id=JOB, restart_count=1)
+    error = NoGpuError(f"the job has GPUs, but torch sees no GPU here, on {host}")
+    error.hosts = [host]
+    Attempt(config, run, ranks)._record_failure(error)
+    assert (run_json(run.path)["state"] == "interrupted") is error.requeued is faulty
+    assert asked == ([(JOB, host)] if faulty else [])
+    assert [*excluded_hosts.read(config.output_dir)] == ([host] if faulty else [])
 
 
 # What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.

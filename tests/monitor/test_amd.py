@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.monitor import amd
+from hpctrain import gpu_driver
 from hpctrain.monitor.amd import Amd
 from hpctrain.monitor.gpus import Gpus
 from tests.monitor.played_amdsmi import UUIDS, AmdSmi
@@ -54,7 +54,7 @@ def test_a_library_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's driver is there (a stand-in), its package is not."""
-    monkeypatch.setattr(amd, "_KFD", tmp_path)
+    monkeypatch.setattr(gpu_driver, "_AMD", tmp_path)
     assert Gpus([UUIDS[0]]).read() == {}
     assert "GPUs are not measured: No module named 'amdsmi'" in caplog.text
 

@@ -11,7 +11,8 @@ from hpctrain.rendezvous.cores import cores
 from hpctrain.units import GIB, MIB
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB,
-# and NVIDIA advises 1 GiB (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html).
+# and NCCL's guide advises 1 GiB, as the notes of HugeCTR and TensorRT-LLM quote it
+# (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#sharing-data).
 _FAIL_SHM, _WARN_SHM, _WARN_SHM_GPUS = 32 * MIB, 64 * MIB, GIB
 _FAIL_FILES, _WARN_FILES = 512, 1024
 _LOCKED = 64 * MIB

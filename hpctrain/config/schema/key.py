@@ -139,7 +139,7 @@ def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:
         default = declared.default if factory is MISSING else factory()
         rule: Rule = declared.metadata["rule"]
         name, part = prefix + declared.name, identity and rule.identity
-        # The files of the schema have annotations as text (from __future__), as their user reads them.
+        # Annotations are text in the schema (from __future__), as a user reads them.
         found.append(Member(name, str(declared.type), default, rule, part, is_dataclass(factory)))
         if is_dataclass(factory):
             found.extend(_walk(factory, f"{name}.", part))

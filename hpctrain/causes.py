@@ -38,12 +38,14 @@ ANOTHER_RANK = _cause(
     r"rank \d+ (is gone|has given no sign of life|failed: )",
 )
 LATE_RANK = _cause("late rank", r"^LateRankError: ", r"gloo/transport.*Timed out")
-# CUDA calls a GPU that has fallen off the bus (Xid 79) an unknown error.
+# The libraries' words before the reason, so that what a user's own text says is no fault. CUDA calls
+# a GPU that has fallen off the bus (Xid 79) an unknown error.
 GPU_FAULT = _cause(
     "GPU fault",
-    r"uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack error",
-    r"GPU memory over nvlink or a hardware error|GPU is lost|fallen off the bus",
-    r"(CUDA|HIP) (driver )?error: unknown error|(Cuda|HIP) failure (\d+ )?'unknown error'",
+    r"((CUDA|HIP) (driver )?error: |(Cuda|HIP) failure (\d+ )?'|Triton Error \[\w+\]: |cudaError\w+: )"
+    r"(uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack error"
+    r"|Invalid access of peer GPU memory over nvlink|GPU is lost|unknown error)",
+    r"\bNVMLError_GpuIsLost: ",
 )
 # Only a library's code, or the words after the name of CUDA or HIP: a host's memory is not meant.
 OUT_OF_MEMORY = _cause(

@@ -38,12 +38,12 @@ ANOTHER_RANK = _cause(
     r"rank \d+ (is gone|has given no sign of life|failed: )",
 )
 LATE_RANK = _cause("late rank", r"^LateRankError: ", r"gloo/transport.*Timed out")
-# The libraries' words before the reason, so that what a user's own text says is no fault. CUDA calls
-# a GPU that has fallen off the bus (Xid 79) an unknown error.
+# Only after the words of a library: a user's own text may say the same. CUDA calls a GPU that has
+# fallen off the bus (Xid 79) an unknown error.
 GPU_FAULT = _cause(
     "GPU fault",
-    r"((CUDA|HIP) (driver )?error: |(Cuda|HIP) failure (\d+ )?'|Triton Error \[\w+\]: |cudaError\w+: )"
-    r"(uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack error"
+    r"((CUDA|HIP) (driver )?error: |(Cuda|HIP) failure (\d+ )?'|Triton Error \[\w+\]: "
+    r"|cudaError\w+: )(uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack error"
     r"|Invalid access of peer GPU memory over nvlink|GPU is lost|unknown error)",
     r"\bNVMLError_GpuIsLost: ",
 )

@@ -43,8 +43,8 @@ LATE_RANK = _cause("late rank", r"^LateRankError: ", r"gloo/transport.*Timed out
 GPU_FAULT = _cause(
     "GPU fault",
     r"((CUDA|HIP) (driver )?error: |(Cuda|HIP) failure (\d+ )?'|Triton Error \[\w+\]: "
-    r"|cudaError\w+: )(uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack error"
-    r"|Invalid access of peer GPU memory over nvlink|GPU is lost|unknown error)",
+    r"|cudaError\w+: )(uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack "
+    r"error|Invalid access of peer GPU memory over nvlink|GPU is lost|unknown error)",
     r"\bNVMLError_GpuIsLost: ",
 )
 # Only a library's code, or the words after the name of CUDA or HIP: a host's memory is not meant.

@@ -3,13 +3,12 @@
 import resource
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import group
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import leaving
@@ -75,10 +74,10 @@ def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.Monk
         pass
     assert not dist.is_initialized()
 
-    def fails(_: torch.device) -> None:  # as NCCL does; the last line of its error has the reason
+    def fails(*_: Any, **__: Any) -> None:  # as NCCL; the last line of its error has the reason
         raise dist.DistBackendError("NCCL error in: f:1, internal error\nLast error:\nno socket")
 
-    monkeypatch.setattr(group, "_connect", fails)
+    monkeypatch.setattr(dist, "init_process_group", fails)
     with (
         pytest.raises(DistributedError, match=r"within .* \(.* Last error: no socket\)"),
         process_group(ALONE, ParallelConfig(device="cpu")),

@@ -60,11 +60,19 @@ _NO_MESSAGE = re.compile(
     r'\n(  File "|Exception raised from |Search for `|(CUDA|HIP) kernel errors might ).*', re.DOTALL
 )
 _CAUSES = ANOTHER_RANK, LATE_RANK, GPU_FAULT, OUT_OF_MEMORY
+# No library of GPUs or networks raises these for the ranks: their text may be a user's own, or of a
+# server of data or of MLflow.
+_OF_THE_RANK_ITSELF = re.compile(
+    r"(\w+\.)*((Config|Misfit|Data|Storage|Damage|Tracking|Refused|Offline)Error"
+    r"|(Key|Index|Value|Type|Attribute|Name|Assertion|FileNotFound|Permission)Error): "
+)
 
 
 def cause_of(error: BaseException | str) -> Cause | None:
     """Return the cause of an error, or of its text, which begins with its class; None: its own."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    if _OF_THE_RANK_ITSELF.match(text):
+        return None
     return next((each for each in _CAUSES if each.texts.search(text)), None)
 
 

@@ -103,6 +103,10 @@ def last(error: str) -> str:
         # A user's own text.
         ("RuntimeError: unknown error in my task", None),
         ("ValueError: no label for 'the boy had fallen off the bus'", None),
+        ("RuntimeError: no label for 'the GPU is lost, an unspecified launch failure'", None),
+        ("KeyError: 'remote peer closed'", None),
+        ("TrackingError: http://mlflow:5000: Connection refused", None),
+        ("DataError: s3://bucket/a.h5: Connection reset by peer", None),
         ("KeyError: 'uncorrectable ECC error, unspecified launch failure, GPU is lost'", None),
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", OUT_OF_MEMORY),
         ("InductorError: OutOfMemoryError: CUDA out of memory. Tried to alloc", OUT_OF_MEMORY),

@@ -38,12 +38,14 @@ ANOTHER_RANK = _cause(
     r"rank \d+ (is gone|has given no sign of life|failed: )",
 )
 LATE_RANK = _cause("late rank", r"^LateRankError: ", r"gloo/transport.*Timed out")
-# CUDA calls a GPU that has fallen off the bus (Xid 79) an unknown error.
+# Only after the words of a library: a user's own text may say the same. CUDA calls a GPU that has
+# fallen off the bus (Xid 79) an unknown error.
 GPU_FAULT = _cause(
     "GPU fault",
-    r"uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack error",
-    r"GPU memory over nvlink or a hardware error|GPU is lost|fallen off the bus",
-    r"(CUDA|HIP) (driver )?error: unknown error|(Cuda|HIP) failure (\d+ )?'unknown error'",
+    r"((CUDA|HIP) (driver )?error: |(Cuda|HIP) failure (\d+ )?'|Triton Error \[\w+\]: "
+    r"|cudaError\w+: )(uncorrectable (ECC|NVLink) error|unspecified launch failure|hardware stack "
+    r"error|Invalid access of peer GPU memory over nvlink|GPU is lost|unknown error)",
+    r"\bNVMLError_GpuIsLost: ",
 )
 # Only a library's code, or the words after the name of CUDA or HIP: a host's memory is not meant.
 OUT_OF_MEMORY = _cause(
@@ -58,11 +60,19 @@ _NO_MESSAGE = re.compile(
     r'\n(  File "|Exception raised from |Search for `|(CUDA|HIP) kernel errors might ).*', re.DOTALL
 )
 _CAUSES = ANOTHER_RANK, LATE_RANK, GPU_FAULT, OUT_OF_MEMORY
+# No library of GPUs or networks raises these for the ranks: their text may be a user's own, or of a
+# server of data or of MLflow.
+_OF_THE_RANK_ITSELF = re.compile(
+    r"(\w+\.)*((Config|Misfit|Data|Storage|Damage|Tracking|Refused|Offline)Error"
+    r"|(Key|Index|Value|Type|Attribute|Name|Assertion|FileNotFound|Permission)Error): "
+)
 
 
 def cause_of(error: BaseException | str) -> Cause | None:
     """Return the cause of an error, or of its text, which begins with its class; None: its own."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    if _OF_THE_RANK_ITSELF.match(text):
+        return None
     return next((each for each in _CAUSES if each.texts.search(text)), None)
 
 

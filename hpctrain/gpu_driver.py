@@ -17,6 +17,7 @@ _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 # For each major version of CUDA its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor
 # version compatibility, November 2026), and an index of PyTorch with torch for it.
 _CUDA = {13: (580, "cu130"), 12: (525, "cu126")}
+_BLACKWELL = 570  # the oldest driver of these GPUs; the torch of cu126 has no code for them
 _ROCM_INDEX = "rocm7.2"
 _LEAST_SIMDS = 64  # the graphics of a processor have fewer; nobody expects to train on them
 
@@ -63,17 +64,18 @@ def mismatch(torch: str, cuda: str | None, hip: str | None) -> str:
     if version is None and (hip or amd() is None):
         return ""
     built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPUs only"
-    index, why = _ROCM_INDEX, ", but the GPUs are AMD's"
+    index, other, why = _ROCM_INDEX, "", ", but the GPUs are AMD's"
     if version is not None:
         has = _major(version) if version else max(oldest for oldest, _ in _CUDA.values())
         index = next((index for oldest, index in _CUDA.values() if has >= oldest), "")
+        other = " (cu128 for Blackwell)" if _BLACKWELL <= has < _CUDA[13][0] else ""
         why = ", but the GPUs are NVIDIA's"
         if cuda:
             needed = _CUDA.get(_major(cuda), (0, ""))[0]
             if has >= needed:
                 return ""
             why = f", which needs driver {needed} or newer, not {version}"
-    cure = f"`make TORCH_INDEX={index}` installs one for this driver (docs/gpu.md)"
+    cure = f"`make TORCH_INDEX={index}`{other} installs one for this driver (docs/gpu.md)"
     return f"torch {torch} is built for {built}{why}; {cure if index else 'update the driver'}"
 
 

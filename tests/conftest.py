@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import forkserver
 from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
@@ -53,6 +54,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
+# A busy machine is no fault of a test.
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("busy")
 # A user's own model for the digits, chosen by `model._target_=my_net.Net` next to the command.
 NET = """\
 import torch

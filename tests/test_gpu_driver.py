@@ -72,6 +72,8 @@ def test_an_old_driver_is_named_with_the_build_and_the_cure(host: Host) -> None:
     assert "TORCH_INDEX=cu126" in advice("pypi")
     assert "CUDA 13.0, which needs driver 580" in advice("cu130")
     assert advice("cu126") == ""
+    host.nvidia("570.86.15")
+    assert "`make TORCH_INDEX=cu126` (cu128 for Blackwell) installs" in advice("pypi")
     host.nvidia("580.65.06", OPEN.replace("{}", "x86_64  {}"))
     assert mismatch("2.13.0", "13.0", None) == advice("cu130") == ""
     assert "CPUs only, but the GPUs are NVIDIA's" in mismatch("2.13.0+cpu", None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,13 +49,17 @@ def start_from(
     copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
     copies = {name: first for name, first in copies.items() if name != first}
     read = {n: s for n, s in found.stored.items() if n in own and n not in copies}
-    weights.load({s: own[name] for name, s in read.items() if not is_released(own[name])})
-    for layer_name, layer in adapted(module):  # one whole weight at a time
-        name = f"{plain_name(layer_name)}.weight"
-        if name in read and is_released(own[name]):
+    released: dict[str, tuple[str, Any]] = {
+        f"{plain_name(name)}.weight": (name, layer)
+        for name, layer in adapted(module)
+        if is_released(layer.get_parameter("weight"))
+    }
+    weights.load({stored: own[name] for name, stored in read.items() if name not in released})
+    for name, place in released.items():  # one whole weight at a time
+        if name in read:
             whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
             weights.load({read[name]: whole})
-            pack(layer_name, layer, whole)
+            pack(*place, whole)
     divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
     _check_copies(own, weights, found, copies, divided=divided)
     return found

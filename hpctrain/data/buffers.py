@@ -5,8 +5,9 @@ costs far more. So a buffer is lent as an array, and comes back when its last vi
 views included. While a consumer keeps its batches, new buffers are made.
 
 Batches of variable length have any size. So buffers are a little larger than what is asked for:
-there are four sizes between two powers of two. Few free ones are kept: IDLE of a size, and in all
-no more than twice what was lent at a time.
+there are four sizes from one power of two to the next, and of page-locked memory one, because torch
+rounds it up to a power of two. Few free ones are kept: IDLE of a size, and in all no more than
+twice what was lent at a time.
 """
 
 import mmap
@@ -43,7 +44,7 @@ class Buffers:
         needed = kind.itemsize * prod(shape)
         if needed < PAGE and not (self.pin and needed):  # malloc is faster than a loan
             return np.empty(shape, kind)
-        step = max(PAGE, 1 << needed.bit_length() >> 3)
+        step = max(PAGE, 1 << (needed - 1).bit_length() >> (0 if self.pin else 3))
         size = -(-needed // step) * step
         idle = self._idle[size]
         try:

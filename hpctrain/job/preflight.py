@@ -125,11 +125,7 @@ def _remember(
         log.error("%d restarts in a row have met bad nodes: not requeued", again)
         return False
     run.update(preflight_requeues=again + 1)
-    return _requeue_elsewhere(config, ranks.job_id)
-
-
-def _requeue_elsewhere(config: Config, job_id: str) -> bool:
-    """Requeue the job, and let it avoid the excluded hosts; return whether it is requeued."""
+    # It avoids also a host that was only unlike: the GPUs of one host may differ.
+    hosts = sorted({*whole, *excluded_hosts.avoided(config)})
     own = str(config.site.sbatch.get("exclude") or "")
-    hosts = joined_hosts(own, *excluded_hosts.avoided(config))
-    return requeue_from_rank(job_id, exclude=hosts)
+    return requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts))

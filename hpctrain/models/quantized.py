@@ -73,7 +73,12 @@ def release(model: nn.Module, device: torch.device) -> None:
 
 
 def is_released(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor only stands for a weight that `release` has freed."""
+    """Return whether a parameter only stands for a weight that `release` has freed.
+
+    Buffers may be expanded by the model itself.
+    """
+    if not isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+        return False
     return tensor.ndim == 2 and tensor.stride() == (0, 0) and tensor.numel() > 1
 
 

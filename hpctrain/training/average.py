@@ -90,13 +90,15 @@ class Average:
         converted = 0
         for average, own in zip(self._local, self._own(), strict=True):
             size = own.numel() if own.dtype != average.dtype else 0
-            count = -(-size // _PART) or 1
-            pieces = (torch.atleast_1d(x).chunk(count) for x in (average, own))
-            for piece in zip(*pieces, strict=True):
-                converted += size // count
+            pieces = [(average, own)]
+            if size > _PART:  # to cut costs as much time as the average of a small parameter
+                count = -(-size // _PART)
+                pieces = [*zip(average.chunk(count), own.chunk(count), strict=True)]
+            for piece in pieces:
+                converted += size // len(pieces)
                 if part and converted > _PART:
                     yield part
-                    part, converted = [], size // count
+                    part, converted = [], size // len(pieces)
                 part.append(piece)
         if part:
             yield part

@@ -64,9 +64,11 @@ def test_small_ones_are_lent_where_memory_is_page_locked():
     """A GPU is needed for such memory; other memory stands for it."""
     buffers = Buffers()
     buffers.pin, buffers._new = True, lambda size: np.empty(size, np.uint8)
-    held = [buffers.take((count,), "bool") for count in (0, 1, 5, PAGE)]
-    assert [array.shape for array in held] == [(0,), (1,), (5,), (PAGE,)]
-    assert sorted(size for _, size in buffers._lent.values()) == [PAGE] * 3
+    counts = (0, 1, 5, PAGE, PAGE + 1, 5 * PAGE, 16 * PAGE)
+    held = [buffers.take((count,), "bool") for count in counts]
+    assert [array.shape for array in held] == [(count,) for count in counts]
+    sizes = sorted(size // PAGE for _, size in buffers._lent.values())
+    assert sizes == [1, 1, 1, 2, 8, 16], "torch takes a power of two in any case"
 
 
 def test_without_elements():

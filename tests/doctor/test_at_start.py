@@ -17,9 +17,11 @@ import torch.distributed as dist
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import gpu_health, installed
+from hpctrain.doctor.finding import Finding
 from hpctrain.doctor.measures import node_job
 from hpctrain.doctor.probe import Expectation
 from hpctrain.errors import NodeError
+from hpctrain.job import preflight as preflight_module
 from hpctrain.job.preflight import checked, preflight
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
@@ -123,6 +125,24 @@ def refused(output: str, mode: str) -> tuple[str, bool]:
     except NodeError as error:
         return str(error), error.requeued
     return "", False
+
+
+def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other jobs of one node may take such a node."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        preflight_module, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
+    )
+    differ = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA H100", "")
+    ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "127.0.0.1", 0, (), job_id="7")
+    mine, run = config(str(tmp_path)), RunDir(tmp_path / "run")
+    preflight_module._remember(mine, run, ranks, {"node1": [differ]}, {})
+    assert asked == [("7", "node1")]
+    assert excluded_hosts.avoided(mine) == []
 
 
 def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:

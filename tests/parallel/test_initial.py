@@ -210,6 +210,23 @@ def test_values_are_those_of_the_original_classes() -> None:
     assert mlp.up.weight.abs().sum() > 0
 
 
+class Expanded(Transformer):
+    """A buffer is one number that stands for all, as the weights that QLoRA has freed are."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 8, 1, 2)
+        self.register_buffer("ones", torch.ones(()).expand(3, 3))
+
+    def reset_parameters(self) -> None:
+        self.get_buffer("ones").fill_(1)
+
+
+def test_a_buffer_that_a_model_has_expanded_has_values() -> None:
+    model: Any = skeleton(Expanded, 5)
+    fill_modules(model, Expanded, 5, torch.device("cpu"), torch.device("cpu"))
+    assert torch.equal(model.ones, torch.ones(3, 3))
+
+
 def placed() -> dict[str, str]:
     """Return where an offloaded model's parameters and buffers are; "meta" is the rank's device."""
     parallel = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))

@@ -8,7 +8,6 @@ import pytest
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import group
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import leaving
@@ -77,7 +76,7 @@ def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.Monk
     def fails(*_: object, **__: object) -> None:  # as NCCL: the last line has the reason
         raise dist.DistBackendError("NCCL error in: f:1, internal error\nLast error:\nno socket")
 
-    monkeypatch.setattr(group.dist, "init_process_group", fails)
+    monkeypatch.setattr(dist, "init_process_group", fails)
     with (
         pytest.raises(DistributedError, match=r"within .* \(.* Last error: no socket\)"),
         process_group(ALONE, ParallelConfig(device="cpu")),

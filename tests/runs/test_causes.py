@@ -91,6 +91,7 @@ def last(error: str) -> str:
             GPU_FAULT,
         ),
         (CUDA + last("Cuda failure 999 'unknown error'"), GPU_FAULT),
+        (CUDA + last("Cuda failure 'uncorrectable ECC error encountered'"), GPU_FAULT),
         ("NVMLError_GpuIsLost: GPU is lost", GPU_FAULT),
         # Errors of the program, which come again.
         ("AcceleratorError: CUDA error: device-side assert triggered" + ADVICE, None),
@@ -99,7 +100,14 @@ def last(error: str) -> str:
             "RuntimeError: CUDA error: no kernel image is available for execution on the device",
             None,
         ),
+        # A user's own text.
         ("RuntimeError: unknown error in my task", None),
+        ("ValueError: no label for 'the boy had fallen off the bus'", None),
+        ("RuntimeError: no label for 'the GPU is lost, an unspecified launch failure'", None),
+        ("KeyError: 'remote peer closed'", None),
+        ("TrackingError: http://mlflow:5000: Connection refused", None),
+        ("DataError: s3://bucket/a.h5: Connection reset by peer", None),
+        ("KeyError: 'uncorrectable ECC error, unspecified launch failure, GPU is lost'", None),
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", OUT_OF_MEMORY),
         ("InductorError: OutOfMemoryError: CUDA out of memory. Tried to alloc", OUT_OF_MEMORY),
         # nccl issues 1235 and 1283, Qwen3 issue 873, pytorch issue 20123, cuDNN 9's name.
@@ -131,6 +139,8 @@ def last(error: str) -> str:
 def test_the_cause_follows_from_the_text(text: str, cause: Cause | None) -> None:
     assert cause_of(text) == cause
     assert cause_of(one_line(text)) == cause
+    if cause is GPU_FAULT:  # as it is recorded, and judged again
+        assert cause_of(f"GPU fault on n1: {one_line(text)}") is cause
 
 
 def test_an_exception_is_judged_by_its_class_and_text() -> None:

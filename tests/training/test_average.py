@@ -27,12 +27,15 @@ def test_half_precision(decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Average(alone(module), decay)
     expected = {name: tensor.clone() for name, tensor in kept.tensors.items()}
     converted = [0]  # elements before each call of a kernel that averages
+    cut: list[int] = []  # elements of tensors that are cut into pieces
 
-    def see(op: Any, out: torch.Tensor) -> None:
+    def see(op: Any, out: Any) -> None:
         if op is torch.ops.aten._to_copy.default:
             converted[-1] += out.numel()
         elif op is torch.ops.aten._foreach_lerp_.Scalar:
             converted.append(0)
+        elif op is torch.ops.aten.split.Tensor:
+            cut.append(sum(piece.numel() for piece in out))
 
     for _ in range(3):
         with torch.no_grad():
@@ -43,3 +46,4 @@ def test_half_precision(decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
             kept.update()
     assert all(torch.equal(kept.tensors[name], expected[name]) for name in module)
     assert 500 < max(converted) <= 1000
+    assert sorted(cut) == [1600] * 6 + [2500] * 6 + [3600] * 6, "no small one: it takes time"

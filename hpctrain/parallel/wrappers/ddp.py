@@ -40,9 +40,8 @@ class DDPModel(ParallelModel):
         compress: CompressionConfig | None = None,
         every: bool = False,
     ) -> None:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            module, [name for name, p in module.named_parameters() if is_released(p)]
-        )
+        if released := [name for name, p in module.named_parameters() if is_released(p)]:
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, released)
         ddp = DistributedDataParallel(
             module,
             init_sync=False,  # `fill` has given all ranks the same values

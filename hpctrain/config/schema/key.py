@@ -137,7 +137,10 @@ def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:
         default = declared.default if factory is MISSING else factory()
         rule: Rule = declared.metadata["rule"]
         name, part = prefix + declared.name, identity and rule.identity
-        found.append(Member(name, str(declared.type), default, rule, part, is_dataclass(factory)))
+        written: Any = declared.type
+        kind = written.__name__ if isinstance(written, type) else str(written)
+        kind = kind.replace("typing.", "")
+        found.append(Member(name, kind, default, rule, part, is_dataclass(factory)))
         if is_dataclass(factory):
             found.extend(_walk(factory, f"{name}.", part))
     return found

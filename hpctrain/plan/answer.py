@@ -22,7 +22,7 @@ from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
-from hpctrain.plan import printing
+from hpctrain.plan import printing, summary
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.activations import Measured
@@ -40,11 +40,9 @@ from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
-from hpctrain.plan.predicting.estimate import Estimate, Estimator
+from hpctrain.plan.predicting.estimate import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
-from hpctrain.plan.predicting.timing import best_of, host_rate
 from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
-from hpctrain.plan.summary import big, needs, summary
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB, readable
@@ -104,9 +102,16 @@ class _Answer:
     def fits(self) -> bool | None:
         """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return False if self.limits.exceeded(*self.named.bill) else self.named.fits
-        found = {estimate.fits for estimate in self.ranking.best}
+            return self._meets(self.named)
+        found = {self._meets(estimate) for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
+
+    def _meets(self, one: Estimate) -> bool | None:
+        """Return whether a layout fits, and takes no more than it may; None if that is unknown."""
+        excess = self.limits.excess(*one.bill)
+        if one.fits is False or (excess is not None and excess > 1):
+            return False
+        return None if excess is None else one.fits
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -128,12 +133,16 @@ class _Answer:
                 {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
                 for hardware, estimate in self.kinds
             ],
-            "assumptions": {**self.assumptions, "excluded": self.ranking.excluded},
+            "assumptions": {
+                **self.assumptions,
+                "not compared": uncompared_line(self.layouts) or None,
+                "excluded": self.ranking.excluded,
+            },
         }
 
-    def show(self, console: Console, command: str) -> None:
+    def show(self, console: Console, overrides: Sequence[str]) -> None:
         """Print what a beginner asks first, then the tables, and what they rest on."""
-        self._show_first(console, command)
+        self._show_first(console, overrides)
         if self.layouts and self.hardware:
             printing.print_layouts(console, self.layouts, self.hardware)
             printing.print_scaling(console, scaling(self.ranking.best))
@@ -151,22 +160,27 @@ class _Answer:
         printing.print_excluded(console, self.ranking.excluded)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
-            console.print(f"  {name}: {text}")
+            if name != "accuracy":  # it stands below the table
+                console.print(f"  {name}: {text}")
 
-    def _show_first(self, console: Console, command: str) -> None:
+    def _show_first(self, console: Console, overrides: Sequence[str]) -> None:
         size, named, hardware = self.facts.parameters, self.named, self.hardware
         if hardware is None and named is not None:
             most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
-            console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
+            console.print(
+                f"{summary.needs(size, named, most)}; hardware=NAME shows layouts that fit"
+            )
         elif hardware is not None and self.layouts:
-            printing.print_summaries(console, size, self.layouts, hardware, command)
+            summary.print_summaries(console, size, self.layouts, hardware, overrides)
         elif hardware is not None:
-            console.print(f"no layout of {big(size)} parameters on {hardware.title} is possible")
+            console.print(
+                f"no layout of {summary.big(size)} parameters on {hardware.title} is possible"
+            )
         if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
             console.print(f"it {exceeded}", soft_wrap=True)
-        if self.kinds and self.kinds[0][1] is not None:
-            told, *_ = summary(size, self.kinds[0][1], self.kinds[0][0])
-            console.print(f"of all known hardware the cheapest: {told}")
+        if hardware and self.layouts and self.limits.excess(*self.layouts[0].bill) is None:
+            console.print("whether that is within --deadline and --max-cost is unknown")
+        summary.print_first_kind(console, size, self.kinds)
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
@@ -209,7 +223,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         hint = _half_the_base(config, named, estimator, hardware)
-        named = replace(named, reason=f"the layout of the command line{hint}")
+        mark = f"; no published run with {named.uncompared} was compared" * bool(named.uncompared)
+        named = replace(named, reason=f"the layout of the command line{hint}{mark}")
     ranking = Ranking([], {})
     per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
@@ -297,7 +312,7 @@ def _count_blocks(model: nn.Module, config: Config) -> int:
 
 
 def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
-    flops, efficiencies = estimator.facts.flops, estimator.efficiencies
+    flops = estimator.facts.flops
     found: dict[str, Any] = {
         "kind": "all figures but the parameters are estimates",
         "budget": estimator.budget.text,
@@ -311,16 +326,7 @@ def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, A
             "hardware": hardware.title,
             "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
             "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves less",
-            "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
-            f"less for small ones; in fp8 {efficiencies.fp8:.0%} of that",
-            "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "
-            "peak, half of the square",
-            "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "
-            f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
-            "offload": f"{host_rate(hardware, efficiencies) / 1e9:.3g} GB/s to the host, whose "
-            f"memory gives {efficiencies.host_memory / 1e9:g} GB/s for each GPU",
-            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing"
-            f" and slows it by {efficiencies.contention:.0%} of its own time",
+            **estimator.efficiencies.on(hardware).assumptions,
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
     if estimator.calibration is not None:

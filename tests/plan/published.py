@@ -29,8 +29,9 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.efficiencies import Efficiencies
 from hpctrain.plan.predicting.rank_memory import MemoryModel
-from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
+from hpctrain.plan.predicting.timing import StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 from tests.plan.published_models import MODELS, Build, adapted
 

@@ -44,8 +44,8 @@ def accuracy(facts: ModelFacts, config: Config) -> str:
     return f"{name}: {median}% median, {worst}% at worst of {runs} published runs"
 
 
-def compared(layout: Layout) -> str:
-    """Return what of a layout was compared with no published run, as a sentence, or ""."""
+def uncompared(layout: Layout) -> str:
+    """Return which parts of the name of a layout no published run had; "" if there are none."""
     parts = layout.kind.split("+")
     missing = [part for part in parts if not {part, part.rstrip("0123456789")} & _COMPARED]
-    return f"no published run with {' and '.join(missing)} was compared" if missing else ""
+    return " and ".join(missing)

@@ -1,15 +1,10 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
-import contextlib
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from inspect import signature
 from typing import Any
-
-from torch import nn
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
@@ -19,32 +14,23 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.precision import DTYPES
-from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing, summary
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
-from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
     ModelFacts,
-    build_of,
-    build_on_meta,
-    explained,
-    facts_of,
     layers_of,
 )
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy
-from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, uncompared_line
-from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
+from hpctrain.plan.predicting.calibration import hardware_of
+from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
+from hpctrain.plan.predicting.estimator import Estimator, calibration_of
+from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS
 from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
-from hpctrain.shards.types import Batch
-from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB, readable
 
 
@@ -198,7 +184,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
         _check_node(config, hardware, asked.per_node)
     task = instantiate("task", config.task)
     sample = of_shape(task, shape) if shape else of_data(config.data)
-    estimator, model = _estimator(config, task, sample)
+    estimator, model = Estimator.of_config(config, task, sample)
     facts = estimator.facts
     samples = None if shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, facts.tokens, samples)
@@ -209,9 +195,9 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     measured = []
     for run in asked.runs:
         its = instantiate("task", run.config.task), of_data(run.config.data)
-        measured.append((_estimator(run.config, *its)[0], run))
+        measured.append((Estimator.of_config(run.config, *its)[0], run))
     if hardware is not None and measured:
-        estimator.calibration = _calibration(measured, hardware)
+        estimator.calibration = calibration_of(measured, hardware)
     if asked.failing is not None:
         saved = [each.checkpoint_bytes(run.config) for each, run in measured]
         estimator.failures = Failures.of(
@@ -261,36 +247,6 @@ def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
         )
 
 
-def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, nn.Module]:
-    model = build_on_meta(_build(config))
-    check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
-    facts = explained(partial(facts_of, model, task, sample), "plan: the model")
-    compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
-    dtype = None if compute is None else DTYPES[compute]
-    activations = Measured(_build(config), task, sample, dtype, config.train)
-    memory = MemoryModel(model, facts, activations)
-    blocks = _count_blocks(model, config)
-    return Estimator(facts, memory, activations, blocks), model
-
-
-def _build(config: Config) -> Build:
-    return build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
-
-
-def _calibration(
-    measured: Sequence[tuple[Estimator, MeasuredRun]], hardware: Hardware
-) -> Calibration:
-    """Return what measured runs say, beside what is predicted for them."""
-    estimates = [estimator.of(layout_of(run), hardware) for estimator, run in measured]
-    runs, times = [run for _, run in measured], [one.time for one in estimates if one.time]
-    if len(times) < len(runs):
-        raise ConfigError(
-            f"--from-run: the FLOPs of the runs, or a figure of hardware={hardware.name}, are "
-            "unknown, so there is nothing to compare their times with"
-        )
-    return calibrated(runs, times, [one.memory for one in estimates])
-
-
 def _half_the_base(
     config: Config, named: Estimate, estimator: Estimator, hardware: Hardware | None
 ) -> str:
@@ -303,12 +259,6 @@ def _half_the_base(
     if not halved.fits:
         return ""
     return f"; precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
-
-
-def _count_blocks(model: nn.Module, config: Config) -> int:
-    with contextlib.suppress(ConfigError):
-        return len(find_blocks(model, config.parallel.blocks))
-    return 0
 
 
 def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, order
+from hpctrain.plan.predicting.estimate import Estimate, order
+from hpctrain.plan.predicting.estimator import Estimator
 
 _MOST_NODES = 4096
 Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible

@@ -26,7 +26,7 @@ import torch
 from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.hardware import Hardware, load
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.efficiencies import Efficiencies
@@ -247,7 +247,7 @@ class Inspected:
         train = replace(Config().train, activation_checkpointing=mode)
         key = mode, dtype
         if key not in self.known:
-            self.known[key] = activations_of(self.build, self.task, self.sample, dtype, train)
+            self.known[key] = Measured(self.build, self.task, self.sample, dtype, train)[mode]
         return self.known[key]
 
 

@@ -28,14 +28,15 @@ from hpctrain.hardware import Hardware, known, load
 from hpctrain.job.building.flops import Flops
 from hpctrain.plan.budget import Budget, Limits, budget_of, duration
 from hpctrain.plan.failures import best_interval, stretch
-from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, order
+from hpctrain.plan.predicting.estimate import Estimate, order
+from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import (
     StepTime,
@@ -360,7 +361,7 @@ def measured(build: Callable[[], nn.Module]) -> Activations:
         "tokens": torch.empty((1, 257), dtype=torch.int64, device="meta"),
         "mask": torch.empty(1, dtype=torch.bool, device="meta"),
     }
-    return activations_of(build, LanguageModel(), sample, None, Config().train)
+    return Measured(build, LanguageModel(), sample, None, Config().train)["none"]
 
 
 def test_a_model_that_decides_by_values_is_called_with_some(

@@ -4,21 +4,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpctrain.config.schema import Config
-from hpctrain.estimates.memory_fit import Fit, on_gpu, on_host, worst
-from hpctrain.estimates.optimizer_states import optimizer_states
+from hpctrain.estimates.memory_fit import Fit
 from hpctrain.hardware import Hardware, Price
-from hpctrain.plan.budget import Budget, Limits
-from hpctrain.plan.failures import Failures, Losses
-from hpctrain.plan.inspecting.activations import Measured
-from hpctrain.plan.inspecting.model_facts import ModelFacts
-from hpctrain.plan.layouts import Divisible, Layout
-from hpctrain.plan.memory import stored_bytes
+from hpctrain.plan.budget import Budget
+from hpctrain.plan.failures import Losses
+from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.accuracy import uncompared
-from hpctrain.plan.predicting.calibration import Calibration
-from hpctrain.plan.predicting.efficiencies import Efficiencies
-from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
-from hpctrain.plan.predicting.timing import StepTime, step_time
+from hpctrain.plan.predicting.rank_memory import RankMemory
+from hpctrain.plan.predicting.timing import StepTime
 
 
 @dataclass(frozen=True)
@@ -145,79 +138,6 @@ class Estimate:
 # A layout that was compared with nothing published is ranked as if its steps took so many times as
 # long: predictions of the class that was compared best are 14 % off in the median.
 _SLOWER = 1.15
-
-
-class Estimator:
-    """Predicts layouts of one model.
-
-    `activations` are those of a sample, by `train.activation_checkpointing`. `calibration` is what
-    measured runs say of the times; None takes the efficiencies alone. `failures` are those of the
-    nodes; None leaves them out.
-    """
-
-    def __init__(
-        self,
-        facts: ModelFacts,
-        memory: MemoryModel,
-        activations: Measured,
-        blocks: int,
-    ) -> None:
-        self.facts, self._memory, self.activations = facts, memory, activations
-        self._blocks, self.efficiencies, self.limits = blocks, Efficiencies(), Limits()
-        self.budget = Budget(None, "no budget")
-        self.failures: Failures | None = None
-        self.calibration: Calibration | None = None
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The modes of activation checkpointing that the model can have."""
-        return ("none", "selective", "full") if self._blocks else ("none",)
-
-    @property
-    def divisible(self) -> Divisible:
-        """What can be divided of the model and its samples."""
-        return Divisible(self.facts.experts, self.facts.tokens if self.facts.context else 0)
-
-    def least(self, config: Config, ranks: int) -> float:
-        """Return the bytes below which no layout on these ranks can go: the divided states."""
-        stored, facts = stored_bytes(config.precision), self.facts
-        trained = stored * (1 + optimizer_states(config.optimizer)) * facts.trainable
-        return (stored * (facts.parameters - facts.adapted) + trained) / ranks
-
-    def checkpoint_bytes(self, config: Config) -> float:
-        """Return the bytes of a checkpoint: with adapters (LoRA) it is without the base."""
-        facts, train = self.facts, config.train
-        models = (facts.trainable if train.lora.patterns else facts.parameters) * (
-            1 + (train.ema is not None)
-        )
-        states = optimizer_states(config.optimizer) * facts.trainable
-        return stored_bytes(config.precision) * (models + states)
-
-    def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
-        """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
-        memory = self._memory.of(layout, hardware)
-        time = None
-        if hardware is not None:
-            time = step_time(
-                *(layout, self.facts, self.activations["none"]),
-                *(self._blocks, hardware, self.efficiencies),
-            )
-        if self.calibration is not None:
-            time = None if time is None else self.calibration.time(time)
-            memory = self.calibration.bytes(memory)
-        losses = None
-        if self.failures is not None and time is not None:
-            losses = self.failures.losses(
-                *(layout.nodes, self.checkpoint_bytes(layout.config), time.step_s),
-                *(self.budget.steps, layout.config.checkpoint.every_steps),
-            )
-        limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
-        ranks = launch.tasks_per_node
-        fit = worst(
-            on_gpu(memory.total, limit, complete=memory.activations is not None),
-            on_host(ranks * memory.host, ranks, launch.mem_gb),
-        )
-        return Estimate(layout, memory, fit, time, self.budget, hardware, self.facts.tokens, losses)
 
 
 def _watts(layout: Layout, hardware: Hardware | None) -> float | None:

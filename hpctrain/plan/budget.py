@@ -59,11 +59,7 @@ class Limits:
         cost = re.fullmatch(rf"{_NUMBER}([A-Z]{{3}})?\s*", max_cost or "1")
         if not cost or not float(cost[1]):
             raise ConfigError(f"--max-cost={max_cost}: it must be an amount such as 500 or 500USD")
-        return cls(
-            hours,
-            None if max_cost is None else float(cost[1]),
-            cost[2] or "",
-        )
+        return cls(hours, None if max_cost is None else float(cost[1]), cost[2] or "")
 
     def check(self, budget: Budget, price: str | None) -> None:
         """Raise a ConfigError if the run's length or price is unknown, or has another currency."""

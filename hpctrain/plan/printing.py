@@ -79,7 +79,7 @@ def print_layouts(console: Console, estimates: list[Estimate], hardware: Hardwar
     console.print(f"\nestimates on {hardware.title}{told}")
     shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
-    _print_mark(console, estimates)
+    _print_mark(console, shown)
     if more := len(estimates) - len(shown):
         console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 

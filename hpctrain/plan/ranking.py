@@ -19,7 +19,7 @@ from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimate import Estimate, order
 from hpctrain.plan.predicting.estimator import Estimator
 
-_MOST_NODES = 4096
+_NODES = tuple(2**n for n in range(1, 13))
 Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible
 
 
@@ -113,11 +113,7 @@ def smallest(
     tight: Estimate | None = None
     whole, nearest = per_node or hardware.gpus_per_node or 1, None
     sizes = sizes_of(hardware, None, per_node)[:-2]
-    nodes = 2
-    while nodes <= _MOST_NODES:
-        sizes.append((nodes, whole))
-        nodes *= 2
-    for size in sizes:
+    for size in (*sizes, *((nodes, whole) for nodes in _NODES)):
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break

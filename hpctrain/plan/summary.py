@@ -99,8 +99,9 @@ def _sentences(parameters: int, one: Estimate, hardware: Hardware) -> list[str]:
     # What has no GPU of its own is a CPU, or described by its user.
     where = f"{layout.ranks} {'' if hardware.devices else 'ranks of '}{hardware.title}{kind}"
     limit = "unknown" if hardware.memory_bytes is None else readable(hardware.memory_bytes)
+    why = f"{layout.kind}: {one.reason}"
     if one.fits is False:
-        return [f"{size} do not fit on {where}: the run {one.fit.reason}"]
+        return [f"{size} do not fit on {where}: the run {one.fit.reason}", why]
     each = " each" if layout.ranks > 1 else ""
     found = f"{size} fit on {where} ({needed} of {limit}{each}, {MARGIN:.0%} or more stays free)"
     if one.fit.tight:
@@ -108,10 +109,8 @@ def _sentences(parameters: int, one: Estimate, hardware: Hardware) -> list[str]:
     if one.fits is None:
         least = "at least " if one.memory.activations is None else ""
         found = f"whether {size} fit on {where} is unknown: each needs {least}{needed} of {limit}"
-    lines = [f"{found}; {_taken(one)}"]
-    if one.losses is not None:
-        lines.append(one.losses.text)
-    return [*lines, f"{layout.kind}: {one.reason}"]
+    losses = [] if one.losses is None else [one.losses.text]
+    return [f"{found}; {_taken(one)}", *losses, why]
 
 
 def _taken(one: Estimate) -> str:

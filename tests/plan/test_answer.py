@@ -297,6 +297,19 @@ def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixt
     assert {entry["step_s"] for entry in found["layouts"]} == {None}
 
 
+def test_an_unknown_time_is_neither_too_long_nor_short_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*LM, "model.layers=2", "hardware=h100_64", "--nodes", "1", "--budget", "1e9tokens"]
+    assert main([*words, "--deadline", "24h"]) == 10
+    text = capsys.readouterr().out
+    assert "fit on 4 NVIDIA H100 SXM 64 GB as ddp (" in text
+    assert "whether that is within --deadline and --max-cost is unknown" in text
+    assert "unknown hours" not in text
+    assert re.search(r"^zero2 \* ", text, re.MULTILINE)
+    assert "* no published run with offload or zero2 was compared; such layouts are" in text
+
+
 def test_a_layout_that_fits_barely_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*LM, "model.layers=1", "hardware=rtx_4090", "parallel=ddp"]
     total = plan(capsys, *words)["layouts"][0]["memory"]["total"] / 2**30

@@ -88,6 +88,9 @@ def test_what_was_compared_with_published_runs_is_said() -> None:
     assert uncompared(Layout(config, 1, ())) == ""
     config.parallel.fsdp.offload = True
     assert uncompared(Layout(config, 1, ())) == "offload"
+    config.parallel.fsdp.offload, config.launch.tasks_per_node = False, 8
+    config.parallel.cp = config.parallel.pp = 2
+    assert uncompared(Layout(config, 1, ())) == "cp+pp"  # each was compared, but not together
 
 
 def test_adapters_send_only_their_own_gradients() -> None:

@@ -20,8 +20,10 @@ SPEED: dict[str, tuple[int, ...]] = {
     "images tf32": (5, 18, 69, 69),
 }
 MEMORY = (22, 54, 117, 158)
-# The ways to divide a model that a published run has had.
-_COMPARED = frozenset(("ddp", "zero1", "zero3", "hsdp", "single", "tp", "pp", "cp", "ep"))
+# What published runs had: kinds of data parallel, and ways to divide the model, alone or together.
+COMPARED = frozenset(("ddp", "zero1", "zero3", "hsdp", "single"))
+_DIVIDE = ("cp", "tp", "pp", "ep")
+TOGETHER = frozenset(("", "tp", "cp", "pp", "ep", "tp+pp", "pp+ep"))
 
 
 def class_of(facts: ModelFacts, config: Config) -> str:
@@ -45,7 +47,14 @@ def accuracy(facts: ModelFacts, config: Config) -> str:
 
 
 def uncompared(layout: Layout) -> str:
-    """Return which parts of the name of a layout no published run had; "" if there are none."""
-    parts = layout.kind.split("+")
-    missing = [part for part in parts if not {part, part.rstrip("0123456789")} & _COMPARED]
-    return " and ".join(missing)
+    """Return what of a layout no published run had, such as "offload and cp+pp", or ""."""
+    kinds, together = parts_of(layout)
+    missing = [kind for kind in kinds if kind not in COMPARED]
+    return " and ".join([*missing, *([] if together in TOGETHER else [together])])
+
+
+def parts_of(layout: Layout) -> tuple[list[str], str]:
+    """Return the kind of data parallel, and offload; and the ways to divide the model: "tp+pp"."""
+    parts = [(part, part.rstrip("0123456789")) for part in layout.kind.split("+")]
+    kinds = [part for part, name in parts if name not in _DIVIDE]
+    return kinds, "+".join(name for _, name in parts if name in _DIVIDE)

@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def uncompared(self) -> str:
-        """Which parts of its name no published run had that was compared; "" if there are none."""
+        """What of the layout no published run had that was compared, or ""."""
         return uncompared(self.layout)
 
     @property

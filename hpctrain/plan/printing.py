@@ -153,7 +153,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "ranks": lambda one: str(one.layout.ranks),
     "memory": lambda one: (
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
-        f"{' tight' * one.fit.tight}"
+        f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
     "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
     "tok/s/GPU": lambda one: (

@@ -102,6 +102,7 @@ class _Answer:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         facts, flops = self.facts, self.facts.flops
+        every = (*self.layouts, *(one for _, one in self.kinds if one))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         return {
             "model": {
@@ -121,7 +122,7 @@ class _Answer:
             ],
             "assumptions": {
                 **self.assumptions,
-                "not compared": uncompared_line(self.layouts) or None,
+                "not compared": uncompared_line(every) or None,
                 "excluded": self.ranking.excluded,
             },
         }
@@ -209,8 +210,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         hint = _half_the_base(config, named, estimator, hardware)
-        mark = f"; no published run with {named.uncompared} was compared" * bool(named.uncompared)
-        named = replace(named, reason=f"the layout of the command line{hint}{mark}")
+        parts = filter(None, ("the layout of the command line", hint, named.mark))
+        named = replace(named, reason="; ".join(parts))
     ranking = Ranking([], {})
     per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
@@ -258,7 +259,7 @@ def _half_the_base(
     halved = estimator.of(layout, hardware)
     if not halved.fits:
         return ""
-    return f"; precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
+    return f"precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
 
 
 def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:

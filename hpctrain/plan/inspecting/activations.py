@@ -60,11 +60,6 @@ class Activations:
     alone: int = 0
     exact: bool = True  # measured; otherwise they are 0 and unknown
 
-    @property
-    def kept(self) -> int:
-        """The largest sum: what blocks keep, and what the loss or one of them needs to compute."""
-        return self.saved + max(self.working, self.outside)
-
     def of_loss(self, samples: float) -> int:
         """Return the bytes of the outputs and the loss of so many samples."""
         return int(min(self.alone * samples, self.of_part + self.outside * samples))

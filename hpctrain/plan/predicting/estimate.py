@@ -55,6 +55,11 @@ class Estimate:
         return uncompared(self.layout)
 
     @property
+    def mark(self) -> str:
+        """The same as a sentence."""
+        return f"no published run with {self.uncompared} was compared" if self.uncompared else ""
+
+    @property
     def overrides(self) -> list[str]:
         """What to add to the command line."""
         losses, given = self.losses, [*self.layout.overrides]

@@ -225,8 +225,12 @@ def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
     text = capsys.readouterr().out
     assert "one GPU alone would need 8.3 TiB, more than any has" in text
     table = text[text.index("of each kind, in USD") :].splitlines()[1 : len(known()) + 1]
-    assert all("not possible" in line or float(line.split()[3]) <= 6 for line in table[1:])
-    assert max(map(len, table)) <= 90
+    hours = {line.split()[0]: line.replace(" * ", " ").split()[3] for line in table[1:]}
+    assert hours.pop("h100_64") == "unknown"  # the bandwidth of its memory is
+    known_hours = [float(each) for each in hours.values() if each[0].isdecimal()]
+    assert len(known_hours) > 10
+    assert max(known_hours) <= 6
+    assert max(map(len, table)) <= 100
     assert not re.search(r"\d{5,}(\.\d+)? .iB", text)
     named = ["hardware=h100_sxm", "parallel=zero3", "launch.tasks_per_node=8"]
     assert main([*words, *named, "train.global_batch_size=128", "--deadline", "1h"]) == 8

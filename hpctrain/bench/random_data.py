@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hpctrain.config.schema import DataConfig, TrainConfig
-from hpctrain.plan.inspecting.activations import activations_of
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.sample_schema import ArrayBatch
@@ -27,7 +27,8 @@ def reading(data: DataConfig, folder: Path) -> DataConfig:
 
 def check(task: Any, build: Callable[[], nn.Module], train: TrainConfig, shape: str) -> None:
     """Raise a ConfigError if the model does not take such a sample."""
-    activations_of(build, task, of_shape(task, parse_shape(shape)), None, train)
+    sample = of_shape(task, parse_shape(shape))
+    assert Measured(build, task, sample, None, train)[train.activation_checkpointing]
 
 
 def write(task: Any, seed: int, batch: int, shape: str, folder: Path) -> None:

@@ -132,7 +132,10 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
     """Yield a warning if parameters and their states alone do not fit: on a GPU, or on the host."""
     parallel, launch, offload = config.parallel, config.launch, config.parallel.fsdp.offload
     memory = hardware.memory_bytes if hardware is not None else None
-    if parallel.ep > 1 or (launch.mem_gb if offload else memory) is None:
+    # How many weights are packed in 4 bits is not known here.
+    if parallel.ep > 1 or config.train.lora.quantize:
+        return
+    if (launch.mem_gb if offload else memory) is None:
         return
     count = _parameters(config)
     if count is None:
@@ -147,7 +150,7 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
     ranks *= degrees.cp if divided else 1  # without dp_shard they are replicas
     needed = count * size * (1 + states) / ranks
     optimizer = config.optimizer._target_.rpartition(".")[2]
-    of_model = f"{count:,} parameters and the state of {optimizer}"
+    of_model = f"{count:,} parameters" + f" and the state of {optimizer}" * (states > 0)
     if offload:
         fit = on_host(launch.tasks_per_node * needed, launch.tasks_per_node, launch.mem_gb)
         if fit.reason:

@@ -1,15 +1,10 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
-import contextlib
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from inspect import signature
 from typing import Any
-
-from torch import nn
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
@@ -19,34 +14,23 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.precision import DTYPES
-from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.parallel.preparing.initial import Build
-from hpctrain.plan import printing
+from hpctrain.plan import printing, summary
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
-from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
     ModelFacts,
-    build_of,
-    build_on_meta,
-    explained,
-    facts_of,
     layers_of,
 )
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy
-from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
-from hpctrain.plan.predicting.estimate import Estimate, Estimator
-from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
-from hpctrain.plan.predicting.timing import best_of, host_rate
+from hpctrain.plan.predicting.calibration import hardware_of
+from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
+from hpctrain.plan.predicting.estimator import Estimator, calibration_of
+from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS
 from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
-from hpctrain.plan.summary import big, needs, summary
-from hpctrain.shards.types import Batch
-from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB, readable
 
 
@@ -104,13 +88,21 @@ class _Answer:
     def fits(self) -> bool | None:
         """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return False if self.limits.exceeded(*self.named.bill) else self.named.fits
-        found = {estimate.fits for estimate in self.ranking.best}
+            return self._meets(self.named)
+        found = {self._meets(estimate) for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
+
+    def _meets(self, one: Estimate) -> bool | None:
+        """Return whether a layout fits, and takes no more than it may; None if that is unknown."""
+        excess = self.limits.excess(*one.bill)
+        if one.fits is False or (excess is not None and excess > 1):
+            return False
+        return None if excess is None else one.fits
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         facts, flops = self.facts, self.facts.flops
+        every = (*self.layouts, *(one for _, one in self.kinds if one))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         return {
             "model": {
@@ -128,12 +120,16 @@ class _Answer:
                 {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
                 for hardware, estimate in self.kinds
             ],
-            "assumptions": {**self.assumptions, "excluded": self.ranking.excluded},
+            "assumptions": {
+                **self.assumptions,
+                "not compared": uncompared_line(every) or None,
+                "excluded": self.ranking.excluded,
+            },
         }
 
-    def show(self, console: Console, command: str) -> None:
+    def show(self, console: Console, overrides: Sequence[str]) -> None:
         """Print what a beginner asks first, then the tables, and what they rest on."""
-        self._show_first(console, command)
+        self._show_first(console, overrides)
         if self.layouts and self.hardware:
             printing.print_layouts(console, self.layouts, self.hardware)
             printing.print_scaling(console, scaling(self.ranking.best))
@@ -151,22 +147,27 @@ class _Answer:
         printing.print_excluded(console, self.ranking.excluded)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
-            console.print(f"  {name}: {text}")
+            if name != "accuracy":  # it stands below the table
+                console.print(f"  {name}: {text}")
 
-    def _show_first(self, console: Console, command: str) -> None:
+    def _show_first(self, console: Console, overrides: Sequence[str]) -> None:
         size, named, hardware = self.facts.parameters, self.named, self.hardware
         if hardware is None and named is not None:
             most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
-            console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
+            console.print(
+                f"{summary.needs(size, named, most)}; hardware=NAME shows layouts that fit"
+            )
         elif hardware is not None and self.layouts:
-            printing.print_summaries(console, size, self.layouts, hardware, command)
+            summary.print_summaries(console, size, self.layouts, hardware, overrides)
         elif hardware is not None:
-            console.print(f"no layout of {big(size)} parameters on {hardware.title} is possible")
+            console.print(
+                f"no layout of {summary.big(size)} parameters on {hardware.title} is possible"
+            )
         if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
             console.print(f"it {exceeded}", soft_wrap=True)
-        if self.kinds and self.kinds[0][1] is not None:
-            told, *_ = summary(size, self.kinds[0][1], self.kinds[0][0])
-            console.print(f"of all known hardware the cheapest: {told}")
+        if hardware and self.layouts and self.limits.excess(*self.layouts[0].bill) is None:
+            console.print("whether that is within --deadline and --max-cost is unknown")
+        summary.print_first_kind(console, size, self.kinds)
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
@@ -184,7 +185,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
         _check_node(config, hardware, asked.per_node)
     task = instantiate("task", config.task)
     sample = of_shape(task, shape) if shape else of_data(config.data)
-    estimator, model = _estimator(config, task, sample)
+    estimator, model = Estimator.of_config(config, task, sample)
     facts = estimator.facts
     samples = None if shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, facts.tokens, samples)
@@ -195,9 +196,9 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     measured = []
     for run in asked.runs:
         its = instantiate("task", run.config.task), of_data(run.config.data)
-        measured.append((_estimator(run.config, *its)[0], run))
+        measured.append((Estimator.of_config(run.config, *its)[0], run))
     if hardware is not None and measured:
-        estimator.calibration = _calibration(measured, hardware)
+        estimator.calibration = calibration_of(measured, hardware)
     if asked.failing is not None:
         saved = [each.checkpoint_bytes(run.config) for each, run in measured]
         estimator.failures = Failures.of(
@@ -209,7 +210,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         hint = _half_the_base(config, named, estimator, hardware)
-        named = replace(named, reason=f"the layout of the command line{hint}")
+        parts = filter(None, ("the layout of the command line", hint, named.mark))
+        named = replace(named, reason="; ".join(parts))
     ranking = Ranking([], {})
     per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
@@ -246,36 +248,6 @@ def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
         )
 
 
-def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, nn.Module]:
-    model = build_on_meta(_build(config))
-    check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
-    facts = explained(partial(facts_of, model, task, sample), "plan: the model")
-    compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
-    dtype = None if compute is None else DTYPES[compute]
-    activations = Measured(_build(config), task, sample, dtype, config.train)
-    memory = MemoryModel(model, facts, activations)
-    blocks = _count_blocks(model, config)
-    return Estimator(facts, memory, activations, blocks), model
-
-
-def _build(config: Config) -> Build:
-    return build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
-
-
-def _calibration(
-    measured: Sequence[tuple[Estimator, MeasuredRun]], hardware: Hardware
-) -> Calibration:
-    """Return what measured runs say, beside what is predicted for them."""
-    estimates = [estimator.of(layout_of(run), hardware) for estimator, run in measured]
-    runs, times = [run for _, run in measured], [one.time for one in estimates if one.time]
-    if len(times) < len(runs):
-        raise ConfigError(
-            f"--from-run: the FLOPs of the runs, or a figure of hardware={hardware.name}, are "
-            "unknown, so there is nothing to compare their times with"
-        )
-    return calibrated(runs, times, [one.memory for one in estimates])
-
-
 def _half_the_base(
     config: Config, named: Estimate, estimator: Estimator, hardware: Hardware | None
 ) -> str:
@@ -287,17 +259,11 @@ def _half_the_base(
     halved = estimator.of(layout, hardware)
     if not halved.fits:
         return ""
-    return f"; precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
-
-
-def _count_blocks(model: nn.Module, config: Config) -> int:
-    with contextlib.suppress(ConfigError):
-        return len(find_blocks(model, config.parallel.blocks))
-    return 0
+    return f"precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
 
 
 def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
-    flops, efficiencies = estimator.facts.flops, estimator.efficiencies
+    flops = estimator.facts.flops
     found: dict[str, Any] = {
         "kind": "all figures but the parameters are estimates",
         "budget": estimator.budget.text,
@@ -311,16 +277,7 @@ def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, A
             "hardware": hardware.title,
             "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
             "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves less",
-            "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
-            f"less for small ones; in fp8 {efficiencies.fp8:.0%} of that",
-            "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "
-            "peak, half of the square",
-            "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "
-            f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
-            "offload": f"{host_rate(hardware, efficiencies) / 1e9:.3g} GB/s to the host, whose "
-            f"memory gives {efficiencies.host_memory / 1e9:g} GB/s for each GPU",
-            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing"
-            f" and slows it by {efficiencies.contention:.0%} of its own time",
+            **estimator.efficiencies.on(hardware).assumptions,
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
     if estimator.calibration is not None:

@@ -59,11 +59,7 @@ class Limits:
         cost = re.fullmatch(rf"{_NUMBER}([A-Z]{{3}})?\s*", max_cost or "1")
         if not cost or not float(cost[1]):
             raise ConfigError(f"--max-cost={max_cost}: it must be an amount such as 500 or 500USD")
-        return cls(
-            hours,
-            None if max_cost is None else float(cost[1]),
-            cost[2] or "",
-        )
+        return cls(hours, None if max_cost is None else float(cost[1]), cost[2] or "")
 
     def check(self, budget: Budget, price: str | None) -> None:
         """Raise a ConfigError if the run's length or price is unknown, or has another currency."""
@@ -75,24 +71,27 @@ class Limits:
             why = f"the price is in {price}" if price else "the hardware has no price"
             raise ConfigError(f"--max-cost: {why}; hardware.price.own='1.20 EUR' sets yours")
 
-    def excess(self, hours: float | None, cost: float | None, currency: str) -> float:
-        """Return how many times a run takes what it may; inf if that is unknown."""
-        return max((share for share, _ in self._parts(hours, cost, currency)), default=0.0)
+    def excess(self, hours: float | None, cost: float | None, currency: str) -> float | None:
+        """Return how many times a run takes what it may; None if that is unknown."""
+        shares = [share for share, _ in self._parts(hours, cost, currency)]
+        most = max((share for share in shares if share is not None), default=0.0)
+        return None if most <= 1 and None in shares else most
 
     def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
-        """Return what a run takes of what it may, for a reader; "" if it is not more."""
-        found = [text for share, text in self._parts(hours, cost, currency) if share > 1]
+        """Return what a run takes more than it may, for a reader; "" if nothing is known."""
+        parts = self._parts(hours, cost, currency)
+        found = [text for share, text in parts if share is not None and share > 1]
         return f"takes {' and '.join(found)}" if found else ""
 
     def _parts(
         self, hours: float | None, cost: float | None, currency: str
-    ) -> Iterator[tuple[float, str]]:
+    ) -> Iterator[tuple[float | None, str]]:
         if (most := self.hours) is not None:
-            share = math.inf if hours is None else hours / most
+            share = None if hours is None else hours / most
             yield share, f"{_beside(hours, most)} hours (--deadline {most:,.4g})"
         if (most := self.cost) is not None:
-            other = cost is None or self.currency not in ("", currency)
-            share = math.inf if cost is None or other else cost / most
+            known = cost if self.currency in ("", currency) else None
+            share = None if known is None else known / most
             yield share, f"{_beside(cost, most)} {currency} (--max-cost {most:,.10g})"
 
 

@@ -8,7 +8,6 @@ import gc
 import json
 import logging
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +91,15 @@ def main(argv: list[str]) -> int:
         if not found.layouts:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
         simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
-    folder = ["--config-dir", given.config_dir] if given.config_dir else []
-    trained = [text for text in given.overrides if text not in _NO_DATA]
-    command = f"python -m hpctrain -m {shlex.join([*folder, *referenced(trained)])}"
+    trained = referenced([text for text in given.overrides if text not in _NO_DATA])
+    trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
         body |= {} if simulated is None else {"simulation": simulated.as_json()}
     else:
-        found.show(console, command)
+        found.show(console, trained)
         for line in () if simulated is None else simulated.lines():
             console.print(line)
         for text in warnings:
@@ -112,7 +110,7 @@ def main(argv: list[str]) -> int:
             results = measure(found.layouts, given.overrides, config.output_dir)
         except KeyboardInterrupt:
             return _INTERRUPTED  # it has told what was cancelled
-        compared = Comparison(results, command)
+        compared = Comparison(results, trained)
         exit_code = compared.exit_code
         if given.json:
             compared.put_into(body, found.layouts)

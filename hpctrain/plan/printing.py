@@ -1,16 +1,15 @@
 """The answer as tables for a reader."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 
 from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.console import Console, Table
 from hpctrain.hardware import Hardware
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind
-from hpctrain.plan.summary import big, costs, summary, trained
+from hpctrain.plan.summary import big, by_ranks, costs, trained
 from hpctrain.units import MIB, readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
@@ -47,20 +46,6 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     console.print(table)
 
 
-def print_summaries(
-    console: Console, parameters: int, layouts: list[Estimate], hardware: Hardware, command: str
-) -> None:
-    """Print the first layout of each number of ranks in a sentence, and the command that takes it.
-
-    The layouts are sorted by their ranks, and then by speed; that of the command line comes first.
-    """
-    for place, (one, *_) in enumerate(_by_ranks(layouts)):
-        for line in (*[""] * bool(place), *summary(parameters, one, hardware)):
-            console.print(line)
-        if one.fits is not False:  # a command has no line breaks, so that it can be copied
-            console.print(f"  {' '.join([command, *one.overrides])}", soft_wrap=True)
-
-
 def print_memory(console: Console, estimate: Estimate) -> None:
     """Print the memory of a layout by part."""
     layout, batch = estimate.layout, estimate.layout.batch
@@ -92,8 +77,9 @@ def print_layouts(console: Console, estimates: list[Estimate], hardware: Hardwar
     amounts = costs(hardware.price_per_hour, hardware.spot, lambda each: f"{each.amount:g}")
     told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
     console.print(f"\nestimates on {hardware.title}{told}")
-    shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
+    shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
+    _print_mark(console, shown)
     if more := len(estimates) - len(shown):
         console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
@@ -135,12 +121,13 @@ def print_hardware(console: Console, rows: list[Kind]) -> None:
     before = {
         "hardware": [hardware.name for hardware, _ in rows],
         "GPUs": [str(one.layout.ranks) if one else "-" for _, one in rows],
-        "layout": [one.layout.kind if one else "not possible" for _, one in rows],
+        "layout": [_name(one) if one else "not possible" for _, one in rows],
     }
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in priced]
     prices = {"prices of": [date.strip() for date in dates]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
+    _print_mark(console, [one for _, one in rows if one])
 
 
 def _print_estimates(
@@ -161,14 +148,14 @@ def _print_estimates(
 
 
 _CELLS: dict[str, Callable[[Estimate], str]] = {
-    "layout": lambda one: one.layout.name,
+    "layout": lambda one: _name(one),
     "nodes": lambda one: str(one.layout.nodes),
     "ranks": lambda one: str(one.layout.ranks),
     "memory": lambda one: (
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
-        f"{' tight' * one.tight}"
+        f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
-    "step": lambda one: f"{one.time.step_s:.3f} s" if one.time else "unknown",
+    "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
     "tok/s/GPU": lambda one: (
         f"{one.tokens_per_s_per_gpu:,.0f}" if one.tokens_per_s_per_gpu else "unknown"
     ),
@@ -182,9 +169,18 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
 }
 
 
-def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
-    groups = groupby(layouts, lambda one: (one.layout.named, one.layout.ranks))
-    return [list(alike) for _, alike in groups]
+def _name(one: Estimate) -> str:
+    """Return the name of a layout, with a mark if it was compared with nothing."""
+    return one.layout.name + " *" * bool(one.uncompared)
+
+
+def _print_mark(console: Console, rows: Sequence[Estimate]) -> None:
+    if line := uncompared_line(rows):
+        console.print(f"* {line}")
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
 def _how(estimate: Estimate) -> str:

@@ -5,10 +5,9 @@ it. Efficiency is the speed of a GPU as a part of that on the smallest number of
 """
 
 import copy
-import math
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 
@@ -17,10 +16,10 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.accuracy import compared
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
+from hpctrain.plan.predicting.estimate import Estimate, order
+from hpctrain.plan.predicting.estimator import Estimator
 
-_MOST_NODES = 4096
+_NODES = tuple(2**n for n in range(1, 13))
 Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible
 
 
@@ -30,8 +29,7 @@ class Ranking:
 
     best: list[Estimate]  # those that fit, one for each way to divide the model, best first
     excluded: dict[str, str]  # with the reason
-    # Those that fit, but take more than they may.
-    over: list[Estimate] = field(default_factory=list)
+    nearest: float | None = None  # how many times what it may one takes that fits, but is left out
 
 
 def rank(
@@ -39,7 +37,7 @@ def rank(
 ) -> Ranking:
     """Return the layouts for given numbers of nodes."""
     found: list[Estimate] = []
-    over: list[Estimate] = []
+    over: list[float] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
         groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
@@ -53,18 +51,22 @@ def rank(
             possible = [estimate for estimate in estimates if estimate.fits is not False]
             if possible:
                 # What is tight comes only where nothing leaves more room.
-                fastest = min(possible, key=lambda one: (one.tight, speed(one)))
-                if reason := estimator.limits.exceeded(*fastest.bill):
-                    excluded[name] = reason
-                (over if reason else found).append(fastest)
+                fastest = min(possible, key=lambda one: (one.fit.tight, order(one)))
+                excess = estimator.limits.excess(*fastest.bill)
+                if excess is None or excess <= 1:
+                    found.append(fastest)
+                else:
+                    excluded[name] = estimator.limits.exceeded(*fastest.bill)
+                    over.append(excess)
                 continue
             full = group[-1].config.train.activation_checkpointing == "full"
             excluded[name] = (
-                f"{estimates[-1].room}, also with "
+                f"{estimates[-1].fit.reason}, also with "
                 f"{'full activation checkpointing and ' * full}the smallest micro-batch"
             )
-    found.sort(key=lambda e: (e.layout.ranks, speed(e)))
-    return Ranking([replace(e, reason=_reason(e)) for e in found], excluded, over)
+    found.sort(key=lambda e: (e.layout.ranks, order(e)))
+    best = [replace(e, reason=_reason(e)) for e in found]
+    return Ranking(best, excluded, min(over, default=None))
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
@@ -74,7 +76,6 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
     rises then. So halving finds the best number in a few estimates.
     """
     estimate = cache(lambda n: estimator.of(group[n], hardware))
-    has_room = cache(lambda n: estimate(n).fits is not False and not estimate(n).tight)
     found: list[Estimate] = []
     begin = 0
     for _, alike in groupby(group, lambda one: one.config.train.activation_checkpointing):
@@ -82,12 +83,12 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
         if begin and estimate(least).fits is False:
             return [estimate(least)]
         numbers = range(begin + len(list(alike)) - 1)
-        first = bisect_left(numbers, True, begin, key=has_room)
+        first = bisect_left(numbers, True, begin, key=lambda n: estimate(n).has_room)
         best = bisect_left(
-            numbers, True, first, key=lambda n: speed(estimate(n)) <= speed(estimate(n + 1))
+            numbers, True, first, key=lambda n: order(estimate(n)) <= order(estimate(n + 1))
         )
         found.append(estimate(best))
-        if first == 0 and found[0].fits and not found[0].tight:
+        if first == 0 and found[0].fits and found[0].has_room:
             break  # what computes twice is slower, and measuring it takes seconds
         begin = len(numbers) + 1
     return found
@@ -110,13 +111,9 @@ def smallest(
     What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
+    whole, nearest = per_node or hardware.gpus_per_node or 1, None
     sizes = sizes_of(hardware, None, per_node)[:-2]
-    nodes = 2
-    while nodes <= _MOST_NODES:
-        sizes.append((nodes, whole))
-        nodes *= 2
-    for size in sizes:
+    for size in (*sizes, *((nodes, whole) for nodes in _NODES)):
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
@@ -124,14 +121,13 @@ def smallest(
         if on_gpu(least, hardware.memory_bytes, complete=False).possible is False:
             continue
         found = rank(config, estimator, hardware, [size])
-        if roomy := [each for each in found.best if not each.tight]:
-            return min(roomy, key=speed)
-        tight = tight or min(found.best, key=speed, default=None)
-        if found.over:  # more GPUs may be faster, until they are not
-            excess = min(estimator.limits.excess(*each.bill) for each in found.over)
-            if excess >= nearest:
+        if roomy := [each for each in found.best if each.has_room]:
+            return roomy[0]
+        tight = tight or next(iter(found.best), None)
+        if found.nearest is not None:  # more GPUs may be faster, until they are not
+            if nearest is not None and found.nearest >= nearest:
                 break
-            nearest = excess
+            nearest = found.nearest
     return tight
 
 
@@ -175,8 +171,8 @@ def _reason(estimate: Estimate) -> str:
         f"{mode} activation checkpointing makes room": mode != "none",
         f"{parts} keep its stages busy": degrees.pp > 1,
         f"{parts} make room": degrees.pp == 1 and layout.batch.accumulate > 1,
-        f"it is tight: it {estimate.room}": estimate.tight,
-        compared(layout): True,
+        f"it is tight: it {estimate.fit.reason}": estimate.fit.tight,
+        estimate.mark: True,
     }
     return "; ".join(text for text, holds in reasons.items() if text and holds)
 
@@ -200,7 +196,7 @@ def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
         if estimate.time is None or layout.ranks < widest.get(layout.nodes, 0):
             continue
         known = fastest.get(layout.nodes)
-        if known is None or layout.ranks > known.layout.ranks or speed(estimate) < speed(known):
+        if known is None or layout.ranks > known.layout.ranks or order(estimate) < order(known):
             fastest[layout.nodes], widest[layout.nodes] = estimate, layout.ranks
     if len(fastest) < 2:
         return []

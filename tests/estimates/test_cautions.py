@@ -25,6 +25,7 @@ LM = ["experiment=stdlib_lm", "data.path=data", "hardware=h100_sxm", "launch.gpu
 SMALL = [*LM, "precision=bf16", "data.windows.length=129"]
 LARGE = ("llama3_70b", "llama3_405b")  # as llama3_8b, and slow to build
 LINEAR = ["optimizer.lr_scaling=linear"]
+LORA = ["train.lora.match='*'", "checkpoint.init_from=base"]
 OFFLOAD = [*LLAMA, "parallel=offload", "launch.nodes=1", "launch.tasks_per_node=2"]
 OFFLOAD += ["launch.gpus_per_node=2"]
 
@@ -34,6 +35,10 @@ OFFLOAD += ["launch.gpus_per_node=2"]
     [
         ([*LLAMA, "parallel=ddp"], "8,030,261,248 parameters and the state of AdamW alone take"),
         ([*LLAMA, "parallel=ddp"], "89.7 GiB on each rank (divided by 1)"),
+        (
+            [*LLAMA, "parallel=ddp", *LORA, "hardware=rtx_4090"],
+            "8,030,261,248 parameters alone take",
+        ),
         ([*LLAMA, "launch.cpus_per_task=1"], "use launch.cpus_per_task=2 or more"),
         ([*LLAMA, "launch.mem_gb=63"], "launch.mem_gb=63: less than 8 GB of host memory per GPU"),
         ([*LLAMA, "parallel.tp=16"], "parallel.tp=16 spans several nodes of 8 ranks"),
@@ -73,6 +78,11 @@ OFFLOAD += ["launch.gpus_per_node=2"]
 def test_a_warning(composer: Composer, words: list[str], text: str) -> None:
     found = list(cautions.cautions(composer.typed(words)))
     assert any(text in each for each in found), found
+
+
+def test_a_base_in_4_bits_is_not_counted_as_if_it_were_not_packed(composer: Composer) -> None:
+    words = [*LLAMA, "parallel=ddp", *LORA, "hardware=rtx_4090", "train.lora.quantize=nf4"]
+    assert not [text for text in cautions.cautions(composer.typed(words)) if "alone take" in text]
 
 
 def test_room_on_a_gpu_and_on_its_host() -> None:

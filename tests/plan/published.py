@@ -26,11 +26,12 @@ import torch
 from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.hardware import Hardware, load
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.efficiencies import Efficiencies
 from hpctrain.plan.predicting.rank_memory import MemoryModel
-from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
+from hpctrain.plan.predicting.timing import StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 from tests.plan.published_models import MODELS, Build, adapted
 
@@ -239,15 +240,14 @@ class Inspected:
     sample: dict[str, torch.Tensor]
     facts: ModelFacts
     blocks: int
-    known: dict[Any, Activations] = field(default_factory=dict)
+    known: dict[torch.dtype | None, Measured] = field(default_factory=dict)
 
-    def kept(self, mode: str, compute: str) -> Activations:
+    def measured(self, compute: str) -> Measured:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute.replace("fp8", "bf16"))
-        train = replace(Config().train, activation_checkpointing=mode)
-        key = mode, dtype
-        if key not in self.known:
-            self.known[key] = activations_of(self.build, self.task, self.sample, dtype, train)
-        return self.known[key]
+        if dtype not in self.known:
+            train = Config().train
+            self.known[dtype] = Measured(self.build, self.task, self.sample, dtype, train)
+        return self.known[dtype]
 
 
 @cache
@@ -288,7 +288,7 @@ def predicted(run: Run, efficiencies: Efficiencies | None = None) -> StepTime:
         mean = (one.step_s + two.step_s) / 2
         return replace(one, step_s=mean, mfu=one.mfu * one.step_s / mean)
     layout, known = Layout(run.config, run.gpus // run.per_node, ()), of_run(run)
-    activations, used = known.kept("none", run.compute), efficiencies or Efficiencies()
+    activations, used = known.measured(run.compute)["none"], efficiencies or Efficiencies()
     time = step_time(layout, known.facts, activations, known.blocks, run.machine, used)
     assert time is not None
     return time
@@ -315,10 +315,11 @@ def memory_of(run: Run) -> float:
     known = of_run(run)
     with torch.device("meta"):
         model = known.build()
-    mode = run.config.train.activation_checkpointing
-    activations = {mode: known.kept(mode, run.compute)}
-    memory = MemoryModel(model, known.facts, activations)
-    found = memory.of(Layout(run.config, run.gpus // run.per_node, ()), run.machine)
+    memory = MemoryModel(model, known.facts, known.measured(run.compute))
+    config = run.config
+    if config.train.lora.quantize:  # is refused with train.compile, which needs no other memory
+        config = replace(config, train=replace(config.train, compile="off"))
+    found = memory.of(Layout(config, run.gpus // run.per_node, ()), run.machine)
     allowance = 0 if SOURCES[run.source].reserved else found.allowance
     return (found.total - allowance) / 2**30
 

@@ -13,8 +13,9 @@ from hpctrain.models import ConvNet, Transformer
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.accuracy import SPEED, accuracy, class_of, compared
-from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
+from hpctrain.plan.predicting.accuracy import SPEED, accuracy, class_of, uncompared
+from hpctrain.plan.predicting.efficiencies import Efficiencies
+from hpctrain.plan.predicting.timing import StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 
 _LM = partial(Transformer, vocab_size=512, dim=512, layers=6, heads=8, hidden=1024)
@@ -84,9 +85,12 @@ def test_what_was_compared_with_published_runs_is_said() -> None:
     assert class_of(facts, config) == "LoRA fp32"
     config.train.lora.quantize = "nf4"
     assert class_of(facts, config) == "QLoRA fp32"
-    assert compared(Layout(config, 1, ())) == ""
+    assert uncompared(Layout(config, 1, ())) == ""
     config.parallel.fsdp.offload = True
-    assert compared(Layout(config, 1, ())) == "no published run with offload was compared"
+    assert uncompared(Layout(config, 1, ())) == "offload"
+    config.parallel.fsdp.offload, config.launch.tasks_per_node = False, 8
+    config.parallel.cp = config.parallel.pp = 2
+    assert uncompared(Layout(config, 1, ())) == "cp+pp"  # each was compared, but not together
 
 
 def test_adapters_send_only_their_own_gradients() -> None:

@@ -15,6 +15,7 @@ from hpctrain.config.validate import validate
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun
+from hpctrain.estimates.memory_fit import Fit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.plan.answer import Query, answer
@@ -110,7 +111,7 @@ def test_the_jobs_of_one_number_of_ranks_are_one_array_and_only_measure(
     time = replace(_TIME, step_s=2.0)
     timed = [replace(one, time=time) for one in group]
     assert minutes(timed) == (600 + 3 * STEPS * 2 + original.launch.warn_s) / 60 + 0.5
-    bad = replace(timed[0], fits=False)
+    bad = replace(timed[0], fit=Fit(False))
     two = replace(timed[1], layout=replace(timed[1].layout, nodes=2))
     assert chosen([bad, two, *timed, timed[0]]) == [[two], timed]
 
@@ -127,7 +128,7 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
         Measured(slow, run, "7_0", replace(own, peak_bytes=5 * slow.memory.total // 4)),
         Measured(fast, run, "7_1", replace(own, step_s=own.step_s / 2)),
     ]
-    compared = Comparison(results, "python -m hpctrain -m experiment=digits")
+    compared = Comparison(results, ["experiment=digits", "+launch.nodes=7", "data.path=a b"])
     assert [one.estimate for one in compared.ranked] == [fast, slow, failed]
     text = io.StringIO()
     console = Console()
@@ -143,7 +144,8 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     assert rows[2][3] == "failed"
     assert "zero2: OutOfMemoryError: CUDA out of memory" in lines
     assert f"  its log: python -m hpctrain logs {tmp_path}/2-zero2" in lines
-    command = f"python -m hpctrain -m experiment=digits {shlex.join(fast.layout.overrides)}"
+    command = "python -m hpctrain -m experiment=digits 'data.path=a b' "  # and no key twice
+    command += shlex.join(fast.layout.overrides)
     assert f"  {command}" in lines
     assert f"  --from-run {run} --from-run {run}" in lines
     body: dict[str, Any] = {"layouts": [{}, {}, {}, {}]}
@@ -155,7 +157,7 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     assert fourth["measured"] is None
     assert body["measurement"]["fastest"][0]["command"] == command
     assert compared.exit_code == 0
-    assert Comparison(results[:1], "").exit_code == 4
+    assert Comparison(results[:1], []).exit_code == 4
 
 
 @pytest.mark.slurm

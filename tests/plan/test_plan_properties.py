@@ -18,12 +18,12 @@ from hpctrain.errors import ConfigError
 from hpctrain.hardware import load
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models import Transformer
-from hpctrain.plan.inspecting.activations import Activations, Measured, activations_of
+from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import facts_of
 from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.plan_command import main
-from hpctrain.plan.predicting.estimate import Estimator
+from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression
@@ -41,7 +41,7 @@ def sample(length: int = 65) -> Batch:
 def activations(build: Build, mode: str = "none", every: int = 1) -> Activations:
     train = Config().train
     train.activation_checkpointing, train.activation_checkpointing_every = mode, every
-    return activations_of(build, LanguageModel(), sample(), None, train)
+    return Measured(build, LanguageModel(), sample(), None, train)[mode]
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +126,9 @@ def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     half, full = (activations(SMALL, "full", every) for every in (2, 1))
     assert whole.saved > half.saved > full.saved
     assert half.saved == pytest.approx((whole.saved + full.saved) / 2, rel=0.02)
-    lower = activations_of(
-        *(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train), cast=True
-    )
-    autocast = activations_of(
-        SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train, cast=False
-    )
-    assert lower.saved < 0.9 * autocast.saved
+    measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train)
+    lower, autocast = (measured.of("none", cast=cast).saved for cast in (True, False))
+    assert lower < 0.9 * autocast
 
 
 class Attends(nn.Module):
@@ -219,7 +215,7 @@ class TwoInputs(nn.Module):
 )
 def test_dense_targets_and_several_inputs(task: Any, shape: str, size: int) -> None:
     fields = of_shape(task, parse_shape(shape))
-    found = activations_of(TwoInputs, task, fields, None, Config().train)
+    found = Measured(TwoInputs, task, fields, None, Config().train)["none"]
     assert found.outputs == 4 * 3 * size
     with torch.device("meta"):
         flops = count_flops(TwoInputs(), task, meta_batch(fields))

@@ -4,6 +4,7 @@ import pytest
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.predicting import accuracy
@@ -29,6 +30,16 @@ def test_the_page_and_the_product_state_the_errors_of_the_rows() -> None:
     judged = {name: of for name, rows in ROWS.items() if (of := of_rows(rows))}
     assert judged.pop(MEMORY) == accuracy.MEMORY
     assert {name: judged[name] for name in judged if name not in (OLD, REFUSED)} == accuracy.SPEED
+
+
+def test_layouts_without_a_mark_have_what_published_runs_of_referees_had() -> None:
+    found = [
+        accuracy.parts_of(Layout(run.config, run.config.launch.nodes, ()))
+        for run in runs()
+        if not (run.refused or run.calibrates)
+    ]
+    assert {kind for kinds, _ in found for kind in kinds} >= accuracy.COMPARED
+    assert {together for _, together in found} >= accuracy.TOGETHER
 
 
 def test_each_source_is_on_one_side_and_named_with_its_place() -> None:

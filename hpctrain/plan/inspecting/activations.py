@@ -60,11 +60,6 @@ class Activations:
     alone: int = 0
     exact: bool = True  # measured; otherwise they are 0 and unknown
 
-    @property
-    def kept(self) -> int:
-        """The largest sum: what blocks keep, and what the loss or one of them needs to compute."""
-        return self.saved + max(self.working, self.outside)
-
     def of_loss(self, samples: float) -> int:
         """Return the bytes of the outputs and the loss of so many samples."""
         return int(min(self.alone * samples, self.of_part + self.outside * samples))
@@ -86,7 +81,7 @@ class Measured:
         train: TrainConfig,
     ) -> None:
         self._build, self._task, self._sample = build, task, sample
-        self._compute, self._train = compute, train
+        self._compute, self._train, self._tokens = compute, train, tokens_of(task, sample)
         self._found: dict[tuple[str, bool], Activations] = {}
 
     def __getitem__(self, mode: str) -> Activations:
@@ -94,44 +89,56 @@ class Measured:
         return self.of(mode, cast=False)
 
     def of(self, mode: str, *, cast: bool) -> Activations:
-        """Return those of a mode; see `activations_of` for errors."""
+        """Return those of a mode.
+
+        It raises a ConfigError if the sample does not fit, or blocks are to be computed again and
+        there are none.
+        """
         key = mode, cast and self._compute is not None
         if key not in self._found:
-            train = replace(self._train, activation_checkpointing=mode)
-            self._found[key] = activations_of(
-                *(self._build, self._task, self._sample, self._compute, train), cast=key[1]
-            )
+            self._found[key] = self._measure(*key)
         return self._found[key]
 
+    def _measure(self, mode: str, cast: bool) -> Activations:
+        fake, train = FakeTensorMode(allow_non_fake_inputs=True), self._train
+        train = replace(train, activation_checkpointing=mode)
+        model = _without_memory(self._build, fake)
+        model = _prepared(model, self._compute if cast else None, train, fake)
 
-def activations_of(
-    build: Build,
-    task: Any,
-    sample: Batch,
-    compute: torch.dtype | None,
-    train: TrainConfig,
-    *,
-    cast: bool = False,
-) -> Activations:
-    """Return the activations of a sample, by `build`, which returns a new model.
+        def step(rows: int) -> StepBytes:
+            with fake:
+                return self._step(model, rows, torch.empty)
 
-    The arguments are those of `Measured`. It raises a ConfigError if the sample does not fit, or
-    blocks are to be computed again and there are none.
-    """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _prepared(_without_memory(build, fake), compute if cast else None, train, fake)
+        try:
+            with used_evenly(model):
+                return _per_sample(model, step, self._tokens)
+        except Exception as error:  # an operation needs values, or the sample does not fit
+            del model
+            return self._with_values(error, train)
 
-    def step(rows: int) -> StepBytes:
-        with fake:
-            batch = {n: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for n, t in sample.items()}
-            return step_bytes(model, task, batch, compute)
+    def _with_values(self, error: Exception, train: TrainConfig) -> Activations:
+        """Return those of a small model whose tensors have values; `error` fails without."""
+        with torch.device("meta"):
+            size = sum(p.numel() for p in self._build().parameters())
+        rows = 1 if self._tokens else _ROWS
+        if 36 * size * max(1, self._tokens) * rows > _MOST_FLOPS:
+            if isinstance(error, NEED_VALUES):
+                log.info("activations cannot be measured: %s", error)
+                return Activations(0, 0, 0, 0, exact=False)
+            explained(partial(_raise, error), _called(self._sample))
+        model = _prepared(self._build(), None, train, FakeTensorMode())
 
-    try:
-        with used_evenly(model):
-            return _per_sample(model, step, tokens_of(task, sample))
-    except Exception as error:  # an operation needs values, or the sample does not fit
-        del model
-        return _with_values(error, build, task, sample, compute, train)
+        def step(rows: int) -> StepBytes:
+            return self._step(model, rows, _values)
+
+        called = partial(_per_sample, model, step, self._tokens, by_block=False)
+        found: Activations = explained(called, _called(self._sample))
+        return found
+
+    def _step(self, model: nn.Module, rows: int, values: Callable[..., Any]) -> StepBytes:
+        sample = self._sample.items()
+        batch = {name: values((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample}
+        return step_bytes(model, self._task, batch, self._compute)
 
 
 def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
@@ -203,34 +210,6 @@ def _per_sample(
     outside = (losses[2 * rows] - losses[rows]) // rows
     part = max(0, losses[rows] - rows * outside)
     return Activations(saved, max(working), outputs, outside, part, losses[least] // least)
-
-
-def _with_values(
-    error: Exception,
-    build: Build,
-    task: Any,
-    sample: Batch,
-    compute: torch.dtype | None,
-    train: TrainConfig,
-) -> Activations:
-    """Return the activations of a small model whose tensors have values; `error` fails without."""
-    with torch.device("meta"):
-        size = sum(p.numel() for p in build().parameters())
-    rows = 1 if tokens_of(task, sample) else _ROWS
-    if 36 * size * max(1, tokens_of(task, sample)) * rows > _MOST_FLOPS:
-        if isinstance(error, NEED_VALUES):
-            log.info("activations cannot be measured: %s", error)
-            return Activations(0, 0, 0, 0, exact=False)
-        explained(partial(_raise, error), _called(sample))
-    model = _prepared(build(), None, train, FakeTensorMode())
-
-    def step(rows: int) -> StepBytes:
-        batch = {name: _values((rows, *t.shape[1:]), t.dtype) for name, t in sample.items()}
-        return step_bytes(model, task, batch, compute)
-
-    called = partial(_per_sample, model, step, tokens_of(task, sample), by_block=False)
-    found: Activations = explained(called, _called(sample))
-    return found
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -10,18 +10,19 @@ from hpctrain.errors import LaunchError
 from hpctrain.plan.measured.measurement import Measured
 from hpctrain.plan.measured.short_run import MOST
 from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.summary import command_of
 from hpctrain.units import GIB
 
 
 class Comparison:
-    """The layouts that were measured; `command` is the beginning of one that submits the run.
+    """The layouts that were measured; `overrides` are those of the command line.
 
     They are ranked by nodes and ranks, then by the measured step; a failed one is last of its
     number.
     """
 
-    def __init__(self, results: Sequence[Measured], command: str) -> None:
-        self._command = command
+    def __init__(self, results: Sequence[Measured], overrides: Sequence[str]) -> None:
+        self._overrides = overrides
         self.ranked = sorted(results, key=lambda one: (*_size(one), one.step_s or math.inf))
 
     @property
@@ -80,7 +81,7 @@ class Comparison:
 
     def _of(self, one: Measured) -> str:
         """Return the command that submits the run in a layout."""
-        return " ".join([self._command, *one.estimate.layout.overrides])
+        return command_of(self._overrides, one.estimate.layout.overrides)
 
     def _table(self) -> Table:
         tokens = any(one.estimate.tokens for one in self.ranked)

@@ -19,9 +19,11 @@ SPEED: dict[str, tuple[int, ...]] = {
     "images bf16": (17, 62, 85, 113),
     "images tf32": (5, 18, 69, 69),
 }
-MEMORY = (22, 54, 117, 158)
-# The ways to divide a model that a published run has had.
-_COMPARED = frozenset(("ddp", "zero1", "zero3", "hsdp", "single", "tp", "pp", "cp", "ep"))
+MEMORY = (22, 50, 113, 122)
+# What published runs had: kinds of data parallel, and ways to divide the model, alone or together.
+COMPARED = frozenset(("ddp", "zero1", "zero3", "hsdp", "single"))
+_DIVIDE = ("cp", "tp", "pp", "ep")
+TOGETHER = frozenset(("", "tp", "cp", "pp", "ep", "tp+pp", "pp+ep"))
 
 
 def class_of(facts: ModelFacts, config: Config) -> str:
@@ -44,8 +46,15 @@ def accuracy(facts: ModelFacts, config: Config) -> str:
     return f"{name}: {median}% median, {worst}% at worst of {runs} published runs"
 
 
-def compared(layout: Layout) -> str:
-    """Return what of a layout was compared with no published run, as a sentence, or ""."""
-    parts = layout.kind.split("+")
-    missing = [part for part in parts if not {part, part.rstrip("0123456789")} & _COMPARED]
-    return f"no published run with {' and '.join(missing)} was compared" if missing else ""
+def uncompared(layout: Layout) -> str:
+    """Return what of a layout no published run had, such as "offload and cp+pp", or ""."""
+    kinds, together = parts_of(layout)
+    missing = [kind for kind in kinds if kind not in COMPARED]
+    return " and ".join([*missing, *([] if together in TOGETHER else [together])])
+
+
+def parts_of(layout: Layout) -> tuple[list[str], str]:
+    """Return the kind of data parallel, and offload; and the ways to divide the model: "tp+pp"."""
+    parts = [(part, part.rstrip("0123456789")) for part in layout.kind.split("+")]
+    kinds = [part for part, name in parts if name not in _DIVIDE]
+    return kinds, "+".join(name for _, name in parts if name in _DIVIDE)

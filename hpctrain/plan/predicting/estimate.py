@@ -1,22 +1,17 @@
 """What is predicted of one layout, as one line of the answer."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpctrain.config.schema import Config
-from hpctrain.estimates.memory_fit import on_gpu, on_host, worst
-from hpctrain.estimates.optimizer_states import optimizer_states
+from hpctrain.estimates.memory_fit import Fit
 from hpctrain.hardware import Hardware, Price
-from hpctrain.plan.budget import Budget, Limits
-from hpctrain.plan.failures import Failures, Losses
-from hpctrain.plan.inspecting.activations import Measured
-from hpctrain.plan.inspecting.model_facts import ModelFacts
-from hpctrain.plan.layouts import Divisible, Layout
-from hpctrain.plan.memory import stored_bytes
-from hpctrain.plan.predicting.calibration import Calibration
-from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
-from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
+from hpctrain.plan.budget import Budget
+from hpctrain.plan.failures import Losses
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.accuracy import uncompared
+from hpctrain.plan.predicting.rank_memory import RankMemory
+from hpctrain.plan.predicting.timing import StepTime
 
 
 @dataclass(frozen=True)
@@ -25,18 +20,44 @@ class Estimate:
 
     layout: Layout
     memory: RankMemory  # of the rank that needs most
-    # None if the GPU's memory is unknown, or the activations are and the rest alone would fit.
-    fits: bool | None
+    # Unknown if the GPU's memory is, or the activations are and the rest alone would fit.
+    fit: Fit
     time: StepTime | None  # of a step; None if a figure that it needs is unknown
     budget: Budget
-    watts: float | None  # of all GPUs and nodes; None if unknown
-    price: Price | None  # the one that counts; None if unknown
-    spot: Price | None  # where capacity may be taken away; None if unknown or the user's own
+    hardware: Hardware | None
     tokens: int  # of a sample
     losses: Losses | None = None  # by failures of nodes, which the hours have; None if not asked
     reason: str = ""
-    tight: bool = False  # it fits, but less than the margin of `memory_fit` stays free
-    room: str = ""  # why it is tight, or does not fit
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it has room, even if it is tight; None if that is unknown."""
+        return self.fit.possible
+
+    @property
+    def has_room(self) -> bool:
+        """Whether as much stays free as it should; what is unknown counts as if it did."""
+        return self.fits is not False and not self.fit.tight
+
+    @property
+    def price(self) -> Price | None:
+        """The price that counts; None if unknown."""
+        return self.hardware.price_per_hour if self.hardware else None
+
+    @property
+    def spot(self) -> Price | None:
+        """That where capacity may be taken away; None if unknown or the price is the user's own."""
+        return self.hardware.spot if self.hardware else None
+
+    @property
+    def uncompared(self) -> str:
+        """What of the layout no published run had that was compared, or ""."""
+        return uncompared(self.layout)
+
+    @property
+    def mark(self) -> str:
+        """The same as a sentence."""
+        return f"no published run with {self.uncompared} was compared" if self.uncompared else ""
 
     @property
     def overrides(self) -> list[str]:
@@ -72,7 +93,8 @@ class Estimate:
     @property
     def kwh(self) -> float | None:
         """The energy of the budget."""
-        return self.hours and self.watts and self.hours * self.watts / 1000
+        watts = _watts(self.layout, self.hardware)
+        return self.hours and watts and self.hours * watts / 1000
 
     @property
     def bill(self) -> tuple[float | None, float | None, str]:
@@ -105,7 +127,8 @@ class Estimate:
             "ranks": self.layout.ranks,
             "nodes": self.layout.nodes,
             "fits": self.fits,
-            "tight": self.tight,
+            "tight": self.fit.tight,
+            "compared": not self.uncompared,
             "memory": asdict(self.memory),
             **{name: self.time and getattr(self.time, name) for name in of_step},
             **{name: getattr(self, name) for name in own},
@@ -117,91 +140,9 @@ class Estimate:
         }
 
 
-class Estimator:
-    """Predicts layouts of one model.
-
-    `activations` are those of a sample, by `train.activation_checkpointing`. `calibration` is what
-    measured runs say of the times; None takes the efficiencies alone. `failures` are those of the
-    nodes; None leaves them out.
-    """
-
-    def __init__(
-        self,
-        facts: ModelFacts,
-        memory: MemoryModel,
-        activations: Measured,
-        blocks: int,
-    ) -> None:
-        self.facts, self._memory, self.activations = facts, memory, activations
-        self._blocks, self.efficiencies, self.limits = blocks, Efficiencies(), Limits()
-        self.budget = Budget(None, "no budget")
-        self.failures: Failures | None = None
-        self.calibration: Calibration | None = None
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The modes of activation checkpointing that the model can have."""
-        return ("none", "selective", "full") if self._blocks else ("none",)
-
-    @property
-    def divisible(self) -> Divisible:
-        """What can be divided of the model and its samples."""
-        return Divisible(self.facts.experts, self.facts.tokens if self.facts.context else 0)
-
-    def least(self, config: Config, ranks: int) -> float:
-        """Return the bytes below which no layout on these ranks can go: the divided states."""
-        stored, facts = stored_bytes(config.precision), self.facts
-        trained = stored * (1 + optimizer_states(config.optimizer)) * facts.trainable
-        return (stored * (facts.parameters - facts.adapted) + trained) / ranks
-
-    def checkpoint_bytes(self, config: Config) -> float:
-        """Return the bytes of a checkpoint: with adapters (LoRA) it is without the base."""
-        facts, train = self.facts, config.train
-        models = (facts.trainable if train.lora.patterns else facts.parameters) * (
-            1 + (train.ema is not None)
-        )
-        states = optimizer_states(config.optimizer) * facts.trainable
-        return stored_bytes(config.precision) * (models + states)
-
-    def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
-        """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
-        memory = self._memory.of(layout, hardware)
-        time = None
-        if hardware is not None:
-            time = step_time(
-                *(layout, self.facts, self.activations["none"]),
-                *(self._blocks, hardware, self.efficiencies),
-            )
-        if self.calibration is not None:
-            time = None if time is None else self.calibration.time(time)
-            memory = self.calibration.bytes(memory)
-        losses = None
-        if self.failures is not None and time is not None:
-            losses = self.failures.losses(
-                *(layout.nodes, self.checkpoint_bytes(layout.config), time.step_s),
-                *(self.budget.steps, layout.config.checkpoint.every_steps),
-            )
-        price = hardware.price_per_hour if hardware else None
-        limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
-        ranks = launch.tasks_per_node
-        fit = worst(
-            on_gpu(memory.total, limit, complete=memory.activations is not None),
-            on_host(ranks * memory.host, ranks, launch.mem_gb),
-        )
-        return Estimate(
-            layout,
-            memory,
-            fit.possible,
-            time,
-            self.budget,
-            _watts(layout, hardware),
-            price,
-            hardware.spot if hardware else None,
-            self.facts.tokens,
-            losses,
-            tight=fit.tight,
-            room=fit.reason,
-        )
+# A layout that was compared with nothing published is ranked as if its steps took so many times as
+# long: predictions of the class that was compared best are 14 % off in the median.
+_SLOWER = 1.15
 
 
 def _watts(layout: Layout, hardware: Hardware | None) -> float | None:
@@ -211,6 +152,22 @@ def _watts(layout: Layout, hardware: Hardware | None) -> float | None:
     return layout.ranks * (hardware.power_w or 0.0) + of_nodes
 
 
-def speed(estimate: Estimate) -> float:
-    """Return the step time for sorting: what is unknown comes last."""
-    return estimate.time.step_s if estimate.time else math.inf
+def order(estimate: Estimate) -> tuple[bool, float]:
+    """Return what sorts layouts, fastest first: those of unknown time follow as they were listed.
+
+    One that was compared with nothing published stands where it would if it were slower.
+    """
+    if estimate.time is None:
+        return True, 0.0
+    return False, estimate.time.step_s * (_SLOWER if estimate.uncompared else 1.0)
+
+
+def uncompared_line(estimates: Iterable[Estimate]) -> str:
+    """Return the line that explains the mark of layouts that were compared with nothing, or ""."""
+    parts = {part for one in estimates for part in one.uncompared.split(" and ") if part}
+    if not parts:
+        return ""
+    return (
+        f"no published run with {' or '.join(sorted(parts))} was compared; such layouts are ranked "
+        f"as if their steps took {_SLOWER - 1:.0%} longer"
+    )

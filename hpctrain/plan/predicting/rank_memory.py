@@ -7,25 +7,18 @@ the logits: both are computed, and the larger counts.
 """
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import nn
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.starting_weights import adapter_problems
-from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
-from hpctrain.models.lora import adapted
-from hpctrain.models.plan import Plan
 from hpctrain.models.quantized import packed_bytes
-from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
-from hpctrain.parallel.dividing.stages import block_counts, numbers_of
+from hpctrain.parallel.dividing.chosen_plan import matching
+from hpctrain.parallel.dividing.stages import numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations, Measured
@@ -33,6 +26,7 @@ from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import by_fsdp, computed_bytes, memory_of, shards, stored_bytes
 from hpctrain.plan.model_sizes import ModelSizes
+from hpctrain.plan.predicting.stage_sizes import Sizes, StageSizes
 from hpctrain.units import GIB
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
@@ -57,10 +51,6 @@ class RankMemory:
     host: int = 0  # what offload keeps in the memory of the node instead of the GPU's
 
 
-# The shapes of all parameters that a rank has, and of those that are trained.
-_Sizes = tuple[ModelSizes, ModelSizes]
-
-
 class MemoryModel:
     """Computes the memory of layouts of one model, which is on the meta device.
 
@@ -69,8 +59,7 @@ class MemoryModel:
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self._model, self._facts, self._activations = model, facts, activations
-        self._sizes: dict[tuple[int, int, int, str, bool], list[_Sizes]] = {}
-        self._plans: dict[int, Plan] = {}
+        self._stages = StageSizes(model)
         self._blocks = 0
         with contextlib.suppress(ConfigError):
             self._blocks = len(find_blocks(model, []))
@@ -80,9 +69,7 @@ class MemoryModel:
         config = layout.config
         for problem in adapter_problems(config.train, config.parallel, config.precision):
             raise ConfigError(problem)
-        stages = self._stages(layout)
-        for sizes, _ in stages:
-            _check_experts(sizes, layout.config.parallel, layout.degrees)
+        stages = self._stages.of(layout)
         most = max(
             (self._stage(layout, hardware, both, i) for i, both in enumerate(stages)),
             key=lambda memory: memory.total,
@@ -93,7 +80,7 @@ class MemoryModel:
         return replace(most, host=max(_on_host(layout, *both) for both in stages))
 
     def _stage(
-        self, layout: Layout, hardware: Hardware | None, both: _Sizes, stage: int
+        self, layout: Layout, hardware: Hardware | None, both: Sizes, stage: int
     ) -> RankMemory:
         config, degrees, batch = layout.config, layout.degrees, layout.batch
         (sizes, trained), parallel = both, config.parallel
@@ -101,7 +88,7 @@ class MemoryModel:
             *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
             trained,
         )
-        if packed := [weight.numel() for weight in self._packed(layout)]:
+        if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(config.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
@@ -137,13 +124,6 @@ class MemoryModel:
             allowance,
             peak + allowance,
         )
-
-    def _packed(self, layout: Layout) -> list[torch.Tensor]:
-        """Return the weights that are held in 4 bits."""
-        if not layout.config.train.lora.quantize:
-            return []
-        weights: list[Any] = [layer.weight for _, layer in adapted(self._model)]
-        return [weight for weight in weights if not weight.requires_grad]
 
     def _measured(self, layout: Layout) -> Activations:
         mode = layout.config.train.activation_checkpointing
@@ -188,87 +168,19 @@ class MemoryModel:
             computed_bytes(config.precision) if _casts(layout) else stored_bytes(config.precision)
         )
         whole = self._facts.tokens * self._facts.width * size
-        if degrees.tp > 1 and sequence_is_divided(self._plan(layout), config.parallel):
+        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout), config.parallel):
             return whole // degrees.tp
         return whole
 
-    def _plan(self, layout: Layout) -> Plan:
-        key = layout.degrees.tp
-        if key not in self._plans:
-            self._plans[key] = find_plan(self._model, layout.config.parallel, layout.degrees)
-        return self._plans[key]
-
     def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
-        parallel, plan = layout.config.parallel, self._plan(layout)
+        parallel, plan = layout.config.parallel, self._stages.plan(layout)
         styles = [s for p, s in plan.tensor.items() for _ in matching(self._model, p)]
         number = sum(style == "gather_sequence" for style in styles)
         if not sequence_is_divided(plan, parallel):
             number *= 3  # norms and residuals are whole, too
         size = computed_bytes(layout.config.precision)
         return number * self._facts.tokens * self._facts.width * size
-
-    def _stages(self, layout: Layout) -> list[_Sizes]:
-        """Return the shapes that each rank of a pipeline has."""
-        parallel, degrees = layout.config.parallel, layout.degrees
-        divided = degrees.ranks > degrees.dp_replicate
-        key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
-        if key not in self._sizes:
-            packed = self._packed(layout)
-            wholes, learnt = (
-                self._divided(parallel, degrees, packed, trained=each) for each in (False, True)
-            )
-            self._sizes[key] = list(zip(wholes, learnt, strict=True))
-        return self._sizes[key]
-
-    def _divided(
-        self,
-        parallel: ParallelConfig,
-        degrees: Degrees,
-        packed: list[torch.Tensor],
-        *,
-        trained: bool,
-    ) -> list[ModelSizes]:
-        model, plan = self._model, None
-        if degrees.ranks > degrees.dp or parallel.ep > 1:
-            plan = find_plan(model, parallel, degrees)
-        styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
-        blocks = self._named_blocks(parallel, degrees)
-        whole = ModelSizes.of(
-            *(model, blocks, styles, degrees.tp),
-            experts=experts,
-            ep=parallel.ep,
-            trained=trained,
-            without=packed,
-        )
-        if degrees.pp == 1 or plan is None:
-            return [whole]
-        counts = block_counts(model, plan, parallel, degrees.pp)
-        first, last = (
-            _outside(model, names, styles, degrees.tp, trained) for names in (plan.first, plan.last)
-        )
-        stages = []
-        for rank in range(degrees.pp):
-            numbers = numbers_of(parallel.pipeline.schedule, degrees.pp, rank)
-            parts = [slice(sum(counts[:n]), sum(counts[: n + 1])) for n in numbers]
-            rest = (first if 0 in numbers else ()) + (last if len(counts) - 1 in numbers else ())
-            stages.append(
-                ModelSizes(
-                    tuple(block for part in parts for block in whole.blocks[part]),
-                    rest or ((0,),),
-                    tuple(held for part in parts for held in whole.experts[part]),
-                    whole.ep,
-                )
-            )
-        return stages
-
-    def _named_blocks(self, parallel: ParallelConfig, degrees: Degrees) -> list[nn.Module]:
-        try:
-            return [block for _, block in find_blocks(self._model, parallel.blocks)]
-        except ConfigError:
-            if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
-                raise
-            return []
 
 
 def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
@@ -286,25 +198,6 @@ def _casts(layout: Layout) -> bool:
     precision = layout.config.precision
     stored = computed_bytes(precision) == stored_bytes(precision)
     return stored or by_fsdp(layout.degrees, layout.config.parallel)
-
-
-def _check_experts(sizes: ModelSizes, parallel: ParallelConfig, degrees: Degrees) -> None:
-    """Raise the ConfigError of a training whose ranks cannot divide the same experts."""
-    ranks = shards(degrees, parallel) // parallel.ep if degrees.dp_shard > 1 else 1
-    for number, width, *_ in {shape for held in sizes.experts for shape in held}:
-        if number % ranks and width % ranks:
-            raise ConfigError(
-                f"parallel.ep={parallel.ep} leaves {number} experts for {ranks} ranks, which "
-                f"divide neither these nor their width {width}"
-            )
-
-
-def _outside(
-    model: nn.Module, names: Sequence[str], styles: dict[str, str], tp: int, trained: bool
-) -> tuple[tuple[int, ...], ...]:
-    modules = nn.ModuleDict({name.replace(".", "-"): model.get_submodule(name) for name in names})
-    inner = {name.replace(".", "-"): styles[name] for name in names if name in styles}
-    return ModelSizes.of(modules, [], inner, tp, trained=trained).rest
 
 
 def _in_flight(layout: Layout, stage: int) -> float:

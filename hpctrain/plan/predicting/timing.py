@@ -13,8 +13,7 @@ The collectives follow the alpha-beta model of their slowest link, as a ring (Th
 NCCL takes trees where latency matters, so alpha counts for log2(n) hops at most.
 
 The efficiency of a matrix product grows with its size: `best` x s / (s + half), where s is the
-harmonic mean of its three sizes. The constants are calibrated on a part of the runs of
-docs/published.md; the others judge.
+harmonic mean of its three sizes. `efficiencies` has the constants.
 """
 
 import math
@@ -29,31 +28,7 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import computed_bytes, reduced_bytes, shards, stored_bytes
-
-_LINK_EFFICIENCY = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
-
-
-@dataclass(frozen=True)
-class Efficiencies:
-    """What a step reaches of the figures of a data sheet."""
-
-    # The part of the peak that the largest products reach; None takes that of the hardware.
-    best: float | None = None
-    # The part of the time of reading operands that computing does not hide: a product of size s
-    # reaches s / (s + half x peak / bandwidth) of `best`.
-    half: float = 0.06
-    fp8: float = 0.9  # of `best`: what a product in fp8 reaches of its peak beside one in 16 bits
-    tf32: float = 0.55  # of `best`, likewise
-    convolution: float = 0.5  # of `best`: what a convolution reaches beside a product of its size
-    attention: float = 0.35  # of the peak, where the hardware does not say (flash kernel)
-    traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
-    fused: float = 3.0  # the same, where torch.compile fuses
-    memory: float = 0.8  # of the HBM bandwidth
-    overlap: float = 0.9  # of the computing time, behind which communication can hide
-    contention: float = 0.65  # of hidden communication: so much it slows the computing beside it
-    launch_s: float = 6e-6  # in which the CPU starts one operation
-    host_link: float = 20e9  # bytes/s between GPU and host, where the hardware does not say
-    host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
+from hpctrain.plan.predicting.efficiencies import LINK, Efficiencies
 
 
 @dataclass(frozen=True)
@@ -70,7 +45,6 @@ class StepTime:
 
 
 _KERNELS = 90  # of a block, forward and backward
-_BEST = 0.75  # where the hardware does not say: between A100 and H100, which are calibrated
 _BACKWARD = 3  # passes of attention in training, as FLOPs are counted: backward is twice forward
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 _CASTS = 5  # bytes for each element that is cast to fp8: read twice in 16 bits, written once
@@ -85,7 +59,7 @@ def step_time(
     efficiencies: Efficiencies,
 ) -> StepTime | None:
     """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown."""
-    config = layout.config
+    config, efficiencies = layout.config, efficiencies.on(hardware)
     peak, usual = hardware.peak(config.precision.compute), hardware.peak(_usual(config))
     if facts.flops is None or not (peak and usual and hardware.memory_bandwidth):
         return None
@@ -107,7 +81,7 @@ def step_time(
         return None
     moved, rate_of_states = 0.0, rate
     if config.parallel.fsdp.offload:
-        moved = _moved(layout, facts) / host_rate(hardware, efficiencies)
+        moved = _moved(layout, facts) / efficiencies.host_link
         rate_of_states = efficiencies.host_memory
     once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
     behind = min(hidden, efficiencies.overlap * busy)
@@ -133,11 +107,6 @@ def _usual(config: Config) -> str:
     return config.precision.compute.replace("fp8", "bf16")
 
 
-def best_of(hardware: Hardware) -> float:
-    """Return the part of the peak that the largest products of a GPU reach."""
-    return hardware.matmul_efficiency or _BEST
-
-
 def _compute(
     layout: Layout, facts: ModelFacts, hardware: Hardware, efficiencies: Efficiencies
 ) -> tuple[float, float]:
@@ -145,7 +114,7 @@ def _compute(
     assert facts.flops is not None
     degrees, flops, usual = layout.degrees, facts.flops, _usual(layout.config)
     in_fp8 = layout.config.precision.compute == "fp8"
-    best, rate = efficiencies.best or best_of(hardware), hardware.memory_bandwidth or 1.0
+    rate = hardware.memory_bandwidth or 1.0
     forward = sum(matrix.flops for matrix in facts.matrices)
     attention = max(0.0, flops.forward - forward)
     full = layout.config.train.activation_checkpointing == "full"
@@ -159,16 +128,13 @@ def _compute(
         wide, narrow = sorted((matrix.rows, matrix.columns), reverse=True)
         size = 3 / (degrees.tp / wide + 1 / narrow + 1 / positions)
         half = efficiencies.half * peak * _BYTES[own] / rate
-        time += matrix.flops * (size + half) / (peak * best * part * size)
+        time += matrix.flops * (size + half) / (peak * efficiencies.best * part * size)
         if own == "fp8":  # inputs and gradients are read twice, for their largest value, and cast
             moved = _CASTS * (2 * matrix.columns + matrix.rows) * matrix.positions
             time += moved / (rate * efficiencies.memory * passes)
     # A causal kernel computes half of the square that is counted.
     counted = (_BACKWARD + full) * attention / (2 if facts.tokens else 1)
-    reached = (hardware.attention_efficiency or efficiencies.attention) * (
-        hardware.peak(usual) or 1.0
-    )
-    return passes * time, counted / reached
+    return passes * time, counted / (efficiencies.attention * (hardware.peak(usual) or 1.0))
 
 
 def _between_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
@@ -239,12 +205,6 @@ def _moved(layout: Layout, facts: ModelFacts) -> float:
     return stored * (down + layout.batch.accumulate * facts.trainable) / divided
 
 
-def host_rate(hardware: Hardware, efficiencies: Efficiencies) -> float:
-    """Return the bytes/s that offload moves between a GPU and the memory of its host."""
-    link = hardware.host.bandwidth
-    return efficiencies.host_link if link is None else link * _LINK_EFFICIENCY
-
-
 def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float:
     return times * gather_s(nbytes / max(1, blocks), ranks, link) * max(1, blocks)
 
@@ -264,14 +224,14 @@ def gather_s(nbytes: float, ranks: int, link: Link) -> float:
     if link.bandwidth is None:
         return math.inf
     alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
-    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _LINK_EFFICIENCY)
+    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * LINK)
 
 
 def send_s(nbytes: float, link: Link) -> float:
     """Return the seconds in which one rank sends to another; infinite if the link is unknown."""
     if link.bandwidth is None:
         return math.inf
-    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _LINK_EFFICIENCY)
+    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * LINK)
 
 
 def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:

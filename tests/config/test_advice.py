@@ -17,10 +17,9 @@ from hpctrain.config.translate import accelerate, deepspeed_keys
 from hpctrain.config.translate.foreign_config import ALWAYS
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware, load
-from hpctrain.plan.answer import _estimator
 from hpctrain.plan.inspecting.sample_shape import of_shape
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.estimate import Estimator
+from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.tasks import LanguageModel
 from tests.conftest import ROOT
 
@@ -108,7 +107,7 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return _estimator(base["ddp"], task, of_shape(task, {"": (1025,)}))[0]
+    return Estimator.of_config(base["ddp"], task, of_shape(task, {"": (1025,)}))[0]
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:

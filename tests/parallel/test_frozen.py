@@ -139,8 +139,8 @@ def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
 def test_ddp_names_the_key_for_parameters_without_a_gradient() -> None:
     with pytest.raises(RanksError) as told:
         run_ranks(train, 2, cell("no_grad", "inside", 2))
-    said = "ConfigError: parallel.ddp: parameters that are trained had"
-    assert str(told.value).count(said) == 2
+    # The other rank may still be waiting for this one when the first error ends both.
+    assert "ConfigError: parallel.ddp: parameters that are trained had" in str(told.value)
 
 
 # The process group is of no use after such an error, so no warm rank makes it.

@@ -23,8 +23,6 @@ _RESTART_S = 600.0  # from a failure to the next start, where no run has measure
 # A measured save counts for checkpoints of at most so many times its bytes: a small one tells how
 # long it takes to begin, and nothing of the storage.
 _MOST_LARGER = 10
-
-
 _HOPELESS, _FAR = 0.99, 500.0  # a run that loses more does not end; e to this power is no time
 
 
@@ -45,7 +43,7 @@ class Losses:
     def text(self) -> str:
         """The same for a reader."""
         return (
-            f"a node fails every {duration(self.mtbf_s / 3600)}, and a save takes "
+            f"one of the nodes fails every {duration(self.mtbf_s / 3600)}, and a save takes "
             f"{duration(self.save_s / 3600)}: checkpoint.every_steps={self.every_steps} loses "
             f"least, {self.lost:.1%} of the time, which the hours have "
             f"({self.every_steps_as_given} loses {self.lost_as_given:.1%})"

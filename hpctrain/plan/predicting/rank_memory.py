@@ -17,7 +17,6 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.models.quantized import packed_bytes
-from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.dividing.stages import numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -175,8 +174,7 @@ class MemoryModel:
     def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
         parallel, plan = layout.config.parallel, self._stages.plan(layout)
-        styles = [s for p, s in plan.tensor.items() for _ in matching(self._model, p)]
-        number = sum(style == "gather_sequence" for style in styles)
+        number = self._stages.gathers(layout)
         if not sequence_is_divided(plan, parallel):
             number *= 3  # norms and residuals are whole, too
         size = computed_bytes(layout.config.precision)

@@ -11,7 +11,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
-from hpctrain.parallel.dividing.chosen_plan import find_plan
+from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.layouts import Layout
@@ -29,6 +29,7 @@ class StageSizes:
         self._model = model
         self._sizes: dict[tuple[int, int, int, str, bool], list[Sizes]] = {}
         self._plans: dict[int, Plan] = {}
+        self._gathers: dict[int, int] = {}
 
     def of(self, layout: Layout) -> list[Sizes]:
         """Return the shapes that each rank of a pipeline has; a ConfigError if it cannot."""
@@ -100,6 +101,15 @@ class StageSizes:
             return []
         weights: list[Any] = [layer.weight for _, layer in adapted(self._model)]
         return [weight for weight in weights if not weight.requires_grad]
+
+    def gathers(self, layout: Layout) -> int:
+        """Return how many layers get an input that tensor parallel puts together."""
+        key = layout.degrees.tp
+        if key not in self._gathers:
+            styles = self.plan(layout).tensor.items()
+            patterns = [pattern for pattern, style in styles if style == "gather_sequence"]
+            self._gathers[key] = sum(len(matching(self._model, each)) for each in patterns)
+        return self._gathers[key]
 
     def plan(self, layout: Layout) -> Plan:
         """Return how the model says that its layers can be divided."""

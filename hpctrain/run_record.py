@@ -77,6 +77,7 @@ class Attempt(Record, frozen=True):
     nodes: Annotated[int, Meta(ge=1, le=10**7)] = 1
     job_id: JobId = ""
     restart_count: Count = 0
+    step_id: Count = 0
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
@@ -116,7 +117,7 @@ class RunRecord(Record, frozen=True):
     left_out: tuple[tuple[Count, Count], ...] = ()
     rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    lowered_in: tuple[str, int] | None = None
+    lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
     preflight_requeues: Count = 0
     notes: tuple[Note, ...] = ()
 

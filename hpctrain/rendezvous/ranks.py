@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous.hostlist import expand_hostlist, expand_tasks
@@ -29,6 +30,14 @@ from hpctrain.rendezvous.port import master_port
 _SPECIAL_STEPS = 0xFFFFFFF0
 _NO_RANKS = re.compile(rb"slurmstepd: \[.*\.(batch|interactive|extern)\]")
 _ALONE = "HPCTRAIN_LAUNCHER=single trains with this process alone"
+
+
+class AttemptKey(NamedTuple):
+    """Which start of a run this is: the ranks of one step of a job, after so many requeues."""
+
+    job_id: str = ""
+    restart_count: int = 0
+    step_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class RankInfo:
         hosts: Node names in the order of the ranks; empty if the launcher does not tell them.
         job_id: The id for `squeue` and `scontrol` (`ARRAYJOB_TASK` for an array task), or "".
         restart_count: How often the launcher has restarted this job.
+        step_id: The number of the step of the Slurm job whose tasks the ranks are; 0 elsewhere.
     """
 
     launcher: str
@@ -58,6 +68,7 @@ class RankInfo:
     hosts: tuple[str, ...] = ()
     job_id: str = ""
     restart_count: int = 0
+    step_id: int = 0
 
     def __post_init__(self) -> None:
         for value, count, name in (
@@ -87,6 +98,11 @@ class RankInfo:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes what all ranks share."""
         return self.rank == 0
+
+    @property
+    def attempt_key(self) -> AttemptKey:
+        """The key by which records tell this start of the run from others."""
+        return AttemptKey(self.job_id, self.restart_count, self.step_id)
 
     @property
     def one_node(self) -> bool:
@@ -271,6 +287,7 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
         hosts=tuple(hosts),
         job_id=_job_id(env),
         restart_count=restart_count,
+        step_id=step,
     )
 
 

@@ -81,6 +81,12 @@ class Attempt(Record, frozen=True):
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
+    # What `hpctrain.restarts.policy` has decided on the end, and why.
+    cause: str = ""
+    fingerprint: str = ""
+    ended_at: Count | None = None  # the global step that was reached
+    verdict: str = ""
+    avoid: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -118,7 +124,7 @@ class RunRecord(Record, frozen=True):
     rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
-    preflight_requeues: Count = 0
+    preflight_requeues: Count = 0  # of older versions
     notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:

@@ -9,11 +9,12 @@ import math
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.causes import ANOTHER_RANK, cause_of
+from hpctrain.causes import ANOTHER_RANK, NODE, PORT, USER_STOP, cause_of, named
 from hpctrain.config.identity import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
@@ -28,14 +29,17 @@ from hpctrain.errors import (
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
-from hpctrain.job.preflight import lost_gpu
+from hpctrain.job.preflight import decide, lost_gpu
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.restarts import policy
+from hpctrain.restarts.policy import GOES_ON, JUDGED_LATER, End, Room, stopped
 from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.slurm.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
+from hpctrain.slurm.own_job import left_s
+from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
@@ -129,24 +133,35 @@ class Attempt(NoAttempt):
             log.error("the end of this attempt is not recorded: %s", problem)
 
     def _record_failure(self, error: BaseException | None) -> None:
-        if isinstance(error, PortTakenError):
-            error.requeued = requeue_for_a_port(self._ranks, self._run.read().attempts)
+        if error is None:
+            return
+        self._decide(error)
+        now = self._run.read().attempt
+        if now.verdict in GOES_ON:  # decided here, or by the checks of the nodes
+            self.tracker.finish("KILLED", reason=now.reason)
+            return
+        cause, reason = cause_of(error), now.error or failure.described(error)
+        if cause is ANOTHER_RANK:  # the first rank that failed has told why
+            reason = failure.read(self._run.path, self._ranks.attempt_key) or reason
+        if not now.verdict:
+            facts: dict[str, Any] = {"misfit": True} if isinstance(error, MisfitError) else {}
+            if isinstance(error, NodeError | NoGpuError | PortTakenError):
+                facts["verdict"] = "failed"  # of which rank 0 knows more than what it has told
+            self._run.end_attempt("failed", error=reason, cause=cause.name, **facts)
+        # The batch script may start the ranks again then (`hpctrain.job.verdict`).
+        final = cause not in JUDGED_LATER or self._ranks.launcher != "slurm" or now.verdict != ""
+        self.tracker.finish("FAILED", reason=named(cause.name, reason), final=final)
+
+    def _decide(self, error: BaseException) -> None:
+        """Decide at once on an error of the start, which only rank 0 knows."""
+        hosts: Sequence[str] = ()
         if isinstance(error, NoGpuError):
-            error.requeued = lost_gpu(self._config, self._run, self._ranks, error.hosts)
-        if isinstance(error, NoGpuError | NodeError | PortTakenError) and error.requeued:
-            self._run.end_attempt(
-                "interrupted", reason=str(error), step=self._run.last_checkpoint()
-            )
-            self.tracker.finish("KILLED", reason=str(error))
-        elif error is not None:
-            reason = failure.described(error)
-            if cause_of(reason) is ANOTHER_RANK:  # the first rank that failed has told why
-                reason = failure.read(self._run.path, self._ranks.attempt_key) or reason
-            misfit = {"misfit": True} if isinstance(error, MisfitError) else {}
-            self._run.end_attempt("failed", error=reason, **misfit)
-            # The batch script may requeue the job then (`hpctrain.job.verdict`).
-            final = cause_of(reason) is None or self._ranks.launcher != "slurm"
-            self.tracker.finish("FAILED", reason=reason, final=final)
+            hosts = lost_gpu(self._config, self._run, self._ranks, error.hosts)
+        # If MASTER_PORT names the port, a restart would find the same.
+        if hosts or (isinstance(error, PortTakenError) and "MASTER_PORT" not in os.environ):
+            cause = NODE if hosts else PORT
+            end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
+            decide(self._run, self._ranks, end, self._config)
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""
@@ -167,20 +182,26 @@ class Attempt(NoAttempt):
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
-        self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
-        # Read after that write: NFS caches the content of a folder until the client writes there.
-        request = stop_request.read(self._run.path)
-        log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
+        run, step, ranks = self._run, outcome.step, self._ranks
+        run.update()  # NFS caches the content of a folder until the client writes there
+        request, record = stop_request.read(run.path), run.read()
+        end = stopped(reason, left_s() if ranks.launcher == "slurm" else math.inf)
+        if request is not None or ranks.launcher != "slurm":
+            end = End(request.cause if request else USER_STOP, reason)
+        answer = policy.answer(record, end, Room(), step)
+        run.end_attempt(**answer.record(step))
+        log.info("stopped by %s at step %d, saved: it resumes there", reason, step)
         # The requeue comes first: the grace time may end before the rest is done.
         if request is not None:
             log.info("cancelled by %s: not requeued", request.by)
-        elif self._ranks.launcher == "slurm" and reason != "SIGINT":
-            if may_requeue(self._ranks.restart_count, outcome.first_step, outcome.step):
-                requeue_from_rank(self._ranks.job_id)
-            else:
-                log.error("no step since the last restart: not requeued")
+        elif answer.goes_on:
+            requeue_from_rank(ranks.job_id)
+        elif answer.action == "failed":
+            log.error("%s", answer.reason)
+            self.tracker.finish("FAILED", reason=answer.reason)
+            return
         by = reason if request is None else request.by
-        self.tracker.finish("KILLED", reason=f"stopped by {by} at step {outcome.step}, saved")
+        self.tracker.finish("KILLED", reason=f"stopped by {by} at step {step}, saved")
 
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart by Slurm: then it still holds."""

@@ -8,6 +8,7 @@ sbatch slurm/train.sbatch …     ┘            ┘
 
 import faulthandler
 import logging
+import os
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -34,6 +35,7 @@ from hpctrain.job.preflight import preflight
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.restarts.policy import SCRIPT
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
@@ -178,12 +180,12 @@ def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None)
     rows = None if sizes is None else sizes.smaller
     if sizes is None or rows is None:
         return
-    # If the requeue from here fails, `hpctrain.job.verdict` finds this and lets the host do it.
+    # `hpctrain.job.verdict` finds this when the ranks are gone.
     run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",
         *(sizes.rows, rows),
     )
-    if ranks.launcher == "slurm":
+    if ranks.launcher == "slurm" and SCRIPT not in os.environ:
         requeue_from_rank(ranks.job_id)

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain import record
-from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
+from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line, user_frame
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
 from hpctrain.rendezvous.ranks import AttemptKey
@@ -30,12 +30,17 @@ from hpctrain.secrets import mask
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 
 
-class _Failure(record.Record, frozen=True):
+class Failure(record.Record, frozen=True):
+    """The error of the first rank that failed, its cause, its host, and the user's line."""
+
     error: str
     time: record.Time
     job_id: record.JobId
     restart_count: record.Count
     step_id: record.Count = 0
+    cause: str = ""
+    host: str = ""
+    frame: str = ""
 
 
 def described(error: BaseException) -> str:
@@ -74,15 +79,16 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
     except BaseException as error:
         text = described(error)
         asked = isinstance(error, KeyboardInterrupt | SystemExit)
-        cause, host = cause_of(text), socket.gethostname()
-        follows = not asked and cause is ANOTHER_RANK
+        cause, host = CODE if asked else cause_of(error), socket.gethostname()
         if cause is GPU_FAULT:
             text = f"GPU fault on {host}: {one_line(text)}"
-        if run.is_dir() and not follows and read(run, key) is None:
+        if run.is_dir() and cause is not ANOTHER_RANK and read(run, key) is None:
             content = {
                 "error": text,
                 "time": time.time(),
                 "host": host,
+                "cause": cause.name,
+                "frame": user_frame(error),
                 **key._asdict(),
             }
             with suppress(OSError):
@@ -91,14 +97,20 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
 
 
 def read(run: Path, key: AttemptKey) -> str | None:
+    """Return the text of the error that `first` returns."""
+    found = first(run, key)
+    return None if found is None else found.error
+
+
+def first(run: Path, key: AttemptKey) -> Failure | None:
     """Return the error that a rank has recorded since this start of the job; None without one.
 
     Without a job id, the file may be of an earlier start, if it is older than this process.
     """
     try:
-        found = record.read(_Failure, path(run))
+        found = record.read(Failure, path(run))
     except (FileNotFoundError, DamageError):
         return None
     if not key.job_id and found.time < psutil.Process().create_time() - _TOGETHER_S:
         return None
-    return found.error if (found.job_id, found.restart_count, found.step_id) == key else None
+    return found if (found.job_id, found.restart_count, found.step_id) == key else None

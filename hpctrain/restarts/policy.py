@@ -1,0 +1,264 @@
+"""What follows from the end of the ranks of a run: decided here, and nowhere else.
+
+    rank 0, before it leaves ──┐
+                               ├── answer(record, end, room, last) ── Answer ── run.json ── acted on
+    the verdict, after srun ───┘
+
+    cause                                               what follows
+    finished                                            nothing
+    user stop, idle                                     cancel
+    preempted                                           requeue; it costs nothing of the budget
+    time limit                                          requeue
+    rank killed, hang, GPU fault, port                  restart
+    node                                                restart without it, or requeue without it
+    memory of the GPU                                   restart, if there is a smaller micro-batch
+    memory of the host                                  restart, if Linux has killed the rank
+    code, config, data, non-finite, quota, ...          failed: it would come again
+
+A restart starts the ranks again in the same allocation. If the batch script cannot do that, or the
+time of the job is nearly over, a requeue takes its place. Both have one budget: `MOST` of them in a
+row without a new checkpoint. The same end at the same step is not tried a third time.
+
+The answer is in run.json before anybody acts on it. So nobody decides twice on one end, and what
+counts is what was decided, whoever died before it was done.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpctrain.causes import (
+    ANOTHER_RANK,
+    GPU_FAULT,
+    GPU_MEMORY,
+    HANG,
+    HOST_MEMORY,
+    IDLE,
+    NODE,
+    PORT,
+    PREEMPTED,
+    RANK_KILLED,
+    TIME_LIMIT,
+    USER_STOP,
+    Cause,
+    one_line,
+)
+from hpctrain.run_record import Attempt, RunRecord
+
+MOST = 3
+GOES_ON = "restart", "requeue"
+SCRIPT = "HPCTRAIN_RESTARTS"
+"""The environment variable by which a batch script says that it obeys `restart`."""
+
+JUDGED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, RANK_KILLED}
+"""What rank 0 sees may be a consequence of these: it is decided when all ranks are gone."""
+
+_AGAIN = {RANK_KILLED, HANG, GPU_FAULT, PORT, NODE, TIME_LIMIT, HOST_MEMORY}
+_FREE = {PREEMPTED.name, GPU_MEMORY.name}
+_START_S = 60.0  # what a start takes at least; then the warning before the time limit must fit
+_CURES = {
+    RANK_KILLED: "If the host had no memory left, raise launch.mem_gb; ",
+    HOST_MEMORY: "Raise launch.mem_gb; ",
+    TIME_LIMIT: "Raise launch.time_min, or save more often (checkpoint.every_steps); ",
+}
+_NUMBERS = re.compile(r"\b(0x)?(?=[a-f]*\d)[0-9a-f]+\b|\d+", re.IGNORECASE)
+_LONGEST = 300  # characters of a fingerprint
+
+
+class End(NamedTuple):
+    """How the ranks have ended.
+
+    Attributes:
+        cause: Why.
+        text: What is told of it, in one line.
+        frame: The line of the user's code, `FILE:LINE in NAME`; "" if that is not known.
+        step: The global step that was reached; None if that is not known.
+        hosts: The nodes on which it happened.
+        bad: Whether these nodes cannot be used again now.
+        raised: Whether code of the run has raised an error, and nobody has killed it.
+        smaller: Whether the next attempt has smaller micro-batches.
+    """
+
+    cause: Cause
+    text: str
+    frame: str = ""
+    step: int | None = None
+    hosts: tuple[str, ...] = ()
+    bad: bool = False
+    raised: bool = False
+    smaller: bool = False
+
+
+class Room(NamedTuple):
+    """What the job has left: whether its script restarts ranks, its seconds, its spare nodes."""
+
+    inside: bool = False
+    left_s: float = math.inf
+    spares: int = 0
+    warn_s: float = 0.0
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], record: RunRecord, **facts: Any) -> "Room":
+        """Return the room by the variables of the job; facts that are known better have priority.
+
+        Nodes that an earlier answer avoids in this job are no spare nodes.
+        """
+        now = record.attempt
+        own = [one for one in record.attempts if _job(one) == _job(now)]
+        gone = {host for one in own for host in one.avoid}
+        nodes = int(env.get("SLURM_JOB_NUM_NODES") or 0)
+        spares = max(0, nodes - now.nodes - len(gone))
+        return cls(**{"inside": SCRIPT in env, "spares": spares, **facts})
+
+
+class Answer(NamedTuple):
+    """What follows, and why in one line.
+
+    Attributes:
+        action: "restart", "requeue", "cancel", "stopped" (saved, and nobody goes on) or "failed".
+        reason: For the record of the attempt.
+        avoid: The nodes without which the run goes on.
+        facts: What the record keeps beside: cause, fingerprint, step, action and nodes.
+    """
+
+    action: str
+    reason: str = ""
+    avoid: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run is started again without a person."""
+        return self.action in GOES_ON
+
+    def record(self, last: int) -> dict[str, Any]:
+        """Return the arguments of `RunDir.end_attempt`; `last` is the step of the checkpoint."""
+        if self.action == "failed":
+            return {"state": "failed", "error": self.reason, **self.facts}
+        return {"state": "interrupted", "reason": self.reason, "step": last, **self.facts}
+
+    def words(self, *, inside: bool) -> str:
+        """Return what the batch script reads; one that restarts ranks also keeps bad nodes.
+
+        Such a script requeues the job itself if too few of its nodes are good.
+        """
+        if self.goes_on and inside and self.avoid:
+            return f"restart --exclude={','.join(self.avoid)}"
+        if self.action == "restart":
+            return "restart" if inside else "requeue"
+        return self.action if self.action in ("requeue", "cancel") else ""
+
+
+def answer(record: RunRecord, end: End, room: Room, last: int) -> Answer:
+    """Return what follows from the end of the last attempt of the record.
+
+    `last` is the step of the newest checkpoint, with which the next attempt would begin.
+    """
+    action, reason, avoid = _decided(record, end, room, last)
+    facts = {
+        "cause": end.cause.name,
+        "fingerprint": fingerprint(end, record.attempt.hosts),
+        "ended_at": end.step,
+        "verdict": action,
+        "avoid": list(avoid),
+    }
+    return Answer(action, reason, avoid, facts)
+
+
+def _decided(
+    record: RunRecord, end: End, room: Room, last: int
+) -> tuple[str, str, tuple[str, ...]]:
+    cause, text = end.cause, end.text
+    if cause in (USER_STOP, IDLE):
+        return ("stopped" if text == "SIGINT" else "cancel"), text, ()
+    if cause is PREEMPTED:
+        return "requeue", text, ()
+    again = end.smaller if cause is GPU_MEMORY else cause in _AGAIN
+    if not again or (cause is HOST_MEMORY and end.raised):
+        return "failed", text, ()
+    if why := _spent(record, end, last):
+        return "failed", f"{text}, {why}. {_CURES.get(cause, '')}`resume` starts the run again", ()
+    short = len(end.hosts) > room.spares
+    soon = room.left_s < room.warn_s + _START_S
+    if cause is TIME_LIMIT or not room.inside or soon:
+        return "requeue", text, end.hosts if end.bad and not soon else ()
+    if end.bad and short:
+        return "requeue", text, end.hosts
+    return "restart", text, () if short else end.hosts
+
+
+def _spent(record: RunRecord, end: End, last: int) -> str:
+    """Return why the run is not started again; "" if it may be."""
+    first = record.attempt.first_step or 0
+    before = _series(record)[:-1]
+    known = fingerprint(end, record.attempt.hosts)
+    alike = [one for one in before if one.fingerprint == known]
+    # An attempt that has made no step says nothing about a step.
+    if end.step is not None and end.step > first and end.step in [one.ended_at for one in alike]:
+        return f"for the second time at step {end.step}: it would come again, so not requeued"
+    if last > first or end.cause is GPU_MEMORY:
+        return ""
+    spent = _restarts(record)
+    if spent >= MOST or (end.cause is TIME_LIMIT and alike):
+        often = f" ({spent} in a row)" if spent > 1 else ""
+        return f"and no checkpoint was saved since the last restart{often}: not requeued"
+    return ""
+
+
+def restarts(record: RunRecord, last: int) -> str:
+    """Return how much of its budget a run has spent; "" for nothing.
+
+    `last` is the step of its newest checkpoint.
+    """
+    spent = 0 if last > (record.attempt.first_step or 0) else _restarts(record)
+    return f"restart {spent} of {MOST} without a new checkpoint" if spent else ""
+
+
+def _restarts(record: RunRecord) -> int:
+    """Return the restarts before the last attempt since the last one that has saved."""
+    found, after = 0, record.attempt
+    for one in reversed(_series(record)[:-1]):
+        if (after.first_step or 0) > (one.first_step or 0):
+            break
+        found += one.verdict in GOES_ON and one.cause not in _FREE
+        after = one
+    return found
+
+
+def _series(record: RunRecord) -> Sequence[Attempt]:
+    """Return the attempts that no person has started, and the first of them, which one has."""
+    now, found = record.attempt, list[Attempt]()
+    for one in reversed(record.attempts):
+        # A link of a chain is another job of the same submission.
+        same = 0 < record.submitted <= one.started
+        if one.job_id != now.job_id and not same:
+            break
+        found.append(one)
+    return found[::-1]
+
+
+def fingerprint(end: End, hosts: Sequence[str] = ()) -> str:
+    """Return what two ends have in common if they are the same: cause, message, the user's line.
+
+    The message is without ranks, addresses, numbers of processes and hosts.
+    """
+    text = one_line(end.text)
+    for host in sorted({*hosts, *end.hosts}, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "HOST", text)
+    text = " ".join(_NUMBERS.sub("#", text).split())
+    return f"{end.cause}: {text}"[:_LONGEST] + (f" at {end.frame}" if end.frame else "")
+
+
+def stopped(reason: str, left_s: float) -> End:
+    """Return the end of a run that a signal has stopped, and that has saved.
+
+    Slurm's warning before the time limit is SIGUSR2; SIGTERM is a preemption while time is left.
+    """
+    if reason == "SIGINT":
+        return End(USER_STOP, reason)
+    return End(TIME_LIMIT if reason == "SIGUSR2" or left_s <= 0 else PREEMPTED, reason)
+
+
+def _job(attempt: Attempt) -> tuple[str, int]:
+    return attempt.job_id, attempt.restart_count

@@ -1,0 +1,96 @@
+"""How the ranks of a run have ended: what they, their observers, Slurm and Linux have said.
+
+the file failed ── an error of a rank's own ───────────── counts first
+hang.json ──────── an observer has missed a rank ───────┐
+the file failed ── a late rank, a fault of a GPU ───────┤ the others' errors are consequences
+logs ───────────── a timeout of NCCL ───────────────────┘
+sacct, cgroup ──── time limit, memory of the host ─────── a rank was killed
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+from hpctrain import record
+from hpctrain.causes import (
+    ANOTHER_RANK,
+    GPU_FAULT,
+    GPU_MEMORY,
+    HANG,
+    NODE,
+    RANK_KILLED,
+    TIME_LIMIT,
+    by_name,
+    cause_of,
+)
+from hpctrain.errors import DamageError
+from hpctrain.rendezvous import flight_recorder
+from hpctrain.rendezvous.ranks import AttemptKey
+from hpctrain.restarts import policy
+from hpctrain.restarts.policy import End
+from hpctrain.run_record import Attempt, Progress, RunRecord
+from hpctrain.runs.state import failure
+from hpctrain.slurm import own_job
+
+# What the observers say of a rank that no signal ends, or of a node that does not answer.
+_LOST = "uninterruptible", "silent"
+
+
+class _Hang(record.Record, frozen=True):
+    """The content of hang.json: of the rank that was late or dead first."""
+
+    job_id: record.JobId = ""
+    restart_count: record.Count = 0
+    step_id: record.Count = 0
+    sentence: str = ""
+    host: str = ""
+    state: str = ""
+
+
+def end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float) -> End:
+    """Return how the ranks of the last attempt have ended; `code` is that of srun.
+
+    `left_s` are the seconds until the time limit of the job.
+    """
+    now, step = known.attempt, _step(run, known.attempt)
+    error, seen = failure.first(run, key), hang(run, key)
+    if now.state == "interrupted":  # rank 0 has saved, but has not decided
+        return policy.stopped(now.reason, left_s)
+    if known.lowered_in == key:
+        rows = known.micro_batch_rows
+        return End(GPU_MEMORY, f"out of memory: now {rows} rows", step=step, smaller=True)
+    cause = (by_name(error.cause) or cause_of(error.error)) if error else None
+    if error and cause and cause not in (HANG, GPU_FAULT):
+        own = by_name(now.cause) or cause_of(now.error) if now.state == "failed" else ANOTHER_RANK
+        # Slurm has ended rank 0 before it could record anything, or it does not know the cause.
+        found, text = (cause, error.error) if own is ANOTHER_RANK else (own, now.error)
+        return End(found, text, error.frame, step, raised=True)
+    if seen and cause is not GPU_FAULT:
+        bad = any(word in seen.state for word in _LOST)
+        cause = NODE if "silent" in seen.state else RANK_KILLED if "dead" in seen.state else HANG
+        return End(cause, seen.sentence, step=step, hosts=(seen.host,) if bad else (), bad=bad)
+    if error and cause:
+        hosts = (error.host,) if cause is GPU_FAULT and error.host else ()
+        return End(cause, error.error.removeprefix("LateRankError: "), error.frame, step, hosts)
+    if text := flight_recorder.timeout(run / "logs", key.job_id):
+        return End(HANG, text, step=step)
+    # Slurm kills the ranks of a job whose time is over: that is no crash.
+    why = TIME_LIMIT if left_s <= 0 else own_job.cause_of_step(key.step_id) or RANK_KILLED
+    return End(why, f"a rank was killed (exit code {code})", step=step)
+
+
+def hang(run: Path, key: AttemptKey) -> _Hang | None:
+    """Return what the observers say of these ranks; None if nothing."""
+    try:
+        found = record.read(_Hang, run / "hang.json")
+    except (FileNotFoundError, DamageError):
+        return None
+    return found if (found.job_id, found.restart_count, found.step_id) == key else None
+
+
+def _step(run: Path, now: Attempt) -> int | None:
+    """Return the global step that an attempt has reached, as far as progress.json knows it."""
+    with suppress(DamageError):
+        progress = Progress.of(run)
+        if progress.time >= now.started > 0:
+            return progress.step
+    return now.first_step

@@ -1,0 +1,49 @@
+"""What Slurm and Linux say of the job that this process is a part of."""
+
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from hpctrain import cgroup
+from hpctrain.causes import HOST_MEMORY, OF_SLURM, Cause
+from hpctrain.slurm.queue import ask
+
+
+def left_s(env: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds until the time limit of this job; infinite if nobody tells."""
+    job, end = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_END_TIME", "")
+    if end.isdecimal():
+        return int(end) - time.time()
+    # Slurm 22.05 does not set the variable; a container has no squeue.
+    if job and shutil.which("squeue"):
+        answer = ask("squeue", "--noheader", "--jobs", job, "--format=%e", quiet=True) or ""
+        with suppress(ValueError):
+            return datetime.fromisoformat(answer.strip()).timestamp() - time.time()
+    return math.inf
+
+
+def cause_of_step(
+    step_id: int,
+    env: Mapping[str, str] = os.environ,
+    groups: Iterable[Path] | None = None,
+) -> Cause | None:
+    """Return why a step of this job has ended, if `sacct` or the control group of the job knows."""
+    step = f"{env.get('SLURM_JOB_ID', '')}.{step_id}"
+    if step[0] != "." and shutil.which("sacct"):
+        command = ("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=State")
+        state = (ask(*command, quiet=True) or "").partition("\n")[0]
+        if state:
+            return OF_SLURM.get(state.split()[0])
+    # The counts of a group have those of the steps in it, also after their end.
+    for group in cgroup.folders("memory") if groups is None else groups:
+        if group.name == f"job_{env.get('SLURM_JOB_ID')}":
+            said = "\n".join(cgroup.text(group, f"memory.{n}") for n in ("events", "oom_control"))
+            if re.search(r"^oom_kill [1-9]", said, re.MULTILINE):
+                return HOST_MEMORY
+    return None

@@ -69,10 +69,9 @@ GPU_MEMORY = _cause(
 HOST_MEMORY = _cause(
     "memory of the host",
     r"^slurmstepd\S*: error: Detected \d+ oom[_-]kill event|^srun: error: .*task.*: Out Of Memory$",
-    r"\bOut of memory: Killed process \d+",  # Linux, of a group and of the whole host
+    r"\bout of memory: Kill(ed)? process \d+",  # Linux, of a group and of the whole host
     r"DefaultCPUAllocator: (can't allocate|not enough) memory: |MemoryError: Unable to allocate ",
-    r"^OSError: \[Errno 12\]|^RuntimeError: unable to mmap .*Cannot allocate memory \(12\)",
-    r"insufficient shared memory \(shm\)",
+    r"^OSError: \[Errno 12\]|insufficient shared memory \(shm\)",
 )
 QUOTA = _cause("quota", r"^OSError: \[Errno 122\]|^StorageError: .*\(Disk quota exceeded\)")
 # EIO, ENOSPC, EROFS, a Lustre or NFS client that has lost its server.

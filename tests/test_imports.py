@@ -37,11 +37,12 @@ ALLOWED = {
         "tasks"
     ),
     "slurm": "config rendezvous.ranks",
+    "restarts": "",
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
-        "checkpoint.files config data.places.origin "
-        "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
-        "tracking.recorded tracking.samples tracking.store"
+        "checkpoint.files config data.places.origin data.samplers.subset estimates "
+        "rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
+        "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": (
         "config.schema rendezvous.ranks runs.state.stop_request tracking.samples "
@@ -62,7 +63,7 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel rendezvous runs shards slurm tasks trackers tracking training"
+        "parallel rendezvous restarts runs shards slurm tasks trackers tracking training"
     ),
     "commands": (
         "checkpoint.files config launch runs slurm tracking.pending_upload "
@@ -92,7 +93,7 @@ APART = {
     "cli": "*",
     "api": "*",
     "__main__": "cli",
-    "causes": "",
+    "causes": "errors",
     "cgroup": "",
     "errors": "",
     "secrets": "secret_text terminal",
@@ -118,9 +119,9 @@ APART = {
 NO_TORCH = (
     "api causes cgroup checkpoint.files cli commands config console disk doctor errors estimates "
     "faults.early_signals forks gpu_driver hardware job.compile_cache job.here job.verdict launch "
-    "lock metric_names monitor plan.memory progress_bar record rendezvous report run_record runs "
-    "secret_text secrets shards slow slurm step_names terminal tracking trained.commands units "
-    "yaml_file"
+    "lock metric_names monitor plan.memory progress_bar record rendezvous report restarts "
+    "run_record runs secret_text secrets shards slow slurm step_names terminal tracking "
+    "trained.commands units yaml_file"
 )
 WITH_TORCH = "doctor.measures shards.types"
 NO_HYDRA = (

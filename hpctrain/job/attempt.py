@@ -29,7 +29,7 @@ from hpctrain.errors import (
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
-from hpctrain.job.preflight import decide, lost_gpu
+from hpctrain.job.preflight import go_on, lost_gpu
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import GOES_ON, JUDGED_LATER, End, Room, stopped
@@ -161,7 +161,7 @@ class Attempt(NoAttempt):
         if hosts or (isinstance(error, PortTakenError) and "MASTER_PORT" not in os.environ):
             cause = NODE if hosts else PORT
             end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
-            decide(self._run, self._ranks, end, self._config)
+            go_on(self._run, self._ranks, end, self._config)
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""

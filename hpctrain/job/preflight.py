@@ -29,10 +29,10 @@ from hpctrain.doctor.measures import node_job
 from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.restarts import policy
 from hpctrain.restarts.policy import End, Room
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
+from hpctrain.runs.state.ending import decide
 from hpctrain.runs.state.failure import described
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.own_job import left_s
@@ -68,24 +68,22 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
         f"launch.preflight={mode}: {few(failed, 5, '; ')}; launch.preflight=off trains all the same"
     )
     if ranks.is_main and bad:
-        decide(run, ranks, End(NODE, described(error), hosts=tuple(bad), bad=True), config)
+        go_on(run, ranks, End(NODE, described(error), hosts=tuple(bad), bad=True), config)
     objects.broadcast(None)  # Slurm ends all ranks with the first, so rank 0 decides before
     raise error
 
 
-def decide(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
-    """Decide what follows from an end that rank 0 alone knows, record it, and requeue if need be.
+def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
+    """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
 
     Outside Slurm nobody starts the ranks again, and nothing is done.
     """
     if ranks.launcher != "slurm":
         return
-    record, last = run.read(), run.last_checkpoint()
-    room = Room.of(os.environ, record, left_s=left_s(), warn_s=config.launch.warn_s)
-    answer = policy.answer(record, end, room, last)
-    run.end_attempt(**answer.record(last))
+    facts = {"left_s": left_s(), "warn_s": config.launch.warn_s}
+    room = Room.of(os.environ, run.read(), **facts)
     # A batch script that restarts ranks asks what was decided, and does it.
-    if answer.goes_on and not room.inside:
+    if decide(run, end, room).goes_on and not room.inside:
         own = str(config.site.sbatch.get("exclude") or "")
         # It avoids also a host that was only unlike: the GPUs of one host may differ.
         hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()

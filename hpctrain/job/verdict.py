@@ -7,9 +7,8 @@
          └── the next srun, scontrol requeue, or scancel
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
-nor say why it ended, and Slurm only counts the job as failed. So the batch script asks here, where
-the facts are gathered: what the ranks, their observers, Slurm and Linux have said. What follows
-from them is in `hpctrain.restarts.policy`. Scripts of older versions give no STEP, and know no
+nor say why it ended, and Slurm only counts the job as failed. So the batch script asks here. What
+follows is in `hpctrain.restarts.policy`. Scripts of older versions give no STEP, and know no
 `restart`.
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
@@ -21,70 +20,19 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.frozen import load
 from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
 from hpctrain.rendezvous.ranks import AttemptKey, RankInfo
 from hpctrain.restarts import policy
-from hpctrain.restarts.policy import Answer, End, Room
-from hpctrain.run_record import Attempt
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import ending, failure, stop_request
-from hpctrain.slurm import own_job
+from hpctrain.runs.state.ending import verdict
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
 
 log = logging.getLogger(__name__)
 _START_S = 60.0  # how long the uploader may take to import mlflow
-
-
-def verdict(
-    run: RunDir, code: int, key: AttemptKey, *, inside: bool = False, warn_s: float = 0.0
-) -> str:
-    """Return what the batch script must do with its job, and record what has happened.
-
-    None of the run's ranks is alive, and the code, that of srun, is not 0. The answer is "restart",
-    if the script can do that (`inside`), with the nodes to avoid; "requeue"; "cancel", with which
-    Slurm shows the job as cancelled and not as failed; or "". `warn_s` is that of `launch`.
-    """
-    run.update()  # NFS caches the content of a folder until the client writes there
-    known, last = run.read(), run.last_checkpoint()
-    request = stop_request.read(run.path, since=known.submitted)
-    error = failure.first(run.path, key)
-    now = known.attempt
-    # If not, the ranks ended before rank 0 has begun an attempt.
-    begun = (now.job_id, now.restart_count, now.step_id) == key
-    now = now if begun else Attempt()
-    if now.verdict:  # by rank 0, or by a process like this one
-        decided = Answer(now.verdict, avoid=now.avoid)
-        return "cancel" if request and decided.goes_on else decided.words(inside=inside)
-    told = error or now.state == "interrupted" or ending.hang(run.path, key)
-    if now.state == "finished" or (code <= 128 and not told):
-        return ""
-    if error and failure.is_of_other_holder(error.error):  # run.json is about that process
-        return ""
-    if not begun:
-        facts: dict[str, Any] = key._asdict()
-        if error:  # `logs` shows what was written since the start
-            facts["started"] = failure.path(run.path).stat().st_mtime
-        run.begin_attempt(launcher="slurm", first_step=last, **facts)
-        known = run.read()
-    room = Room.of(os.environ, known, inside=inside, left_s=own_job.left_s(), warn_s=warn_s)
-    end = ending.end(run.path, known, code, key, room.left_s)
-    if request and not end.raised:
-        text = now.reason if now.state == "interrupted" else f"cancelled by {request.by}"
-        end = End(request.cause, text)
-    answer = policy.answer(known, end, room, last)
-    kept = answer.record(last)
-    if now.ended is not None:  # as rank 0 has recorded it
-        kept |= {"ended": now.ended} | ({} if now.step is None else {"step": now.step})
-    run.end_attempt(**kept)
-    begins = f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
-    if not end.raised:  # else the ranks have told it
-        log.error("%s%s", answer.reason, f": the run {begins}" * answer.goes_on)
-    return answer.words(inside=inside)
 
 
 def close_tracking(run: RunDir, code: int) -> None:

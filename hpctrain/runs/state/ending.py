@@ -7,8 +7,11 @@ logs ───────────── a timeout of NCCL ─────�
 sacct, cgroup ──── time limit, memory of the host ─────── a rank was killed
 """
 
+import logging
+import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpctrain import record
 from hpctrain.causes import (
@@ -26,11 +29,13 @@ from hpctrain.errors import DamageError
 from hpctrain.rendezvous import flight_recorder
 from hpctrain.rendezvous.ranks import AttemptKey
 from hpctrain.restarts import policy
-from hpctrain.restarts.policy import End
+from hpctrain.restarts.policy import Answer, End, Room
 from hpctrain.run_record import Attempt, Progress, RunRecord
-from hpctrain.runs.state import failure
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm import own_job
 
+log = logging.getLogger(__name__)
 # What the observers say of a rank that no signal ends, or of a node that does not answer.
 _LOST = "uninterruptible", "silent"
 
@@ -46,13 +51,67 @@ class _Hang(record.Record, frozen=True):
     state: str = ""
 
 
-def end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float) -> End:
+def verdict(
+    run: RunDir, code: int, key: AttemptKey, *, inside: bool = False, warn_s: float = 0.0
+) -> str:
+    """Return what the batch script must do with its job, and record what has happened.
+
+    None of the run's ranks is alive, and the code, that of srun, is not 0. The answer is "restart",
+    if the script can do that (`inside`), with the nodes to avoid; "requeue"; "cancel", with which
+    Slurm shows the job as cancelled and not as failed; or "". `warn_s` is that of `launch`.
+    """
+    run.update()  # NFS caches the content of a folder until the client writes there
+    known, last = run.read(), run.last_checkpoint()
+    request = stop_request.read(run.path, since=known.submitted)
+    error = failure.first(run.path, key)
+    now = known.attempt
+    # If not, the ranks ended before rank 0 has begun an attempt.
+    begun = (now.job_id, now.restart_count, now.step_id) == key
+    now = now if begun else Attempt()
+    if now.verdict:  # by rank 0, or by a process like this one
+        decided = Answer(now.verdict, avoid=now.avoid)
+        return "cancel" if request and decided.goes_on else decided.words(inside=inside)
+    told = error or now.state == "interrupted" or _hang(run.path, key)
+    if now.state == "finished" or (code <= 128 and not told):
+        return ""
+    if error and failure.is_of_other_holder(error.error):  # run.json is about that process
+        return ""
+    if not begun:
+        facts: dict[str, Any] = key._asdict()
+        if error:  # `logs` shows what was written since the start
+            facts["started"] = failure.path(run.path).stat().st_mtime
+        run.begin_attempt(launcher="slurm", first_step=last, **facts)
+        known = run.read()
+    room = Room.of(os.environ, known, inside=inside, left_s=own_job.left_s(), warn_s=warn_s)
+    found = _end(run.path, known, code, key, room.left_s)
+    if request and not found.raised:
+        text = now.reason if now.state == "interrupted" else f"cancelled by {request.by}"
+        found = End(request.cause, text)
+    answer = decide(run, found, room)
+    begins = f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
+    if not found.raised:  # else the ranks have told it
+        log.error("%s%s", answer.reason, f": the run {begins}" * answer.goes_on)
+    return answer.words(inside=inside)
+
+
+def decide(run: RunDir, end: End, room: Room) -> Answer:
+    """Decide what follows from the end of the last attempt, record it, and return it."""
+    record, last = run.read(), run.last_checkpoint()
+    answer = policy.answer(record, end, room, last)
+    now, kept = record.attempt, answer.record(last)
+    if now.ended is not None:  # as rank 0 has recorded it
+        kept |= {"ended": now.ended} | ({} if now.step is None else {"step": now.step})
+    run.end_attempt(**kept)
+    return answer
+
+
+def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float) -> End:
     """Return how the ranks of the last attempt have ended; `code` is that of srun.
 
     `left_s` are the seconds until the time limit of the job.
     """
     now, step = known.attempt, _step(run, known.attempt)
-    error, seen = failure.first(run, key), hang(run, key)
+    error, seen = failure.first(run, key), _hang(run, key)
     if now.state == "interrupted":  # rank 0 has saved, but has not decided
         return policy.stopped(now.reason, left_s)
     if known.lowered_in == key:
@@ -78,7 +137,7 @@ def end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float) 
     return End(why, f"a rank was killed (exit code {code})", step=step)
 
 
-def hang(run: Path, key: AttemptKey) -> _Hang | None:
+def _hang(run: Path, key: AttemptKey) -> _Hang | None:
     """Return what the observers say of these ranks; None if nothing."""
     try:
         found = record.read(_Hang, run / "hang.json")

@@ -194,7 +194,7 @@ def last(error: str) -> str:
         # vllm issue 39015, torchtune issue 1025.
         (
             "DistNetworkError: The server socket has failed to listen on any local network "
-            "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address in use",
+            "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: in use",
             PORT,
         ),
         (

@@ -187,5 +187,5 @@ def one_line(error: str) -> str:
 
 def named(cause: str, text: str) -> str:
     """Return a text with the name of its cause in front, unless it says that itself."""
-    said = not cause or cause == CODE.name or cause.lower() in text.lower() or _OWN.match(text)
+    said = not text or cause in ("", CODE.name) or cause.lower() in text.lower() or _OWN.match(text)
     return text if said else f"{cause}: {text}"

@@ -21,6 +21,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.causes import named
 from hpctrain.config.frozen import load
 from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
@@ -45,9 +46,8 @@ def close_tracking(run: RunDir, code: int) -> None:
         return
     attempt = run.read().attempt
     failed = attempt.state == "failed"
-    reason = (
-        attempt.error if failed else attempt.reason
-    ) or f"the ranks ended with exit code {code}"
+    reason = named(attempt.cause, attempt.error if failed else attempt.reason)
+    reason = reason or f"the ranks ended with exit code {code}"
     status = "FAILED" if failed else "KILLED"
     if final_status.is_open(run.path):
         final_status.close(run.path, status, reason)

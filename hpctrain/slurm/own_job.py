@@ -6,8 +6,6 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 
 from hpctrain import cgroup
@@ -17,15 +15,8 @@ from hpctrain.slurm.queue import ask
 
 def left_s(env: Mapping[str, str] = os.environ) -> float:
     """Return the seconds until the time limit of this job; infinite if nobody tells."""
-    job, end = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_END_TIME", "")
-    if end.isdecimal():
-        return int(end) - time.time()
-    # Slurm 22.05 does not set the variable; a container has no squeue.
-    if job and shutil.which("squeue"):
-        answer = ask("squeue", "--noheader", "--jobs", job, "--format=%e", quiet=True) or ""
-        with suppress(ValueError):
-            return datetime.fromisoformat(answer.strip()).timestamp() - time.time()
-    return math.inf
+    end = env.get("SLURM_JOB_END_TIME", "")
+    return int(end) - time.time() if end.isdecimal() else math.inf
 
 
 def cause_of_step(

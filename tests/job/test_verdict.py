@@ -269,7 +269,7 @@ ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
         (
             MemoryError("x"),
             "",
-            MEMORY,
+            ROWS,
             1,
             "restart",
             "memory of the GPU",

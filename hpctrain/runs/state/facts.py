@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError, LaunchError
+from hpctrain.restarts import policy
 from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
@@ -47,6 +48,7 @@ class Facts:
     job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
     ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
     scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
+    restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 
     @classmethod
@@ -62,6 +64,8 @@ class Facts:
         facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
+        if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
+            facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
         array = _array_id(submission.script) if submission else ""
         facts.unanswered = submission is not None and not array

@@ -29,7 +29,7 @@ ALLOWED = {
     "trackers": "tracking",
     "faults": "distributed.objects shards.types",
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.ranks",
+    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.expert_bank models.gpu_support models.lora models.plan "
@@ -40,8 +40,8 @@ ALLOWED = {
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.files config data.places.origin "
-        "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
-        "tracking.recorded tracking.samples tracking.store"
+        "data.samplers.subset estimates rendezvous.epochs rendezvous.ranks shards.index slurm "
+        "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": (
         "config.schema rendezvous.ranks runs.state.stop_request tracking.samples "

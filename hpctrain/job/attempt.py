@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
 from hpctrain.job.preflight import lost_gpu
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
@@ -129,6 +131,7 @@ class Attempt(NoAttempt):
             log.error("the end of this attempt is not recorded: %s", problem)
 
     def _record_failure(self, error: BaseException | None) -> None:
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         if isinstance(error, PortTakenError):
             error.requeued = requeue_for_a_port(self._ranks, self._run.read().attempts)
         if isinstance(error, NoGpuError):
@@ -150,6 +153,7 @@ class Attempt(NoAttempt):
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         result = {"step": outcome.step} | outcome.metrics
         wrong = [
             f"{name} is {value}"
@@ -167,6 +171,7 @@ class Attempt(NoAttempt):
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
         # Read after that write: NFS caches the content of a folder until the client writes there.
         request = stop_request.read(self._run.path)
@@ -183,9 +188,10 @@ class Attempt(NoAttempt):
         self.tracker.finish("KILLED", reason=f"stopped by {by} at step {outcome.step}, saved")
 
     def _drop_old_stop_request(self) -> None:
-        """Delete the stop request, except after a restart by Slurm: then it still holds."""
-        restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
-        submitted = self._run.read().submitted
+        """Delete the stop request, except after a restart in a job of Slurm: then it holds."""
+        ranks, record = self._ranks, self._run.read()
+        again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
+        restarted, submitted = ranks.launcher == "slurm" and again, record.submitted
         if not restarted or stop_request.read(self._run.path, since=submitted) is None:
             stop_request.clear(self._run.path)
 
@@ -209,6 +215,7 @@ class Attempt(NoAttempt):
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
+            check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),
         )
         if not others:
             return journal

@@ -33,6 +33,7 @@ from hpctrain.job.explain_error import explained
 from hpctrain.job.preflight import preflight
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -178,12 +179,12 @@ def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None)
     rows = None if sizes is None else sizes.smaller
     if sizes is None or rows is None:
         return
-    # If the requeue from here fails, `hpctrain.job.verdict` finds this and lets the host do it.
+    # `hpctrain.job.verdict` finds this, and lets the batch script start the ranks again.
     run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",
         *(sizes.rows, rows),
     )
-    if ranks.launcher == "slurm":
+    if ranks.launcher == "slurm" and not epochs.in_loop(run.path, ranks.attempt_key):
         requeue_from_rank(ranks.job_id)

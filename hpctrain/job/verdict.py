@@ -2,12 +2,14 @@
 
     batch script ── srun ── ranks
          │            └── exit code other than 0
-         ├── python -m hpctrain.job.verdict RUN_DIR CODE   prints `requeue`, `cancel` or nothing
-         └── scontrol requeue, or scancel
+         ├── python -m hpctrain.job.verdict RUN_DIR CODE STEP
+         │      prints `restart [--exclude=HOSTS]`, `requeue`, `cancel` or nothing
+         └── srun again, scontrol requeue, or scancel
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
-nor say why it ended, and Slurm only counts the job as failed. So the batch script requeues it. It
-also requeues a job in which a rank hangs, of which the other ranks or NCCL's watchdog tell, or in
+nor say why it ended, and Slurm only counts the job as failed. So the batch script starts the ranks
+again, in another step of the same job, or, if that cannot be, requeues it. It does so also for a
+job in which a rank hangs, of which the other ranks or NCCL's watchdog tell, or in
 which a GPU has a fault, and one whose GPU was out of memory. A run that fails by another error of
 its own is not requeued, since the error would come again.
 
@@ -31,6 +33,7 @@ from hpctrain.rendezvous.ranks import AttemptKey, RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import may_requeue
+from hpctrain.slurm.steps import may_begin
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
 
@@ -51,13 +54,16 @@ def verdict(run: RunDir, code: int, key: AttemptKey) -> str:
     # If not, the ranks ended before rank 0 has begun an attempt.
     begun = (attempt.job_id, attempt.restart_count, attempt.step_id) == key
     state = record.state if begun else ""
+    # A step that follows others in the same job is a restart, too.
+    of_job = [one for one in record.attempts if (one.job_id, one.restart_count) == key[:2]]
+    restarts = key.restart_count + len({one.step_id for one in of_job} - {key.step_id})
     last = run.last_checkpoint()
     first = last if attempt.first_step is None or not begun else attempt.first_step
     if state == "interrupted":  # rank 0 has saved
         if cancelled:
             return "cancel"
         # While it runs, the job was not requeued: not for long enough without a step, or in vain.
-        again = attempt.reason != "SIGINT" and may_requeue(key.restart_count, first, last)
+        again = attempt.reason != "SIGINT" and may_requeue(restarts, first, last)
         return "requeue" if again else ""
     error = failure.read(run.path, key)
     if state == "finished" or (code <= 128 and not error):
@@ -81,7 +87,7 @@ def verdict(run: RunDir, code: int, key: AttemptKey) -> str:
         return ""
     told = told.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, key.job_id)
     cause = told or f"a rank was killed (exit code {code})"
-    if cancelled or may_requeue(key.restart_count, first, last):
+    if cancelled or may_requeue(restarts, first, last):
         run.end_attempt("interrupted", reason=cause, step=last)
         goes_on = (
             f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
@@ -142,8 +148,11 @@ def main(argv: list[str]) -> int:
         run, code = RunDir.open(Path(argv[0])), int(argv[1])
         step_id = int(argv[2]) if len(argv) > 2 else 0
         action = verdict(run, code, AttemptKey(job.job_id, job.restart_count, step_id))
+        warn_s = load(run.config_file).launch.warn_s
+        if action == "requeue" and len(argv) > 2 and may_begin(run.read().attempt, warn_s):
+            action = "restart"
         print(action)
-        if action != "requeue":
+        if action not in ("requeue", "restart"):
             close_tracking(run, code)
     except HpctrainError as error:  # the ranks have told it, too
         log.error("%s", error)

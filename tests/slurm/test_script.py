@@ -15,13 +15,8 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.slurm.container import (
-    CHOOSE_GPUS,
-    REQUEUE_ON_NOTE,
-    in_container,
-    leave_note,
-    shell_words,
-)
+from hpctrain.slurm import steps
+from hpctrain.slurm.container import CHOOSE_GPUS, in_container, leave_note, shell_words
 from hpctrain.slurm.job_environment import clean_environment
 from hpctrain.slurm.node_range import note
 from hpctrain.slurm.script import sbatch_script
@@ -49,7 +44,7 @@ def directives(text: str) -> set[str]:
 
 
 def srun_words(text: str) -> list[str]:
-    command, _, _ = text[text.index("\nsrun ") :].partition("\n\n")
+    command, _, _ = text[text.index("    exec srun ") :].partition("\n}")
     return command.replace("\\\n", " ").split()
 
 
@@ -311,7 +306,7 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "my python")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
-    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code}"
+    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code} 0"
     commands = {
         "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
         "squeue": f"echo {state}",
@@ -389,24 +384,20 @@ def test_pyxis_is_asked_by_options_of_srun() -> None:
 @pytest.mark.parametrize("hosts", ["", "node[1-2],node4"])
 def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
     """Its batch script reads the note of rank 0, with the hosts that the job shall avoid."""
-    asked = tmp_path / "asked"
-    programs = {"squeue": "echo RUNNING", "scontrol": f'echo "$*" >>{asked}'}
-    for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    text = f"run={tmp_path}\n{REQUEUE_ON_NOTE}\necho ready\nread -r _"
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    env |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(["bash", "-c", text], env=env, **pipes) as shell:
-        assert shell.stdout is not None
-        assert shell.stdout.readline() == b"ready\n"
-        assert leave_note(tmp_path / "requeue", hosts, wait_s=100)
-        assert shell.stdin is not None
-        shell.stdin.close()  # the shell ends, and then the part that looks for the note
-    lines = asked.read_text().splitlines()
-    update = [f"update JobId=7_1 ExcNodeList={hosts}"] if hosts else []
-    assert lines == ["requeue 7_1", *update]
+    asked, run = tmp_path / "asked", tmp_path / "a run"
+    text = f"export SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\nranks() {{ exec srun; }}\njob=7_1\n"
+    text += f"nodes=1 run='{run}'\n{steps.TEXT}\nrun_steps\nexit $code"
+    known = "ExcNodeList=node9 " if hosts else "ExcNodeList=(null) "
+    programs = {
+        "squeue": "echo RUNNING",
+        "scontrol": f'[[ $1 == show ]] && echo "{known}" || echo "$*" >>{asked}',
+    }
+    # It is as `leave_note` writes it, and rank 0 waits until it is gone.
+    waits = f"while [[ -e '{run}/requeue' ]]; do sleep 0.1; done"
+    done = run_in_bash(text, tmp_path, f"echo '{hosts}' >'{run}/requeue'; {waits}", **programs)
+    assert done.returncode == 0
+    update = [f"update JobId=7_1 ExcNodeList=node9,{hosts}"] if hosts else []
+    assert asked.read_text().splitlines() == ["requeue 7_1", *update]
 
 
 def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

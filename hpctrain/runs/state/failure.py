@@ -24,6 +24,7 @@ from hpctrain import record
 from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import AttemptKey
 from hpctrain.secrets import mask
 
@@ -72,6 +73,7 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        epochs.end_if_over(run, key)
         text = described(error)
         asked = isinstance(error, KeyboardInterrupt | SystemExit)
         cause, host = cause_of(text), socket.gethostname()

@@ -385,7 +385,7 @@ def test_pyxis_is_asked_by_options_of_srun() -> None:
 def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
     """Its batch script reads the note of rank 0, with the hosts that the job shall avoid."""
     asked, run = tmp_path / "asked", tmp_path / "a run"
-    text = f"export SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\nranks() {{ exec srun; }}\njob=7_1\n"
+    text = "export SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\nranks() { exec srun; }\njob=7_1\n"
     text += f"nodes=1 run='{run}'\n{steps.TEXT}\nrun_steps\nexit $code"
     known = "ExcNodeList=node9 " if hosts else "ExcNodeList=(null) "
     programs = {

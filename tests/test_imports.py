@@ -27,7 +27,7 @@ ALLOWED = {
     "tasks": "data.sources.reader data.tokenizer shards",
     "tracking": "",
     "trackers": "tracking",
-    "faults": "distributed.objects shards.types",
+    "faults": "distributed.objects rendezvous.leaving rendezvous.port shards.types",
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
     "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
     "parallel": (
@@ -36,7 +36,7 @@ ALLOWED = {
         "models.quantized models.ties shards.types "
         "tasks"
     ),
-    "slurm": "config rendezvous.ranks",
+    "slurm": "config rendezvous.hostlist rendezvous.ranks",
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.files config data.places.origin "

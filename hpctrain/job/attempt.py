@@ -133,7 +133,9 @@ class Attempt(NoAttempt):
     def _record_failure(self, error: BaseException | None) -> None:
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         if isinstance(error, PortTakenError):
-            error.requeued = requeue_for_a_port(self._ranks, self._run.read().attempts)
+            again = epochs.in_loop(self._run.path, self._ranks.attempt_key)
+            before = self._run.read().attempts
+            error.requeued = requeue_for_a_port(self._ranks, before, in_loop=again)
         if isinstance(error, NoGpuError):
             error.requeued = lost_gpu(self._config, self._run, self._ranks, error.hosts)
         if isinstance(error, NoGpuError | NodeError | PortTakenError) and error.requeued:

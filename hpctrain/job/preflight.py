@@ -21,11 +21,13 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.doctor import comparison, history
+from hpctrain.doctor.checks import gpu_health
 from hpctrain.doctor.comparison import DRAIN, Places
 from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.measures import node_job
-from hpctrain.doctor.probe import Expectation, Probe, probe
+from hpctrain.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.errors import NodeError, StorageError
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
@@ -64,6 +66,19 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     )
     error.requeued = bool(objects.broadcast(requeued))
     raise error
+
+
+def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
+    """Wait until this rank's GPUs are free of what the step before in this job has left there.
+
+    A rank calls it before it uses a GPU. A process that cannot be killed keeps its memory: after a
+    minute the log says so, and the run tries all the same.
+    """
+    if epochs.follows(run.path, ranks.attempt_key) and config.parallel.device != "cpu":
+        uuids = node_job.visible_gpus(Expectation.of(config))
+        left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
+        for each in left:
+            log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
 
 
 def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> bool:

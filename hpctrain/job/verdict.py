@@ -32,7 +32,7 @@ from hpctrain.rendezvous import flight_recorder
 from hpctrain.rendezvous.ranks import AttemptKey, RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
-from hpctrain.slurm.requeue import may_requeue
+from hpctrain.slurm.requeue import found_port_taken, may_requeue
 from hpctrain.slurm.steps import may_begin
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
@@ -64,7 +64,7 @@ def verdict(run: RunDir, code: int, key: AttemptKey) -> str:
             return "cancel"
         # While it runs, the job was not requeued: not for long enough without a step, or in vain.
         again = attempt.reason != "SIGINT" and may_requeue(restarts, first, last)
-        return "requeue" if again else ""
+        return "requeue" if again or found_port_taken(attempt) else ""
     error = failure.read(run.path, key)
     if state == "finished" or (code <= 128 and not error):
         return ""

@@ -12,16 +12,10 @@ another way have no epoch, and are not judged. The file only grows, and in place
 empty, and a client of NFS that opens it sees what another one has written.
 """
 
-import logging
-import os
-import sys
-from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.rendezvous.leaving import end_at_once
 from hpctrain.rendezvous.ranks import AttemptKey
-
-log = logging.getLogger(__name__)
-_EXIT_CODE = 143
 
 
 def in_loop(run: Path, key: AttemptKey) -> bool:
@@ -35,15 +29,17 @@ def is_over(run: Path, key: AttemptKey) -> bool:
     return _own(key) in lines and lines[-1] != _own(key)
 
 
+def follows(run: Path, key: AttemptKey) -> bool:
+    """Return whether an earlier step of the same job has had ranks of this run."""
+    lines = _lines(run)
+    same = _own(key).rpartition(" ")[0] + " "
+    return _own(key) in lines and any(one.startswith(same) for one in lines if one != _own(key))
+
+
 def end_if_over(run: Path, key: AttemptKey) -> None:
     """End this process at once if it is a rank of an older epoch."""
-    if not is_over(run, key):
-        return
-    log.error("%s: another step has begun, so this rank of step %d ends", run, key.step_id)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(_EXIT_CODE)
+    if is_over(run, key):
+        end_at_once(f"{run}: another step has begun, so this rank of step {key.step_id} ends")
 
 
 def _own(key: AttemptKey) -> str:

@@ -26,21 +26,27 @@ def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
     return restart_count == 0 or step > first_step
 
 
-def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Attempt]) -> bool:
+def found_port_taken(attempt: Attempt) -> bool:
+    """Return whether an attempt has ended because its port was taken, and another may begin."""
+    return " is taken (" in attempt.reason
+
+
+def requeue_for_a_port(
+    ranks: RankInfo, attempts: Sequence[Attempt], *, in_loop: bool = False
+) -> bool:
     """Requeue the job whose port is taken: a restart uses another port. Rank 0 calls this.
 
-    The last one of the attempts is this one. Return whether the job starts again. It does not when
-    MASTER_PORT names the port, outside of Slurm, nor after three restarts in a row that have found
-    their port taken.
+    The last one of the attempts is this one. Return whether the ranks start again; `in_loop` the
+    batch script lets them. They do not when MASTER_PORT names the port, outside of Slurm, nor after
+    three restarts in a row that have found their port taken.
     """
     if ranks.launcher != "slurm" or "MASTER_PORT" in os.environ:
         return False
-    before = takewhile(lambda one: " is taken (" in one.reason, reversed(attempts[:-1]))
-    again = sum(1 for _ in before)
+    again = sum(1 for _ in takewhile(found_port_taken, reversed(attempts[:-1])))
     if again >= _MOST_PORTS:
         log.error("%d restarts in a row have found their port taken: not requeued", again)
         return False
-    return requeue_from_rank(ranks.job_id)
+    return in_loop or requeue_from_rank(ranks.job_id)
 
 
 def requeue_from_rank(job_id: str, exclude: str = "") -> bool:

@@ -319,6 +319,116 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
     assert done.returncode == code
 
 
+# Slurm, as far as the loop of the ranks asks for it: a job of three nodes, of which one is a spare.
+SLURM = {
+    "squeue": """
+case "$*" in
+    *--format=%T) echo RUNNING ;;
+    *--format=%N) echo nodes ;;
+    *--format=%e) date --date=@2000000000 +%FT%T ;;
+    *--steps=9.1) cat stuck 2>/dev/null ;;
+esac""",
+    "scontrol": """
+case "$*" in
+    "show hostnames nodes") cat nodes ;;
+    "show job 9_0") echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    *) echo "scontrol $*" >>asked ;;
+esac""",
+    "scancel": 'echo "scancel $*" >>asked; echo cancelled >ranks',
+    "my python": """
+step=$(cat steps); echo "verdict $5 $SLURM_JOB_END_TIME" >>asked
+sed -n "$((step + 1))p" answers""",
+    # The ranks end as the line of `plays` says, unless they hang until `scancel`.
+    "srun": """
+step=$(($(cat steps 2>/dev/null || echo -1) + 1)); echo "$step" >steps
+export SLURM_PROCID=0 SLURM_STEP_ID=$step
+for start; do [[ $start == trap* ]] && break; done
+sh -c "$start" rank "$PWD/a run" 9_0 true
+echo "srun $(grep -oE -- '--(overlap|nodelist=[^ ]*)' <<<"$*" | xargs)" >>asked
+play=$(sed -n "$((step + 1))p" plays)
+if [[ $play == hang ]]; then
+    echo "{}" >"a run/hang.json"
+    until [[ -s ranks ]]; do sleep 0.1; done
+    play=137
+fi
+[[ $play != term* ]] || { kill -TERM $PPID; play=${play#term}; }
+exit "$play"
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("plays", "answers", "files", "asked"),
+    [
+        (
+            "137 0",
+            ["restart"],
+            {},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
+        ),
+        (  # a node is excluded, and its task cannot be killed
+            "137 hang 0",
+            ["restart", "restart --exclude=b"],
+            {"stuck": "9.1"},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"),
+                *("scancel 9.1", "verdict 1 2000000000", "srun --overlap --nodelist=a,c"),
+            ],
+        ),
+        (  # too few nodes are left
+            "137",
+            ["restart --exclude=b,c"],
+            {},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000", "scontrol requeue 9_0"),
+                "scontrol update JobId=9_0 ExcNodeList=b,c",
+            ],
+        ),
+        (  # the node of this shell is bad
+            "137",
+            ["restart --exclude=a"],
+            {},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000", "scontrol requeue 9_0"),
+                "scontrol update JobId=9_0 ExcNodeList=a",
+            ],
+        ),
+        (  # Slurm preempts the job meanwhile
+            "term137",
+            ["restart"],
+            {},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", "scontrol requeue 9_0"],
+        ),
+    ],
+)
+def test_the_ranks_are_started_again_in_the_same_job(
+    plays: str,
+    answers: list[str],
+    files: dict[str, str],
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "my python")
+    for name, value in {"ARRAY_JOB_ID": 9, "JOB_ID": 9, "JOB_NUM_NODES": 3}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("SLURMD_NODENAME", "a")
+    given = {"plays": plays.replace(" ", "\n"), "answers": "\n".join(answers), "nodes": "a\nb\nc"}
+    for name, text in (given | files).items():
+        (tmp_path / name).write_text(text + "\n")
+    text = sbatch_script(config(nodes=2, spares=1), tmp_path, 1)
+    (tmp_path / "tasks").write_text(f"{tmp_path}/a run\n")
+    assert {"--nodes=3", "--no-kill"} < directives(text)
+    done = run_in_bash(text, tmp_path, sed='exec /usr/bin/sed "$@"', **SLURM)
+    assert (tmp_path / "asked").read_text().splitlines() == asked, done.stderr
+    last = plays.split()[-1].removeprefix("term")
+    assert done.returncode == int(last)
+    count = len(plays.split())
+    assert (tmp_path / "a run" / "epochs").read_text() == "".join(
+        f"9_0 0 {n}\n" for n in range(count)
+    )
+
+
 def test_modules_where_there_are_none(tmp_path: Path) -> None:
     done = run_in_bash(script(SiteConfig(modules=["cuda/12.4"])), tmp_path, "echo ranks")
     assert "module: command not found" in done.stderr

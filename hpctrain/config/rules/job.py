@@ -29,8 +29,8 @@ def resources(
         )
     if launch.spares and "-" in str(launch.nodes):
         yield (
-            f"launch.spares={launch.spares} with the range launch.nodes={launch.nodes}: spare nodes "
-            "need one number of nodes"
+            f"launch.spares={launch.spares} with the range launch.nodes={launch.nodes}: a job with "
+            "spares has one number of nodes"
         )
     for name, (_, key) in variables(network, train).items():
         if name in site.env:

@@ -27,21 +27,21 @@ ALLOWED = {
     "tasks": "data.sources.reader data.tokenizer shards",
     "tracking": "",
     "trackers": "tracking",
-    "faults": "distributed.objects shards.types",
+    "faults": "distributed.objects rendezvous.leaving rendezvous.port shards.types",
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.ranks",
+    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.expert_bank models.gpu_support models.lora models.plan "
         "models.quantized models.ties shards.types "
         "tasks"
     ),
-    "slurm": "config rendezvous.ranks",
+    "slurm": "config rendezvous.hostlist rendezvous.ranks",
     "restarts": "",
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.files config data.places.origin data.samplers.subset estimates "
-        "rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
+        "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
         "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": (

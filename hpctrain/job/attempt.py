@@ -11,6 +11,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
 from hpctrain.job.preflight import go_on, lost_gpu
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import GOES_ON, JUDGED_LATER, End, Room, stopped
@@ -38,7 +40,6 @@ from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.slurm.own_job import left_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
@@ -133,6 +134,7 @@ class Attempt(NoAttempt):
             log.error("the end of this attempt is not recorded: %s", problem)
 
     def _record_failure(self, error: BaseException | None) -> None:
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         if error is None:
             return
         self._decide(error)
@@ -165,6 +167,7 @@ class Attempt(NoAttempt):
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         result = {"step": outcome.step} | outcome.metrics
         wrong = [
             f"{name} is {value}"
@@ -182,10 +185,11 @@ class Attempt(NoAttempt):
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         run, step, ranks = self._run, outcome.step, self._ranks
         run.update()  # NFS caches the content of a folder until the client writes there
         request, record = stop_request.read(run.path), run.read()
-        end = stopped(reason, left_s() if ranks.launcher == "slurm" else math.inf)
+        end = stopped(reason, policy.left_s())
         if request is not None or ranks.launcher != "slurm":
             end = End(request.cause if request else USER_STOP, reason)
         answer = policy.answer(record, end, Room(), step)
@@ -204,9 +208,10 @@ class Attempt(NoAttempt):
         self.tracker.finish("KILLED", reason=f"stopped by {by} at step {step}, saved")
 
     def _drop_old_stop_request(self) -> None:
-        """Delete the stop request, except after a restart by Slurm: then it still holds."""
-        restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
-        submitted = self._run.read().submitted
+        """Delete the stop request, except after a restart in a job of Slurm: then it holds."""
+        ranks, record = self._ranks, self._run.read()
+        again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
+        restarted, submitted = ranks.launcher == "slurm" and again, record.submitted
         if not restarted or stop_request.read(self._run.path, since=submitted) is None:
             stop_request.clear(self._run.path)
 
@@ -230,6 +235,7 @@ class Attempt(NoAttempt):
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
+            check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),
         )
         if not others:
             return journal

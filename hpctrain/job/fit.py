@@ -8,7 +8,6 @@ sbatch slurm/train.sbatch …     ┘            ┘
 
 import faulthandler
 import logging
-import os
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -31,11 +30,11 @@ from hpctrain.forks import ending_here
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.building.build import build
 from hpctrain.job.explain_error import explained
-from hpctrain.job.preflight import preflight
+from hpctrain.job.preflight import preflight, wait_for_gpus
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.restarts.policy import SCRIPT
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
@@ -64,6 +63,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
+    wait_for_gpus(config, run, ranks)
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop() as stop,
@@ -77,7 +77,9 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
-            stop.watch(stop_file(run.path))
+            # A rank 0 that has outlived its job holds the lock of the run.
+            own = run.path, ranks.attempt_key
+            stop.watch(stop_file(run.path), partial(epochs.end_if_over, *own))
         preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
@@ -109,7 +111,8 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    known, before = (config.parallel.timeout_s, ranks.host, stacks), {*sys.modules}
+    known = config.parallel.timeout_s, ranks.host, stacks, ranks.master_port
+    before = {*sys.modules}
     with (
         LateRanks(run.logs, ranks.rank, ranks.world_size, long_work.store(), *known) as late,
         deterministic(config.train.deterministic, device),
@@ -180,12 +183,12 @@ def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None)
     rows = None if sizes is None else sizes.smaller
     if sizes is None or rows is None:
         return
-    # `hpctrain.job.verdict` finds this when the ranks are gone.
+    # `hpctrain.job.verdict` finds this, and lets the batch script start the ranks again.
     run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",
         *(sizes.rows, rows),
     )
-    if ranks.launcher == "slurm" and SCRIPT not in os.environ:
+    if ranks.launcher == "slurm" and not epochs.in_loop(run.path, ranks.attempt_key):
         requeue_from_rank(ranks.job_id)

@@ -12,7 +12,6 @@ failure that is not the fault of one node, such as a full file system, ends the 
 """
 
 import logging
-import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,11 +22,13 @@ from hpctrain.causes import NODE
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.doctor import comparison, history
+from hpctrain.doctor.checks import gpu_health
 from hpctrain.doctor.comparison import DRAIN, Places
 from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.measures import node_job
-from hpctrain.doctor.probe import Expectation, Probe, probe
+from hpctrain.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.errors import NodeError, StorageError
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts.policy import End, Room
 from hpctrain.runs.run_dir import RunDir
@@ -35,7 +36,6 @@ from hpctrain.runs.state import failure
 from hpctrain.runs.state.ending import decide
 from hpctrain.runs.state.failure import described
 from hpctrain.slurm import excluded_hosts
-from hpctrain.slurm.own_job import left_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.slurm.sbatch_options import joined_hosts
 from hpctrain.terminal import few
@@ -73,6 +73,19 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     raise error
 
 
+def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
+    """Wait until this rank's GPUs are free of what the step before in this job has left there.
+
+    A rank calls it before it uses a GPU. A process that cannot be killed keeps its memory: after a
+    minute the log says so, and the run tries all the same.
+    """
+    if epochs.follows(run.path, ranks.attempt_key) and config.parallel.device != "cpu":
+        uuids = node_job.visible_gpus(Expectation.of(config))
+        left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
+        for each in left:
+            log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
+
+
 def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
     """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
 
@@ -80,10 +93,10 @@ def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
     """
     if ranks.launcher != "slurm":
         return
-    facts = {"left_s": left_s(), "warn_s": config.launch.warn_s}
-    room = Room.of(os.environ, run.read(), **facts)
+    inside = epochs.in_loop(run.path, ranks.attempt_key)
+    room = Room.of(run.read(), inside=inside, warn_s=config.launch.warn_s)
     # A batch script that restarts ranks asks what was decided, and does it.
-    if decide(run, end, room).goes_on and not room.inside:
+    if decide(run, end, room).goes_on and not inside:
         own = str(config.site.sbatch.get("exclude") or "")
         # It avoids also a host that was only unlike: the GPUs of one host may differ.
         hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()

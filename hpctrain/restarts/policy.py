@@ -24,7 +24,9 @@ counts is what was decided, whoever died before it was done.
 """
 
 import math
+import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,15 +50,12 @@ from hpctrain.run_record import Attempt, RunRecord
 
 MOST = 3
 GOES_ON = "restart", "requeue"
-SCRIPT = "HPCTRAIN_RESTARTS"
-"""The environment variable by which a batch script says that it obeys `restart`."""
-
 JUDGED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, RANK_KILLED}
 """What rank 0 sees may be a consequence of these: it is decided when all ranks are gone."""
 
 _AGAIN = {RANK_KILLED, HANG, GPU_FAULT, PORT, NODE, TIME_LIMIT, HOST_MEMORY}
 _FREE = {PREEMPTED.name, GPU_MEMORY.name}
-_START_S = 60.0  # what a start takes at least; then the warning before the time limit must fit
+_START_S = 120.0  # what a start takes at least; then the warning before the time limit must fit
 _CURES = {
     RANK_KILLED: "If the host had no memory left, raise launch.mem_gb; ",
     HOST_MEMORY: "Raise launch.mem_gb; ",
@@ -91,25 +90,23 @@ class End(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the job has left: whether its script restarts ranks, its seconds, its spare nodes."""
+    """What the job has left: whether its script restarts ranks, seconds, nodes that do nothing."""
 
     inside: bool = False
     left_s: float = math.inf
     spares: int = 0
-    warn_s: float = 0.0
+    warn_s: float = 0.0  # launch.warn_s
 
     @classmethod
-    def of(cls, env: Mapping[str, str], record: RunRecord, **facts: Any) -> "Room":
-        """Return the room by the variables of the job; facts that are known better have priority.
-
-        Nodes that an earlier answer avoids in this job are no spare nodes.
-        """
+    def of(
+        cls, record: RunRecord, *, inside: bool, warn_s: float, env: Mapping[str, str] = os.environ
+    ) -> "Room":
+        """Return the room by the variables of the job, and the nodes that it avoids already."""
         now = record.attempt
-        own = [one for one in record.attempts if _job(one) == _job(now)]
-        gone = {host for one in own for host in one.avoid}
-        nodes = int(env.get("SLURM_JOB_NUM_NODES") or 0)
-        spares = max(0, nodes - now.nodes - len(gone))
-        return cls(**{"inside": SCRIPT in env, "spares": spares, **facts})
+        mine = [one for one in record.attempts if _job(one) == _job(now)]
+        avoided = {host for one in mine for host in one.avoid}
+        spares = int(env.get("SLURM_JOB_NUM_NODES") or 0) - now.nodes - len(avoided)
+        return cls(inside, left_s(env), max(0, spares), warn_s)
 
 
 class Answer(NamedTuple):
@@ -258,6 +255,12 @@ def stopped(reason: str, left_s: float) -> End:
     if reason == "SIGINT":
         return End(USER_STOP, reason)
     return End(TIME_LIMIT if reason == "SIGUSR2" or left_s <= 0 else PREEMPTED, reason)
+
+
+def left_s(env: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds until the time limit of this job; infinite if nobody tells."""
+    end = env.get("SLURM_JOB_END_TIME", "")
+    return int(end) - time.time() if end.isdecimal() else math.inf
 
 
 def _job(attempt: Attempt) -> tuple[str, int]:

@@ -1,22 +1,14 @@
 """What Slurm and Linux say of the job that this process is a part of."""
 
-import math
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hpctrain import cgroup
 from hpctrain.causes import HOST_MEMORY, OF_SLURM, Cause
 from hpctrain.slurm.queue import ask
-
-
-def left_s(env: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds until the time limit of this job; infinite if nobody tells."""
-    end = env.get("SLURM_JOB_END_TIME", "")
-    return int(end) - time.time() if end.isdecimal() else math.inf
 
 
 def cause_of_step(

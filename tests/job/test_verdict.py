@@ -118,7 +118,7 @@ def killed(count: int, **facts: Any) -> list[Attempt]:
         (End(RANK_KILLED, "killed"), QUEUE, 2, False, "requeue"),
         (End(RANK_KILLED, "killed"), QUEUE, 3, False, "failed"),
         # Too little time for a start and for the warning before the limit.
-        (End(RANK_KILLED, "killed"), INSIDE._replace(left_s=170), 0, False, "requeue"),
+        (End(RANK_KILLED, "killed"), INSIDE._replace(left_s=230), 0, False, "requeue"),
         (End(HANG, "late"), INSIDE, 1, False, "restart"),
         (End(HANG, "late", hosts=N2, bad=True), SPARE, 1, False, "restart --exclude=n2"),
         # The batch script requeues the job itself, without its bad nodes, if too few are good.
@@ -230,11 +230,13 @@ def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
 
 
 def test_the_room_is_read_from_the_job() -> None:
-    """The batch script tells that it restarts ranks; a node that is avoided is no spare one."""
-    env = {"SLURM_JOB_NUM_NODES": "4", policy.SCRIPT: "1"}
+    """A node that is avoided is no spare one."""
+    env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_END_TIME": "7"}
     attempts = Attempt(job_id=JOB, nodes=2, avoid=("n3",)), Attempt(job_id=JOB, nodes=2)
-    assert Room.of(env, RunRecord(attempts=attempts)) == Room(inside=True, spares=1)
-    assert Room.of({}, RunRecord(attempts=attempts)) == Room()
+    room = Room.of(RunRecord(attempts=attempts), inside=True, warn_s=9, env=env)
+    assert room._replace(left_s=0) == Room(inside=True, left_s=0, spares=1, warn_s=9)
+    assert room.left_s < 0
+    assert Room.of(RunRecord(attempts=attempts), inside=False, warn_s=0, env={}) == Room()
 
 
 HUNG = {"sentence": "rank 1 (n2) is late in step 9", "rank": 1, "host": "n2", "time": 1.0}
@@ -405,7 +407,6 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     monkeypatch.setattr(
         preflight, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
     )
-    monkeypatch.setattr(own_job, "ask", lambda *_, **__: None)
     run = begin()
     reason = f"GPU fault on n2: {ECC}" if faulty else "SIGTERM"
     run.end_attempt("interrupted", reason=reason)

@@ -8,7 +8,6 @@ sacct, cgroup ──── time limit, memory of the host ─────── 
 """
 
 import logging
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def verdict(
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", first_step=last, **facts)
         known = run.read()
-    room = Room.of(os.environ, known, inside=inside, left_s=own_job.left_s(), warn_s=warn_s)
+    room = Room.of(known, inside=inside, warn_s=warn_s)
     found = _end(run.path, known, code, key, room.left_s)
     if request and not found.raised:
         text = now.reason if now.state == "interrupted" else f"cancelled by {request.by}"

@@ -24,6 +24,7 @@ from hpctrain import record
 from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line, user_frame
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import AttemptKey
 from hpctrain.secrets import mask
 
@@ -77,6 +78,7 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        epochs.end_if_over(run, key)
         text = described(error)
         asked = isinstance(error, KeyboardInterrupt | SystemExit)
         cause, host = CODE if asked else cause_of(error), socket.gethostname()

@@ -37,7 +37,12 @@ ANOTHER_RANK = _cause(
     r"ChildFailedError|KeyboardInterrupt|SystemExit|DistNetworkError",
     r"rank \d+ (is gone|has given no sign of life|failed: )",
 )
-LATE_RANK = _cause("late rank", r"^LateRankError: ", r"gloo/transport.*Timed out")
+LATE_RANK = _cause(
+    "late rank",
+    r"^LateRankError: |gloo/transport.*Timed out",
+    # What the observers say (`faults.observer`).
+    r"^rank \d+ \([^)]*\) (hangs|has died) after step|^ranks? [^;]*: the node has given no sign",
+)
 # Only after the words of a library: a user's own text may say the same. CUDA calls a GPU that has
 # fallen off the bus (Xid 79) an unknown error.
 GPU_FAULT = _cause(

@@ -90,8 +90,8 @@ class Page:
 
     @property
     def answer(self) -> dict[str, Any] | None:
-        """What the thread has answered to the last question; None if it has not."""
-        if self._values[_ANSWERED] < self.asked:
+        """What the thread has answered since the last mark; None if it has not."""
+        if self._values[_ANSWERED] <= self.at:
             return None
         try:
             found: dict[str, Any] = json.loads(self._bytes[_TEXT:].rstrip(b"\0"))
@@ -161,12 +161,14 @@ def go_on() -> None:
 def enter(phase: int) -> None:
     """Mark that this rank begins with a phase."""
     go_on()
+    if phase == START_UP:
+        _values[_STEPPED] = 0.0
+    if phase == _values[_PHASE] != STEP:
+        return
     at = _STAYS + 2 * int(_values[_PHASE])
     _values[at + 1] = _values[_LONGEST]
     _values[at] += 1
     _values[_LONGEST], _values[_PHASE] = 0.0, phase
-    if phase == START_UP:
-        _values[_STEPPED] = 0.0
 
 
 def begin_step() -> None:

@@ -85,6 +85,11 @@ class Attempt(Record, frozen=True):
     misfit: bool = False
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells the attempt from others of the same run; equal to `RankInfo.attempt_key`."""
+        return self.job_id, self.restart_count, self.step_id
+
 
 class Hang(Record, frozen=True, kw_only=True):
     """The content of hang.json: why the ranks of an attempt do not get on (`faults.observer`)."""
@@ -102,13 +107,12 @@ class Hang(Record, frozen=True, kw_only=True):
     at: str = ""  # the user's line: FILE:LINE in NAME
 
     @classmethod
-    def of(cls, run: Path, attempt: Attempt) -> Hang | None:
-        """Return what an attempt has left; None if it has left nothing."""
+    def of(cls, run: Path, key: tuple[str, int, int], since: float) -> Hang | None:
+        """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
         found = read_known(cls, run / "hang.json")
-        key = attempt.job_id, attempt.restart_count, attempt.step_id
-        if found is None or (found.job_id, found.restart_count, found.step_id) != key:
+        if found is None or found.time < since:
             return None
-        return found if found.time >= attempt.started else None
+        return found if (found.job_id, found.restart_count, found.step_id) == key else None
 
 
 class Note(Record, frozen=True):

@@ -59,9 +59,10 @@ class Limits:
         known = self._known.get(PHASES[phase])
         return max(self._floor_s, min(known.floor_s if known else 0.0, self._most_s))
 
-    def died(self, phase: int, seconds: float) -> None:
-        """Forget the times of a phase in which a rank has died, or was late by so many seconds."""
-        self._known[PHASES[phase]] = _Known(floor_s=_AFTER_DEATH * seconds)
+    def died(self, phase: int, late_s: float) -> None:
+        """Forget the times of a phase in which a rank has died, or was late for so long."""
+        before = self._known.get(PHASES[phase], _Known()).floor_s
+        self._known[PHASES[phase]] = _Known(floor_s=max(before, _AFTER_DEATH * late_s))
         self._seconds = {key: kept for key, kept in self._seconds.items() if key[1] != phase}
         self.save()
 

@@ -9,6 +9,7 @@ a thread               ── gives a sign of life, and answers where the main t
 import logging
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -134,24 +135,28 @@ class _Rank:
         codes = [frame.f_code for frame in stack]
         answer: dict[str, Any] = {
             "at": frames.place(stack)[:500],
-            "moves": _moves(),
+            "lock_is_free": _lock_is_free(),
             "may_last": any(
                 _MAY_LAST.search(code.co_filename)
                 or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
                 for code in codes
             ),
         }
-        with suppress(RuntimeError, KeyError):  # the process group ends
+        try:
             answer |= self._page.where()
+        except Exception as error:  # what it asks may be ending; the rest is worth an answer
+            log.debug("where the rank waits is not known: %r", error)
         self._page.tell(answer)
 
 
-def _moves() -> bool:
-    """Return whether the main thread executes Python, and not one call of C."""
-    seen = set()
-    for _ in range(5):
-        frame = sys._current_frames()[threading.main_thread().ident or 0]
-        seen.add((id(frame), frame.f_lasti))
-        del frame
-        time.sleep(0.005)
-    return len(seen) > 1
+def _lock_is_free() -> bool:
+    """Return whether no thread executes Python: then its lock can be had at once.
+
+    A thread that executes Python gives the lock away only after `sys.getswitchinterval()`.
+    """
+    waited = []
+    for _ in range(11):
+        asked = time.monotonic()
+        time.sleep(0.0001)
+        waited.append(time.monotonic() - asked)
+    return statistics.median(waited) < sys.getswitchinterval() / 2

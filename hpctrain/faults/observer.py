@@ -118,6 +118,7 @@ class _Rank:
         self._samples: deque[states.Sample | None] = deque(maxlen=5)
         self._left = [self.page.stay(phase)[0] for phase in range(len(marks.PHASES))]
         self._stacks = marks.SIZE  # up to where they are known
+        self._late_since = -1.0  # the last mark of a rank that is late
 
     def learn(self, limits: Limits) -> None:
         """Take over how long the rank was in the phases that it has left since the last call."""
@@ -137,16 +138,20 @@ class _Rank:
         silent = now - max(page.alive, since) > _SILENT_S
         limit = None if page.in_long_work else limits.limit(self.place.rank, phase)
         soon = limit is not None and late_s > limit - min(_ASK_BEFORE_S, limit / 2)
-        if soon and (page.asked < page.at or now - page.asked > _ASK_AGAIN_S):
+        again = page.asked < page.at or now - page.asked > _ASK_AGAIN_S
+        if again and (soon or page.at == self._late_since):
             page.ask()
-        answer = page.answer if page.asked > page.at else None
+        answer = page.answer
         state = states.state_of(self._samples, silent, answer)
         if state == states.STOPPED:
             limit = limits.floor_s(phase)
         elif answer and answer.get("may_last"):
-            limit = None
-        if state != states.DEAD and (state is None or limit is None or late_s <= limit):
+            limit, self._late_since = None, -1.0
+        # What is late stays late until the next mark: the limit may be forgotten meanwhile.
+        late = page.at == self._late_since or (limit is not None and late_s > limit)
+        if state is None or (state != states.DEAD and not late):
             return None
+        self._late_since = page.at
         answer = answer or {}
         return Report(
             rank=self.place.rank,
@@ -326,7 +331,8 @@ class _Observer:
 
     def _name(self, cause: Report, sentence: str) -> None:
         more: dict[str, Any] = {"step": cause.step, "phase": cause.phase, "at": cause.at}
-        self._limits.died(marks.PHASES.index(cause.phase), cause.seconds)
+        late_s = 0.0 if cause.state == states.DEAD else cause.seconds
+        self._limits.died(marks.PHASES.index(cause.phase), late_s)
         self._record(sentence, cause.rank, cause.host, cause.state, **more)
 
     def _record(self, sentence: str, rank: int, host: str, state: str, **more: Any) -> None:

@@ -4,8 +4,8 @@
     D                                              uninterruptible
     Z, or not there                                dead
     R or S           it is silent                  C code that holds Python's lock
-    R                the line is the same          C code without the lock
-    R                the lines change              busy in Python
+    R                Python's lock is free         C code without the lock
+    R                it is not                     busy in Python
     S                                              asleep: a sleep, a file, a lock
 
 On the left is what /proc says of the main thread.
@@ -78,5 +78,5 @@ def state_of(
     if answer.get("data"):
         return NO_DATA
     if 2 * letters.count("R") > len(letters):
-        return PYTHON if answer.get("moves") else C_CODE
+        return C_CODE if answer.get("lock_is_free") else PYTHON
     return ASLEEP

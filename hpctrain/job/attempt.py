@@ -141,7 +141,7 @@ class Attempt(NoAttempt):
         elif error is not None:
             reason = failure.described(error)
             if cause_of(reason) is ANOTHER_RANK:  # the first rank that failed has told why
-                reason = failure.read(self._run.path, self._ranks.attempt_key) or reason
+                reason = failure.cause(self._run.path, self._ranks.attempt_key) or reason
             misfit = {"misfit": True} if isinstance(error, MisfitError) else {}
             self._run.end_attempt("failed", error=reason, **misfit)
             # The batch script may requeue the job then (`hpctrain.job.verdict`).

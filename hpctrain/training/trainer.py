@@ -159,9 +159,9 @@ class Trainer:
     def _closing(self) -> Iterator[None]:
         try:
             yield
+            marks.enter(marks.END)
         finally:
             self.meter.close()
-            marks.enter(marks.END)
             self.display.close()
             self.loader.close()
             for feed in self.evaluations.values():

@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain import frames
 from hpctrain.errors import HpctrainError
 
 
@@ -48,7 +49,12 @@ ANOTHER_RANK = _cause(
     r"ChildFailedError|KeyboardInterrupt|SystemExit|DistNetworkError",
     r"rank \d+ (is gone|has given no sign of life|failed: )",
 )
-HANG = _cause("hang", r"gloo/transport.*Timed out")
+HANG = _cause(
+    "hang",
+    r"gloo/transport.*Timed out",
+    # What the observers say (`faults.observer`).
+    r"^rank \d+ \([^)]*\) (hangs|has died) after step|^ranks? [^;]*: the node has given no sign",
+)
 # Only after the words of a library: a user's own text may say the same. CUDA calls a GPU that has
 # fallen off the bus (Xid 79) an unknown error.
 GPU_FAULT = _cause(
@@ -126,7 +132,6 @@ _NO_MESSAGE = re.compile(
 _OWN = re.compile(
     r"(Config|Misfit|NoGpu|Data|Tracking|Refused|Offline|Node|PortTaken|InUse)Error: "
 )
-_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<")
 # Torch's own words; a user's server of data resets its connections, too.
 _LIBRARY = re.compile(r"gloo/|NCCL|c10d|TCPStore", re.IGNORECASE)
 _OURS = str(Path(__file__).parent)
@@ -156,22 +161,16 @@ def _is_of_user(error: BaseException | str, text: str) -> bool:
     """Return whether a user's code has raised an error that tells of a broken connection."""
     if isinstance(error, str | HpctrainError | KeyboardInterrupt | SystemExit):
         return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and not _LIBRARY.search(text) and not _is_ours(frames[-1].filename)
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) or "/site-packages/torch/" in file
+    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    of_user = frames.own(raised) and not raised[0].f_code.co_filename.startswith(_OURS)
+    return bool(of_user) and not _LIBRARY.search(text)
 
 
 def user_frame(error: BaseException) -> str:
-    """Return the innermost line of the user's own code in an error: `FILE:LINE in NAME`, or ""."""
-    each: BaseException | None = error
-    while each is not None:
-        for frame in reversed(traceback.extract_tb(each.__traceback__)):
-            if not _is_ours(frame.filename) and not _INSTALLED.search(frame.filename):
-                return f"{frame.filename}:{frame.lineno} in {frame.name}"
-        each = each.__cause__
+    """Return the innermost line of an error that is not torch's: `FILE:LINE in NAME`, or ""."""
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if frames.own([frame]):
+            return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
     return ""
 
 

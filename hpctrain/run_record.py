@@ -1,6 +1,7 @@
-"""What a run directory records of its run: `run.json` and `progress.json`.
+"""What a run directory records of its run: `run.json`, `progress.json` and `hang.json`.
 
-`hpctrain.runs.run_dir` writes run.json; `hpctrain.training.progress_file` writes progress.json.
+`hpctrain.runs.run_dir` writes run.json; `hpctrain.training.progress_file` writes progress.json;
+`hpctrain.faults.observer` writes hang.json.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hpctrain.record import (
     convert,
     matching,
     read,
+    read_known,
 )
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,35 @@ class Attempt(Record, frozen=True):
     verdict: str = ""
     avoid: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells the attempt from others of the same run; equal to `RankInfo.attempt_key`."""
+        return self.job_id, self.restart_count, self.step_id
+
+
+class Hang(Record, frozen=True, kw_only=True):
+    """The content of hang.json: why the ranks of an attempt do not get on (`faults.observer`)."""
+
+    job_id: JobId = ""
+    restart_count: Count = 0
+    step_id: Count = 0
+    sentence: str
+    rank: Count
+    host: str
+    state: str  # one of those of `faults.process_state`
+    time: Time
+    step: Count = 0  # the global steps that were made
+    phase: str = ""
+    at: str = ""  # the user's line: FILE:LINE in NAME
+
+    @classmethod
+    def of(cls, run: Path, key: tuple[str, int, int], since: float) -> Hang | None:
+        """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
+        found = read_known(cls, run / "hang.json")
+        if found is None or found.time < since:
+            return None
+        return found if (found.job_id, found.restart_count, found.step_id) == key else None
 
 
 class Note(Record, frozen=True):

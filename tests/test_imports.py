@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ causes cgroup console disk errors forks gpu_driver lock metric_names progress_bar "
-    "record run_record secrets slow step_names terminal units yaml_file"
+    "__init__ causes cgroup console disk errors forks frames gpu_driver lock marks metric_names "
+    "progress_bar record run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -27,7 +27,10 @@ ALLOWED = {
     "tasks": "data.sources.reader data.tokenizer shards",
     "tracking": "",
     "trackers": "tracking",
-    "faults": "distributed.objects rendezvous.leaving rendezvous.port shards.types",
+    "faults": (
+        "config.schema distributed.objects rendezvous.leaving rendezvous.port rendezvous.ranks "
+        "shards.types tracking.uploader_process"
+    ),
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
     "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
     "parallel": (
@@ -93,7 +96,7 @@ APART = {
     "cli": "*",
     "api": "*",
     "__main__": "cli",
-    "causes": "errors",
+    "causes": "errors frames",
     "cgroup": "",
     "errors": "",
     "secrets": "secret_text terminal",
@@ -102,6 +105,8 @@ APART = {
     "record": "disk errors",
     "run_record": "disk errors record",
     "forks": "",
+    "frames": "",
+    "marks": "forks",
     "gpu_driver": "",
     "lock": "disk forks",
     "metric_names": "",
@@ -118,10 +123,11 @@ APART = {
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
     "api causes cgroup checkpoint.files cli commands config console disk doctor errors estimates "
-    "faults.early_signals forks gpu_driver hardware job.compile_cache job.here job.verdict launch "
-    "lock metric_names monitor plan.memory progress_bar record rendezvous report restarts "
-    "run_record runs secret_text secrets shards slow slurm step_names terminal tracking "
-    "trained.commands units yaml_file"
+    "faults.early_signals faults.limits faults.observed faults.observer faults.process_state "
+    "forks frames gpu_driver hardware job.compile_cache job.here job.verdict launch lock marks "
+    "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
+    "runs secret_text secrets shards slow slurm step_names terminal tracking trained.commands "
+    "units yaml_file"
 )
 WITH_TORCH = "doctor.measures shards.types"
 NO_HYDRA = (

@@ -27,7 +27,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from hpctrain import forks
+from hpctrain import forks, marks
 from hpctrain.faults import early_signals as signals
 from hpctrain.faults.copied import Copied
 
@@ -127,6 +127,7 @@ class Stop:
                 if number not in SIGNALS:
                     continue
                 if number == signal.SIGINT and self.asked == "SIGINT":
+                    marks.leave()
                     os._exit(130)
                 self._ask(signal.Signals(number).name)
         self._reading.close()

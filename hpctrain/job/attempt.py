@@ -144,7 +144,7 @@ class Attempt(NoAttempt):
             return
         cause, reason = cause_of(error), now.error or failure.described(error)
         if cause is ANOTHER_RANK:  # the first rank that failed has told why
-            reason = failure.read(self._run.path, self._ranks.attempt_key) or reason
+            reason = failure.cause(self._run.path, self._ranks.attempt_key) or reason
         if not now.verdict:
             facts: dict[str, Any] = {"misfit": True} if isinstance(error, MisfitError) else {}
             if isinstance(error, NodeError | NoGpuError | PortTakenError):

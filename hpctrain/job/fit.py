@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hpctrain import marks
 from hpctrain.causes import is_out_of_memory
 from hpctrain.config.advice import cures
 from hpctrain.config.schema import Config
@@ -23,6 +24,7 @@ from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, MisfitError
+from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
@@ -111,6 +113,7 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
+    marks.open_page().where = partial(where, ranks.world_size, stacks)
     known = config.parallel.timeout_s, ranks.host, stacks, ranks.master_port
     before = {*sys.modules}
     with (

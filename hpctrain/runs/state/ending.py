@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain import record
 from hpctrain.causes import (
     ANOTHER_RANK,
     GPU_FAULT,
@@ -29,25 +28,15 @@ from hpctrain.rendezvous import flight_recorder
 from hpctrain.rendezvous.ranks import AttemptKey
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import Answer, End, Room
-from hpctrain.run_record import Attempt, Progress, RunRecord
+from hpctrain.run_record import Attempt, Hang, Progress, RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm import own_job
 
 log = logging.getLogger(__name__)
-# What the observers say of a rank that no signal ends, or of a node that does not answer.
+# States of the observers (`faults.process_state`), and those of a node that cannot be used again.
+_OF_STATE = {"dead": RANK_KILLED, "silent": NODE}
 _LOST = "uninterruptible", "silent"
-
-
-class _Hang(record.Record, frozen=True):
-    """The content of hang.json: of the rank that was late or dead first."""
-
-    job_id: record.JobId = ""
-    restart_count: record.Count = 0
-    step_id: record.Count = 0
-    sentence: str = ""
-    host: str = ""
-    state: str = ""
 
 
 def verdict(
@@ -70,7 +59,7 @@ def verdict(
     if now.verdict:  # by rank 0, or by a process like this one
         decided = Answer(now.verdict, avoid=now.avoid)
         return "cancel" if request and decided.goes_on else decided.words(inside=inside)
-    told = error or now.state == "interrupted" or _hang(run.path, key)
+    told = error or now.state == "interrupted" or Hang.of(run.path, key, 0.0)
     if now.state == "finished" or (code <= 128 and not told):
         return ""
     if error and failure.is_of_other_holder(error.error):  # run.json is about that process
@@ -110,7 +99,7 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
     `left_s` are the seconds until the time limit of the job.
     """
     now, step = known.attempt, _step(run, known.attempt)
-    error, seen = failure.first(run, key), _hang(run, key)
+    error, seen = failure.first(run, key), Hang.of(run, key, 0.0)
     if now.state == "interrupted":  # rank 0 has saved, but has not decided
         return policy.stopped(now.reason, left_s)
     if known.lowered_in == key:
@@ -123,9 +112,9 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
         found, text = (cause, error.error) if own is ANOTHER_RANK else (own, now.error)
         return End(found, text, error.frame, step, raised=True)
     if seen and cause is not GPU_FAULT:
-        bad = any(word in seen.state for word in _LOST)
-        cause = NODE if "silent" in seen.state else RANK_KILLED if "dead" in seen.state else HANG
-        return End(cause, seen.sentence, step=step, hosts=(seen.host,) if bad else (), bad=bad)
+        cause = _OF_STATE.get(seen.state, HANG)
+        hosts = (seen.host,) if seen.state in _LOST else ()
+        return End(cause, seen.sentence, seen.at, seen.step, hosts, bad=bool(hosts))
     if error and cause:
         hosts = (error.host,) if cause is GPU_FAULT and error.host else ()
         return End(cause, error.error.removeprefix("LateRankError: "), error.frame, step, hosts)
@@ -134,15 +123,6 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
     # Slurm kills the ranks of a job whose time is over: that is no crash.
     why = TIME_LIMIT if left_s <= 0 else own_job.cause_of_step(key.step_id) or RANK_KILLED
     return End(why, f"a rank was killed (exit code {code})", step=step)
-
-
-def _hang(run: Path, key: AttemptKey) -> _Hang | None:
-    """Return what the observers say of these ranks; None if nothing."""
-    try:
-        found = record.read(_Hang, run / "hang.json")
-    except (FileNotFoundError, DamageError):
-        return None
-    return found if (found.job_id, found.restart_count, found.step_id) == key else None
 
 
 def _step(run: Path, now: Attempt) -> int | None:

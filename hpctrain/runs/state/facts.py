@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError, LaunchError
 from hpctrain.restarts import policy
-from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
+from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
@@ -37,6 +37,7 @@ class Facts:
     record: RunRecord = field(default_factory=RunRecord)  # of run.json
     # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
+    hang: Hang | None = None  # which rank of the last attempt has not got on
     stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
     # The last result of an evaluation that was a job of its own.
     evaluated: dict[str, float] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Facts:
             facts.evaluated = {} if last is None else last.metrics
         facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
+            facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
         if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
             facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())

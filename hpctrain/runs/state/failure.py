@@ -4,13 +4,14 @@
     rank 0 sees a broken connection       ── read ────── the cause, for run.json and MLflow
     srun has ended with an error          ── read ────── a failure, or else a rank was killed
 
-A rank that is killed with SIGKILL writes nothing. The other ranks then fail too, because a
-connection is broken. Such errors are not recorded, as they do not name the cause. The exit code of
-srun cannot replace the file: when one rank has failed, Slurm ends the others with signals, and srun
-returns the highest code.
+A rank that is killed with SIGKILL writes nothing; `hang.json` names it. The other ranks fail too,
+because a connection is broken. Such errors are not recorded, as they do not name the cause. The
+exit code of srun cannot replace the file: when one rank has failed, Slurm ends the others with
+signals, and srun returns the highest code.
 """
 
 import json
+import logging
 import re
 import socket
 import time
@@ -26,8 +27,11 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import AttemptKey
+from hpctrain.run_record import Hang
 from hpctrain.secrets import mask
 
+log = logging.getLogger(__name__)
+_NAMED_S = 2.0  # until the observers have seen a death
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 
 
@@ -84,7 +88,10 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         cause, host = CODE if asked else cause_of(error), socket.gethostname()
         if cause is GPU_FAULT:
             text = f"GPU fault on {host}: {one_line(text)}"
-        if run.is_dir() and cause is not ANOTHER_RANK and read(run, key) is None:
+        follows = cause is ANOTHER_RANK
+        if follows and run.is_dir() and (said := _wait_for_cause(run, key)):
+            log.error("the error of this rank follows from this: %s", said)
+        if run.is_dir() and not follows and read(run, key) is None:
             content = {
                 "error": text,
                 "time": time.time(),
@@ -96,6 +103,21 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
             with suppress(OSError):
                 write_atomically(path(run), json.dumps(content) + "\n", sync=False)
         raise
+
+
+def cause(run: Path, key: AttemptKey) -> str | None:
+    """Return what `read` does, or else which rank was found dead, or not to get on."""
+    since = 0.0 if key.job_id else psutil.Process().create_time() - _TOGETHER_S
+    hang = Hang.of(run, key, since)
+    return read(run, key) or (hang.sentence if hang else None)
+
+
+def _wait_for_cause(run: Path, key: AttemptKey) -> str | None:
+    """Return the cause of an error that follows from another rank's, which may come a bit later."""
+    end = time.monotonic() + _NAMED_S
+    while (found := cause(run, key)) is None and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
 
 
 def read(run: Path, key: AttemptKey) -> str | None:

@@ -51,7 +51,11 @@ def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
     state = _judge(run, now)
     spent = run.restarted if state.name in ("running", "requeued", "interrupted") else ""
-    said = [state.reason, spent, *run.record.noted()]
+    hang = run.hang if state.name not in ("requeued", "queued") else None
+    # The other ranks' errors only follow from it, and so do they stand behind it.
+    told = hang is not None and hang.sentence not in state.reason
+    cause = hang.sentence if hang and told and run.progress.stepped <= hang.time else ""
+    said = [cause, state.reason, spent, *run.record.noted()]
     return replace(state, reason="; ".join(filter(None, said)))
 
 

@@ -38,6 +38,7 @@ from hpctrain.errors import (
     InUseError,
     LateRankError,
     NoGpuError,
+    PortTakenError,
 )
 from hpctrain.job import attempt as job_attempt
 from hpctrain.job import preflight
@@ -421,6 +422,38 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     assert asked == [(JOB, "n2")] * bool(bad)
     assert [*excluded_hosts.read(config.output_dir)] == bad
     assert verdict(run, 2, AttemptKey(JOB, 1)) == ("requeue" if bad else "")
+
+
+@pytest.mark.parametrize(
+    ("own", "loop", "answer", "asked"),
+    [
+        (False, False, "requeue", [JOB]),  # rank 0 does it, and the batch script if that fails
+        (False, True, "restart", []),
+        (True, True, "", []),  # MASTER_PORT names it, and a restart would find the same
+    ],
+)
+def test_another_port_is_taken_by_a_restart(
+    own: bool,
+    loop: bool,
+    answer: str,
+    asked: list[str],
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(preflight, "requeue_from_rank", lambda job, exclude: done.append(job))
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    if own:
+        monkeypatch.setenv("MASTER_PORT", "29500")
+    run, ranks = begin(), RankInfo("slurm", hosts=("n1",), job_id=JOB)
+    if loop:
+        (run.path / "epochs").write_text(f"{JOB} 0 0\n")
+    error = PortTakenError("port 12028 on n1 is taken (Address already in use)")
+    fail(run, error)
+    job_attempt.Attempt(Config(), run, ranks)._record_failure(error)
+    assert done == asked
+    assert verdict(run, 5, AttemptKey(JOB, 0), inside=loop) == answer
+    assert (last(run)["cause"], last(run)["verdict"]) == ("port", answer or "failed")
 
 
 @pytest.mark.parametrize(

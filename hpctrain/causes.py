@@ -94,10 +94,7 @@ _TOLD = (
     *(TIME_LIMIT, PREEMPTED, NODE, HOST_MEMORY, QUOTA, FILE_SYSTEM, PORT),
     *(ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY),
 )
-_ALL = (
-    *_TOLD,
-    *(CODE, CONFIG, DATA, NON_FINITE, TRACKING, RANK_KILLED, USER_STOP, IDLE),
-)
+_ALL = *_TOLD, CODE, CONFIG, DATA, NON_FINITE, TRACKING, RANK_KILLED, USER_STOP, IDLE
 OF_SLURM = {
     "OUT_OF_MEMORY": HOST_MEMORY,
     "TIMEOUT": TIME_LIMIT,
@@ -110,18 +107,16 @@ OF_SLURM = {
 # A class says its cause, without its text: that of an error of Python may be a user's own, or of a
 # server of data. DistributedError is not here: it tells what torch has said.
 _OF_CLASS = {
-    **dict.fromkeys(("ConfigError", "MisfitError", "NoGpuError"), CONFIG),
-    **dict.fromkeys(("StorageError", "InUseError", "DamageError"), FILE_SYSTEM),
-    **dict.fromkeys(("TrackingError", "RefusedError", "OfflineError"), TRACKING),
-    **dict.fromkeys(("KeyError", "IndexError", "ValueError", "TypeError"), CODE),
-    **dict.fromkeys(("AttributeError", "NameError", "AssertionError"), CODE),
-    **dict.fromkeys(("FileNotFoundError", "PermissionError", "ZeroDivisionError"), CODE),
-    "DataError": DATA,
-    "HealthError": NON_FINITE,
-    "LateRankError": HANG,
-    "MemoryError": HOST_MEMORY,
-    "NodeError": NODE,
-    "PortTakenError": PORT,
+    f"{name}Error": cause
+    for cause, names in (
+        (CODE, "Key Index Value Type Attribute Name Assertion FileNotFound Permission"),
+        (CONFIG, "Config Misfit NoGpu"),
+        (FILE_SYSTEM, "Storage InUse Damage"),
+        (TRACKING, "Tracking Refused Offline"),
+        *((DATA, "Data"), (NON_FINITE, "Health"), (HOST_MEMORY, "Memory")),
+        *((HANG, "LateRank"), (PORT, "PortTaken"), (NODE, "Node")),
+    )
+    for name in names.split()
 }
 _CLASS = re.compile(r"(?:\w+\.)*(\w+)(?:: |$)")
 # What follows is the code of a user's constructor, or torch's stack and its general advice.

@@ -186,26 +186,27 @@ class Attempt(NoAttempt):
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
-        run, step, ranks = self._run, outcome.step, self._ranks
+        run, step, slurm = self._run, outcome.step, self._ranks.launcher == "slurm"
         run.update()  # NFS caches the content of a folder until the client writes there
-        request, record = stop_request.read(run.path), run.read()
-        end = stopped(reason, policy.left_s())
-        if request is not None or ranks.launcher != "slurm":
-            end = End(request.cause if request else USER_STOP, reason)
-        answer = policy.answer(record, end, Room(), step)
+        request = stop_request.read(run.path)
+        cause = request.cause if request else USER_STOP
+        end = End(cause, reason) if request or not slurm else stopped(reason, policy.left_s())
+        answer = policy.answer(run.read(), end, Room(), step)
         run.end_attempt(**answer.record(step))
         log.info("stopped by %s at step %d, saved: it resumes there", reason, step)
         # The requeue comes first: the grace time may end before the rest is done.
-        if request is not None:
+        if request:
             log.info("cancelled by %s: not requeued", request.by)
-        elif answer.goes_on:
-            requeue_from_rank(ranks.job_id)
         elif answer.action == "failed":
             log.error("%s", answer.reason)
-            self.tracker.finish("FAILED", reason=answer.reason)
-            return
-        by = reason if request is None else request.by
-        self.tracker.finish("KILLED", reason=f"stopped by {by} at step {step}, saved")
+        elif answer.goes_on and not requeue_from_rank(self._ranks.job_id):
+            # Slurm ends the job, and `scancel` sends the same signal as a preemption.
+            run.end_attempt(**answer.record(step) | {"cause": ""})
+        by = request.by if request else reason
+        said = (
+            answer.reason if answer.action == "failed" else f"stopped by {by} at step {step}, saved"
+        )
+        self.tracker.finish("FAILED" if answer.action == "failed" else "KILLED", reason=said)
 
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart in a job of Slurm: then it holds."""

@@ -4,23 +4,12 @@
                                ├── answer(record, end, room, last) ── Answer ── run.json ── acted on
     the verdict, after srun ───┘
 
-    cause                                               what follows
-    finished                                            nothing
-    user stop, idle                                     cancel
-    preempted                                           requeue; it costs nothing of the budget
-    time limit                                          requeue
-    rank killed, hang, GPU fault, port                  restart
-    node                                                restart without it, or requeue without it
-    memory of the GPU                                   restart, if there is a smaller micro-batch
-    memory of the host                                  restart, if Linux has killed the rank
-    code, config, data, non-finite, quota, ...          failed: it would come again
-
-A restart starts the ranks again in the same allocation. If the batch script cannot do that, or the
-time of the job is nearly over, a requeue takes its place. Both have one budget: `MOST` of them in a
-row without a new checkpoint. The same end at the same step is not tried a third time.
+docs/operate.md has the table. A restart starts the ranks again in the same job. If the batch script
+cannot do that, or the job has little time left, a requeue takes its place. Both have one budget:
+`MOST` in a row without a new checkpoint; and the same end at the same step is not tried again.
 
 The answer is in run.json before anybody acts on it. So nobody decides twice on one end, and what
-counts is what was decided, whoever died before it was done.
+was decided counts, whoever died before it was done.
 """
 
 import math
@@ -66,27 +55,16 @@ _LONGEST = 300  # characters of a fingerprint
 
 
 class End(NamedTuple):
-    """How the ranks have ended.
-
-    Attributes:
-        cause: Why.
-        text: What is told of it, in one line.
-        frame: The line of the user's code, `FILE:LINE in NAME`; "" if that is not known.
-        step: The global step that was reached; None if that is not known.
-        hosts: The nodes on which it happened.
-        bad: Whether these nodes cannot be used again now.
-        raised: Whether code of the run has raised an error, and nobody has killed it.
-        smaller: Whether the next attempt has smaller micro-batches.
-    """
+    """How the ranks have ended."""
 
     cause: Cause
-    text: str
-    frame: str = ""
-    step: int | None = None
-    hosts: tuple[str, ...] = ()
-    bad: bool = False
-    raised: bool = False
-    smaller: bool = False
+    text: str  # what is told of it, in one line
+    frame: str = ""  # the line of the user's code: FILE:LINE in NAME
+    step: int | None = None  # the global step that was reached, if it is known
+    hosts: tuple[str, ...] = ()  # the nodes on which it happened
+    bad: bool = False  # whether these nodes cannot be used again now
+    raised: bool = False  # by code of the run; nobody has killed it
+    smaller: bool = False  # whether the next attempt has smaller micro-batches
 
 
 class Room(NamedTuple):
@@ -110,19 +88,12 @@ class Room(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What follows, and why in one line.
-
-    Attributes:
-        action: "restart", "requeue", "cancel", "stopped" (saved, and nobody goes on) or "failed".
-        reason: For the record of the attempt.
-        avoid: The nodes without which the run goes on.
-        facts: What the record keeps beside: cause, fingerprint, step, action and nodes.
-    """
+    """What follows: "restart", "requeue", "cancel", "stopped" (nobody goes on) or "failed"."""
 
     action: str
     reason: str = ""
-    avoid: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = {}
+    avoid: tuple[str, ...] = ()  # the nodes without which the run goes on
+    facts: Mapping[str, Any] = {}  # for the record of the attempt
 
     @property
     def goes_on(self) -> bool:
@@ -136,9 +107,9 @@ class Answer(NamedTuple):
         return {"state": "interrupted", "reason": self.reason, "step": last, **self.facts}
 
     def words(self, *, inside: bool) -> str:
-        """Return what the batch script reads; one that restarts ranks also keeps bad nodes.
+        """Return what the batch script reads.
 
-        Such a script requeues the job itself if too few of its nodes are good.
+        One that restarts ranks also keeps the bad nodes, and requeues the job if too few are left.
         """
         if self.goes_on and inside and self.avoid:
             return f"restart --exclude={','.join(self.avoid)}"
@@ -152,45 +123,34 @@ def answer(record: RunRecord, end: End, room: Room, last: int) -> Answer:
 
     `last` is the step of the newest checkpoint, with which the next attempt would begin.
     """
-    action, reason, avoid = _decided(record, end, room, last)
-    facts = {
-        "cause": end.cause.name,
-        "fingerprint": fingerprint(end, record.attempt.hosts),
-        "ended_at": end.step,
-        "verdict": action,
-        "avoid": list(avoid),
-    }
-    return Answer(action, reason, avoid, facts)
+    known = fingerprint(end, record.attempt.hosts)
+    found = _answer(record, end, room, _spent(record, end, last, known))
+    facts = {"cause": end.cause.name, "fingerprint": known, "ended_at": end.step}
+    return found._replace(facts=facts | {"verdict": found.action, "avoid": list(found.avoid)})
 
 
-def _decided(
-    record: RunRecord, end: End, room: Room, last: int
-) -> tuple[str, str, tuple[str, ...]]:
+def _answer(record: RunRecord, end: End, room: Room, spent: str) -> Answer:
     cause, text = end.cause, end.text
     if cause in (USER_STOP, IDLE):
-        return ("stopped" if text == "SIGINT" else "cancel"), text, ()
+        return Answer("stopped" if text == "SIGINT" else "cancel", text)
     if cause is PREEMPTED:
-        return "requeue", text, ()
+        return Answer("requeue", text)
     again = end.smaller if cause is GPU_MEMORY else cause in _AGAIN
     if not again or (cause is HOST_MEMORY and end.raised):
-        return "failed", text, ()
-    if why := _spent(record, end, last):
-        return "failed", f"{text}, {why}. {_CURES.get(cause, '')}`resume` starts the run again", ()
-    short = len(end.hosts) > room.spares
-    soon = room.left_s < room.warn_s + _START_S
-    if cause is TIME_LIMIT or not room.inside or soon:
-        return "requeue", text, end.hosts if end.bad and not soon else ()
-    if end.bad and short:
-        return "requeue", text, end.hosts
-    return "restart", text, () if short else end.hosts
+        return Answer("failed", text)
+    if spent:
+        cure = f"{_CURES.get(cause, '')}`resume` starts the run again"
+        return Answer("failed", f"{text}, {spent}. {cure}")
+    short, soon = len(end.hosts) > room.spares, room.left_s < room.warn_s + _START_S
+    if cause is TIME_LIMIT or not room.inside or soon or (end.bad and short):
+        return Answer("requeue", text, end.hosts if end.bad and not soon else ())
+    return Answer("restart", text, () if short else end.hosts)
 
 
-def _spent(record: RunRecord, end: End, last: int) -> str:
+def _spent(record: RunRecord, end: End, last: int, known: str) -> str:
     """Return why the run is not started again; "" if it may be."""
     first = record.attempt.first_step or 0
-    before = _series(record)[:-1]
-    known = fingerprint(end, record.attempt.hosts)
-    alike = [one for one in before if one.fingerprint == known]
+    alike = [one for one in _series(record)[:-1] if one.fingerprint == known]
     # An attempt that has made no step says nothing about a step.
     if end.step is not None and end.step > first and end.step in [one.ended_at for one in alike]:
         return f"for the second time at step {end.step}: it would come again, so not requeued"
@@ -236,10 +196,7 @@ def _series(record: RunRecord) -> Sequence[Attempt]:
 
 
 def fingerprint(end: End, hosts: Sequence[str] = ()) -> str:
-    """Return what two ends have in common if they are the same: cause, message, the user's line.
-
-    The message is without ranks, addresses, numbers of processes and hosts.
-    """
+    """Return cause, message (without numbers, addresses and hosts) and the user's line of an end."""
     text = one_line(end.text)
     for host in sorted({*hosts, *end.hosts}, key=len, reverse=True):
         text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "HOST", text)

@@ -50,7 +50,8 @@ from hpctrain.restarts.policy import End, Room
 from hpctrain.run_record import Attempt, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
-from hpctrain.slurm import excluded_hosts, own_job
+from hpctrain.slurm import excluded_hosts
+from hpctrain.slurm.requeue import cause_of_step
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from hpctrain.tracking.uploader_process import Process
@@ -385,8 +386,8 @@ def test_the_memory_of_a_host_is_told_by_the_group_of_the_job(tmp_path: Path) ->
         ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", HOST_MEMORY),
     ):
         (job / name).write_text(text)
-        assert own_job.cause_of_step(0, {}, [tmp_path, job]) is None
-        assert own_job.cause_of_step(0, env, [tmp_path, job]) is cause
+        assert cause_of_step(0, {}, [tmp_path, job]) is None
+        assert cause_of_step(0, env, [tmp_path, job]) is cause
 
 
 @pytest.mark.parametrize(

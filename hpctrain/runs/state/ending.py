@@ -31,7 +31,7 @@ from hpctrain.restarts.policy import Answer, End, Room
 from hpctrain.run_record import Attempt, Hang, Progress, RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
-from hpctrain.slurm import own_job
+from hpctrain.slurm.requeue import cause_of_step
 
 log = logging.getLogger(__name__)
 # States of the observers (`faults.process_state`), and those of a node that cannot be used again.
@@ -54,7 +54,7 @@ def verdict(
     error = failure.first(run.path, key)
     now = known.attempt
     # If not, the ranks ended before rank 0 has begun an attempt.
-    begun = (now.job_id, now.restart_count, now.step_id) == key
+    begun = now.key == key
     now = now if begun else Attempt()
     if now.verdict:  # by rank 0, or by a process like this one
         decided = Answer(now.verdict, avoid=now.avoid)
@@ -94,10 +94,7 @@ def decide(run: RunDir, end: End, room: Room) -> Answer:
 
 
 def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float) -> End:
-    """Return how the ranks of the last attempt have ended; `code` is that of srun.
-
-    `left_s` are the seconds until the time limit of the job.
-    """
+    """Return how the ranks of the last attempt have ended; `code` is that of srun."""
     now, step = known.attempt, _step(run, known.attempt)
     error, seen = failure.first(run, key), Hang.of(run, key, 0.0)
     if now.state == "interrupted":  # rank 0 has saved, but has not decided
@@ -121,7 +118,7 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
     if text := flight_recorder.timeout(run / "logs", key.job_id):
         return End(HANG, text, step=step)
     # Slurm kills the ranks of a job whose time is over: that is no crash.
-    why = TIME_LIMIT if left_s <= 0 else own_job.cause_of_step(key.step_id) or RANK_KILLED
+    why = TIME_LIMIT if left_s <= 0 else cause_of_step(key.step_id) or RANK_KILLED
     return End(why, f"a rank was killed (exit code {code})", step=step)
 
 

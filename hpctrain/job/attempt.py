@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.causes import ANOTHER_RANK, NODE, PORT, USER_STOP, cause_of, named
+from hpctrain.causes import ANOTHER_RANK, NODE, PORT, PREEMPTED, USER_STOP, cause_of, named
 from hpctrain.config.identity import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
@@ -200,13 +200,11 @@ class Attempt(NoAttempt):
         elif answer.action == "failed":
             log.error("%s", answer.reason)
         elif answer.goes_on and not requeue_from_rank(self._ranks.job_id):
-            # Slurm ends the job, and `scancel` sends the same signal as a preemption.
-            run.end_attempt(**answer.record(step) | {"cause": ""})
-        by = request.by if request else reason
-        said = (
-            answer.reason if answer.action == "failed" else f"stopped by {by} at step {step}, saved"
-        )
-        self.tracker.finish("FAILED" if answer.action == "failed" else "KILLED", reason=said)
+            if end.cause is PREEMPTED:  # or `scancel`, which sends the same signal
+                run.end_attempt(**answer.record(step) | {"cause": ""})
+        by, failed = request.by if request else reason, answer.action == "failed"
+        said = answer.reason if failed else f"stopped by {by} at step {step}, saved"
+        self.tracker.finish("FAILED" if failed else "KILLED", reason=said)
 
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart in a job of Slurm: then it holds."""

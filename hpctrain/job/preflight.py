@@ -32,7 +32,6 @@ from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts.policy import End, Room
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import failure
 from hpctrain.runs.state.ending import decide
 from hpctrain.runs.state.failure import described
 from hpctrain.slurm import excluded_hosts
@@ -110,8 +109,8 @@ def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str])
     fault in the attempt before; or each, if other hosts of the job show all of theirs. Else torch
     or the config may be to blame.
     """
-    faults = [one.reason for one in run.read().attempts[-2:-1]]
-    why = {host: fault for fault in faults if (host := failure.host_of_gpu_fault(fault)) in hosts}
+    before = [one.reason for one in run.read().attempts[-2:-1]]
+    why = {host: text for host in hosts for text in before if f"GPU fault on {host}: " in text}
     if len({*hosts}) < len(ranks.hosts):
         why = dict.fromkeys(hosts, "the other nodes show all of theirs") | why
     places = {

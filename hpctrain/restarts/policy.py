@@ -196,7 +196,7 @@ def _series(record: RunRecord) -> Sequence[Attempt]:
 
 
 def fingerprint(end: End, hosts: Sequence[str] = ()) -> str:
-    """Return cause, message (without numbers, addresses and hosts) and the user's line of an end."""
+    """Return cause, message (without numbers, addresses, hosts) and the user's line of an end."""
     text = one_line(end.text)
     for host in sorted({*hosts, *end.hosts}, key=len, reverse=True):
         text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "HOST", text)

@@ -12,7 +12,6 @@ signals, and srun returns the highest code.
 
 import json
 import logging
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -60,12 +59,6 @@ def described(error: BaseException) -> str:
 def is_of_other_holder(error: str) -> bool:
     """Return whether an error says that another process trains the run, which records its end."""
     return error.startswith("InUseError: ")
-
-
-def host_of_gpu_fault(error: str) -> str:
-    """Return the host whose GPU had the fault of which a recorded error tells; "" if none."""
-    found = re.match(r"GPU fault on (\S+): ", error)
-    return found[1] if found else ""
 
 
 def path(run: Path) -> Path:

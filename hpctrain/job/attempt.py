@@ -199,8 +199,9 @@ class Attempt(NoAttempt):
             log.info("cancelled by %s: not requeued", request.by)
         elif answer.action == "failed":
             log.error("%s", answer.reason)
-        elif answer.goes_on and not requeue_from_rank(self._ranks.job_id):
-            if end.cause is PREEMPTED:  # or `scancel`, which sends the same signal
+        elif answer.goes_on:
+            requeued = requeue_from_rank(self._ranks.job_id)
+            if not requeued and end.cause is PREEMPTED:  # or `scancel`, with the same signal
                 run.end_attempt(**answer.record(step) | {"cause": ""})
         by, failed = request.by if request else reason, answer.action == "failed"
         said = answer.reason if failed else f"stopped by {by} at step {step}, saved"

@@ -248,7 +248,8 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     ]
     assert [each["first_step"] for each in attempts] == [0, 20, 40]
     assert [each["state"] for each in attempts] == ["interrupted", "interrupted", "finished"]
-    assert attempts[0]["reason"].startswith("a rank was killed (exit code 1")
+    assert [one.get("cause") for one in attempts] == ["rank killed", "hang", None]
+    assert [one.get("verdict") for one in attempts] == ["restart", "restart", None]
     assert (run / "epochs").read_text() == f"{job} 0 0\n{job} 0 1\n{job} 0 2\n"
     # The metrics are those of two undisturbed ranks, which need no cluster.
     folder = tmp_path / "undisturbed"

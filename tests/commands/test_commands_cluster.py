@@ -257,7 +257,7 @@ def test_why_runs_failed(
     assert "mat1 and mat2 shapes cannot be multiplied" in found["summary"]
     assert found["rank"] == 1
     assert Path(found["file"]).name.endswith(".rank1.log")
-    assert "task 1: Killed" in error(killed, "failed")["summary"]
+    assert "has died after step 4" in error(killed, "failed")["summary"]
     attempts = run_json(killed)["attempts"]
     assert [attempt["state"] for attempt in attempts[:-1]] == ["interrupted"] * len(attempts[1:])
     assert {(one["restart_count"], one["cause"]) for one in attempts} == {(0, "rank killed")}

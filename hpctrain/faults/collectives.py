@@ -11,9 +11,7 @@ entered, and which one it still waits in.
 from __future__ import annotations
 
 import json
-import re
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,6 +23,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from hpctrain import frames
 from hpctrain.errors import DamageError
 from hpctrain.record import read
 from hpctrain.terminal import few
@@ -89,24 +88,24 @@ class Record:
             if not entry["is_p2p"] and (name := entry["process_group"][0]) in groups
         }
         waiting = [e for e in entries if error is not None or not e["retired"]]
-        frames = sys._current_frames()
-        steps = _of_thread(frames[threading.main_thread().ident or 0])
+        threads = sys._current_frames()
+        steps = frames.of_thread(threads[threading.main_thread().ident or 0])
         if error is not None and error.__traceback__ is not None:
             steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        own = _own(steps)
-        stopped = error is None and own and own[-1].f_globals.get("__name__", "").startswith(_DATA)
+        inner = [each.f_globals.get("__name__", "") for each in frames.own(steps)[-1:]]
+        stopped = error is None and any(name.startswith(_DATA) for name in inner)
         others = processes() if stopped else {}
         return cls(
             rank,
             host,
             step,
-            _place(steps) or "an unknown place",
+            frames.place(steps) or "an unknown place",
             _operation(waiting[-1], groups) if waiting else None,
             entered,
             groups,
-            [*_stacks(frames, error), *(f"{name}:\n{text}" for name, text in others.items())],
+            [*_stacks(threads, error), *(f"{name}:\n{text}" for name, text in others.items())],
             entries[-_KEPT:],
-            _makers(frames, others) if stopped else None,
+            _makers(threads, others) if stopped else None,
         )
 
     @classmethod
@@ -157,6 +156,16 @@ def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) 
     return text
 
 
+def where(world_size: int, processes: Callable[[], Mapping[str, str]]) -> dict[str, Any]:
+    """Return what the observer of a rank asks: see `Record.of_this_process`."""
+    record = Record.of_this_process(0, "", None, None, processes)
+    return {
+        "waits_in": record.waits_in and record.waits_in.describe(world_size)[:200],
+        "entered": sum(record.entered.values()),
+        "data": [maker[:500] for maker in (record.data or [])[:4]],
+    }
+
+
 def _is_behind(rank: int, records: Mapping[int, Record]) -> bool:
     """Return whether another rank has entered more operations of one of the rank's groups."""
     own = records[rank]
@@ -185,45 +194,22 @@ def _operation(entry: dict[str, Any], groups: dict[str, list[int]]) -> Operation
     return Operation(name, group, int(number), groups.get(group, []))
 
 
-def _of_thread(frame: FrameType) -> list[FrameType]:
-    return [each for each, _ in traceback.walk_stack(frame)][::-1]
-
-
-def _own(frames: list[FrameType]) -> list[FrameType]:
-    return [each for each in frames if not _is_of_python_or_torch(each.f_code.co_filename)]
-
-
-def _place(frames: list[FrameType]) -> str:
-    """Return the innermost frame of the user's code, or of a library other than torch; or ""."""
-    if not (own := _own(frames)):
-        return ""
-    code = own[-1].f_code
-    return f"{code.co_filename}:{own[-1].f_lineno} in {code.co_name}"
-
-
-def _makers(frames: Mapping[int, FrameType], processes: Mapping[str, str]) -> list[str]:
+def _makers(threads: Mapping[int, FrameType], processes: Mapping[str, str]) -> list[str]:
     """Return where the processes are that make the data, or else the threads that read it."""
     found = []
     for name, text in processes.items():
-        lines = re.findall(r'File "(.*)", line (\d+) in (.*)', text.partition("Current thread")[2])
-        places = [f"is at {f}:{n} in {c}" for f, n, c in lines if not _is_of_python_or_torch(f)]
-        found.append(f"{name} {next(iter(places), 'does not answer')}")
-    readers = [t for t in threading.enumerate() if t.name.startswith(_READER) and t.ident in frames]
-    places = [_place(_of_thread(frames[thread.ident or 0])) for thread in readers]
+        at = frames.place_in(text)
+        found.append(f"{name} {f'is at {at}' if at else 'does not answer'}")
+    readers = [t.ident or 0 for t in threading.enumerate() if t.name.startswith(_READER)]
+    places = [frames.place(frames.of_thread(threads[i])) for i in readers if i in threads]
     return found or [f"a thread that reads is at {place}" for place in places if place]
 
 
-def _is_of_python_or_torch(file: str) -> bool:
-    if file.startswith((str(Path(torch.__file__).parent), "<frozen")):
-        return True
-    return file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
-
-
-def _stacks(frames: Mapping[int, FrameType], error: BaseException | None) -> list[str]:
+def _stacks(threads: Mapping[int, FrameType], error: BaseException | None) -> list[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
         f"{names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
-        for number, frame in frames.items()
+        for number, frame in threads.items()
     ]
     return [*([] if error is None else ["".join(traceback.format_exception(error))]), *stacks]
 

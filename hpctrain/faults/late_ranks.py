@@ -7,6 +7,10 @@
 Nothing is done during a step. A thread of each rank waits for a key of the store, in C++ without
 Python's lock. So a rank that sleeps, reads a file or waits for a lock still says where it is. A
 rank that is stopped, or in C code that holds the lock, does not answer; the others name it.
+
+The same thread notices when rank 0 has gone, or cannot be reached any more: on a node that Slurm
+has lost, for example, a rank would wait for the others until `parallel.timeout_s`. It ends itself
+after a minute (its lease).
 """
 
 import logging
@@ -25,6 +29,8 @@ import torch.distributed as dist
 from hpctrain.disk import write_atomically
 from hpctrain.errors import LateRankError
 from hpctrain.faults.collectives import Record, conclude
+from hpctrain.rendezvous.leaving import end_at_once
+from hpctrain.rendezvous.port import keep_alive
 
 log = logging.getLogger(__name__)
 FOLDER = "collectives"  # in the folder of the logs
@@ -34,6 +40,7 @@ _ARRIVES_S = 1.5
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
 _LOST = re.compile(r"gloo|connection|broken ?pipe|peer", re.I)
 _FOR_EVER = timedelta(days=365)
+_LEASE_S = 60.0  # for a rank whose rank 0 has gone; before, Linux has asked for a minute
 
 
 class LateRanks:
@@ -41,8 +48,8 @@ class LateRanks:
 
     With one rank nothing is done. `folder` is that of the run's logs, `store` that of the process
     group, `timeout_s` is `parallel.timeout_s`; `host` returns the node of a rank, or "", and
-    `processes` the stacks of the processes that make the data. The attribute `step` returns the
-    number of global steps that were made.
+    `processes` the stacks of the processes that make the data. `port` is that of rank 0. The
+    attribute `step` returns the number of global steps that were made.
 
     Raises:
         LateRankError: On exit, when a collective operation has timed out on any rank.
@@ -57,11 +64,13 @@ class LateRanks:
         timeout_s: float,
         host: Callable[[int], str] = lambda rank: "",
         processes: Callable[[], Mapping[str, str]] = dict,
+        port: int = 0,
     ) -> None:
         self._folder, self._rank, self._ranks = folder / FOLDER, rank, world_size
         self._store = store if world_size > 1 else None
         self._timeout_s, self._host, self._processes = timeout_s, host, processes
-        self._told, self._lock = threading.Event(), threading.Lock()
+        self._port, self._lock = port, threading.Lock()
+        self._told, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.step: Callable[[], int | None] = lambda: None
@@ -71,6 +80,7 @@ class LateRanks:
             self._file(self._rank).unlink(missing_ok=True)  # of an earlier attempt
             # A connection of its own: the waiting occupies it.
             store = self._store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+            keep_alive(self._port)
             self._thread = threading.Thread(
                 target=self._listen, args=(store,), name="hpctrain-late-ranks", daemon=True
             )
@@ -90,17 +100,22 @@ class LateRanks:
 
     def _listen(self, store: dist.Store) -> None:
         key = self._key(self._rank)
-        with suppress(
-            RuntimeError, OSError
-        ):  # the store has ended with rank 0, or the disk is full
+        try:
             store.wait([key], _FOR_EVER)
-            if store.get(key) == b"tell":
+            told = store.get(key) == b"tell"
+        except RuntimeError:  # the store has ended with rank 0, or the network is gone
+            if not self._closed.wait(_LEASE_S):
+                end_at_once("rank 0 has ended or cannot be reached, so this rank ends, too")
+            return
+        if told:
+            with suppress(OSError):  # the disk is full
                 self._write()
                 self._told.set()
 
     def _close(self) -> None:
         """End the thread: one that comes back while the interpreter ends would abort it."""
         assert self._store is not None
+        self._closed.set()
         with suppress(RuntimeError):
             self._store.set(self._key(self._rank), "end")
         if self._thread is not None:

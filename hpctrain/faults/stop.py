@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from hpctrain import forks
+from hpctrain import forks, marks
 from hpctrain.faults import early_signals as signals
 from hpctrain.faults.copied import Copied
 
@@ -113,8 +113,10 @@ class Stop:
 
     def _listen(self) -> None:
         while True:
-            if self._file is not None and os.path.exists(self._file):
-                self._ask("cancel")
+            if self._file is not None:
+                self._look()
+                if os.path.exists(self._file):
+                    self._ask("cancel")
             try:
                 data = self._reading.recv(64)
             except TimeoutError:
@@ -125,6 +127,7 @@ class Stop:
                 if number not in SIGNALS:
                     continue
                 if number == signal.SIGINT and self.asked == "SIGINT":
+                    marks.leave()
                     os._exit(130)
                 self._ask(signal.Signals(number).name)
         self._reading.close()
@@ -132,9 +135,12 @@ class Stop:
     def _ask(self, reason: str) -> None:
         self.asked = self.asked or reason
 
-    def watch(self, file: Path) -> None:
-        """Take the existence of `file` as a stop request, too; one rank that looks is enough."""
-        self._file = file
+    def watch(self, file: Path, look: Callable[[], None] = lambda: None) -> None:
+        """Take the existence of `file` as a stop request, too; one rank that looks is enough.
+
+        Every few seconds `look` is called, too.
+        """
+        self._look, self._file = look, file
         self._reading.settimeout(_LOOK_EVERY_S)
         self._writing.send(b"\0")  # no signal has number 0: this only wakes the thread
 

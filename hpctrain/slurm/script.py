@@ -16,7 +16,8 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
-from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_ON_NOTE, in_container, shell_words
+from hpctrain.slurm import steps
+from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
 from hpctrain.slurm.node_range import choose_nodes, rank_options
 from hpctrain.slurm.sbatch_options import (
@@ -48,16 +49,17 @@ _SHARED_GPUS = """
 unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 
 
-_AFTER_THE_RANKS = """
-code=$?
-# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+_RUN_STEPS = """
+ranks() {{
+    exec {ranks}
+}}
+verdict() {{
+    {verdict} "$@"
+}}
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
-    case $({verdict} "$run" "$code") in
-        requeue) scontrol requeue "$job" ;;
-        cancel) scancel "$job" ;;
-    esac
-fi
+
+{steps}
+run_steps
 exit "$code\""""
 
 
@@ -177,26 +179,32 @@ def _srun(
         *container_arguments,
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
+    in_steps = command == "run"  # the ranks of a function have no checkpoint to go on from
+    start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
     lines = [
-        " ".join(["srun --unbuffered --open-mode=append", *rank_options(launch)]),
+        " ".join(["srun" + ' "$@"' * in_steps, "--unbuffered --open-mode=append"]),
+        *([" ".join(options)] if (options := rank_options(launch)) else []),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shell_words(container)] if container else []),
-        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
+        f'{start} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
-    if site.container.runtime is not None:
-        yield f"\n{REQUEUE_ON_NOTE}"
+    if site.container.runtime is not None and in_steps:
+        yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
+        yield f'rm -f "${REQUEUE_NOTE}"'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
     yield from choose_nodes(launch, fitting)
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
-    yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
-    yield "trap : TERM"
-    yield " \\\n    ".join(lines)
-    if command != "run":  # the ranks of a function have no checkpoint to go on from
+    ranks = " \\\n    ".join(lines)
+    if not in_steps:
+        yield "\n# At Slurm's SIGTERM the ranks end; this shell must wait for them."
+        yield f"trap : TERM\n{ranks}"
         return
-    # In a container the decision is made in it, too, as the host may have no Python for it.
-    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    # In a container the decision is made in it, too, as the host may have no Python for it. Its
+    # step needs no GPU, so it may overlap with one whose tasks cannot be killed.
+    one_task = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *container_arguments]
+    words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _AFTER_THE_RANKS.format(verdict=shell_words(words))
+    yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=steps.TEXT)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.metric_registry import (
     EPOCH,
@@ -158,6 +159,7 @@ class Trainer:
     def _closing(self) -> Iterator[None]:
         try:
             yield
+            marks.enter(marks.END)
         finally:
             self.meter.close()
             self.display.close()
@@ -171,6 +173,7 @@ class Trainer:
         batches = first_in_long_work("the first batch", loader)
         while self.step < self.max_steps:
             given = self.loader.state_dict()
+            marks.begin_step()
             try:
                 with self.stop.interrupts():
                     batch = next(batches, None)
@@ -315,6 +318,7 @@ class Trainer:
         )
 
     def _resume(self) -> int:
+        marks.enter(marks.LOAD)
         progress = self.checkpointer.load_latest()
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]

@@ -1,9 +1,12 @@
 """When a collective operation times out, the error names the ranks that did not come."""
 
+import os
 import re
+import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -212,3 +215,25 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
     for names in run_ranks(fails, 2, str(tmp_path)):
         assert "hpctrain-late-ranks" not in names
     assert not (tmp_path / late_ranks.FOLDER).exists()
+
+
+def test_a_rank_whose_rank_0_has_gone_ends_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the others until `parallel.timeout_s`. Its end is only noted here."""
+    ended = threading.Event()
+    monkeypatch.setattr(late_ranks, "end_at_once", lambda why: ended.set())
+    monkeypatch.setattr(late_ranks, "_LEASE_S", 0.0)
+    server = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", server.port, 2, wait_for_workers=False)
+    with LateRanks(tmp_path, 1, 2, store, 60, port=server.port):
+        asks = []
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family != socket.AF_UNIX and one.getpeername()[1] == server.port:
+                    asks.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        assert asks  # Linux asks whether rank 0 is there, on every connection to it
+        assert all(asks)
+        assert not ended.is_set()
+        del server
+        assert ended.wait(60)

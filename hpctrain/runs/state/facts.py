@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError, LaunchError
-from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
+from hpctrain.restarts import policy
+from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
@@ -36,6 +37,7 @@ class Facts:
     record: RunRecord = field(default_factory=RunRecord)  # of run.json
     # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
+    hang: Hang | None = None  # which rank of the last attempt has not got on
     stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
     # The last result of an evaluation that was a job of its own.
     evaluated: dict[str, float] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Facts:
     job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
     ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
     scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
+    restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 
     @classmethod
@@ -61,7 +64,10 @@ class Facts:
             facts.evaluated = {} if last is None else last.metrics
         facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
+            facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
+        if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
+            facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
         array = _array_id(submission.script) if submission else ""
         facts.unanswered = submission is not None and not array

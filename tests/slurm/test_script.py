@@ -226,6 +226,7 @@ def test_no_gpus_are_asked_for_where_they_come_unasked() -> None:
     ("site", "said"),
     [
         (SiteConfig(sbatch={"nodes": 3}), "site.sbatch.nodes=3: use launch.nodes"),
+        (SiteConfig(sbatch={"no-kill": True}), "site.sbatch.no-kill=True: use launch.spares"),
         (SiteConfig(sbatch={"mail_type": "ALL"}), "use site.mail_type for this option"),
         (SiteConfig(sbatch={"output": "x"}), "the logs are in the run directory"),
         (SiteConfig(sbatch={"no-requeue": True}), "the script sets --no-requeue itself"),
@@ -257,6 +258,9 @@ def test_choices_of_a_site_are_checked() -> None:
     assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)
     assert "site.container.runtime=docker: allowed are null, apptainer" in str(refused.value)
     asked.site = SiteConfig(container=ContainerConfig(runtime="pyxis"))
+    asked.launch = LaunchConfig(nodes="1-2", spares=1)
+    with pytest.raises(ConfigError, match=r"launch\.spares=1 with the range launch\.nodes=1-2"):
+        validate(asked)
     with pytest.raises(ConfigError, match=r"runtime=pyxis needs site\.container\.image"):
         validate(asked)
 

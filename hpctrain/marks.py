@@ -20,9 +20,9 @@ import mmap
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpctrain import forks
 
@@ -30,10 +30,25 @@ START_UP, LOAD, FIRST_STEP, STEP, EVALUATION, SAVE, END = range(7)
 PHASES = ("start-up", "loading", "first step", "step", "evaluation", "checkpoint", "end")
 
 SIZE = 4096  # bytes
-# The numbers of the page: the times of the last mark, of the last sign of the thread, of the last
-# question and of the last answer, all by `time.monotonic`; and what is marked.
+
+
+class _Marks(NamedTuple):
+    """The numbers of a page; all times are of `time.monotonic`."""
+
+    at: float  # of the last mark
+    alive: float  # of the last sign of the thread
+    asked: float  # of the last question where the rank is
+    answered: float
+    step: float  # the number of global steps that were made
+    phase: float
+    longest: float  # time without a mark in this phase
+    long_work: float  # more than 0: it may take any time
+    stepped: float  # 1: a step was made
+    left: float  # 1: no marks are made any more, because the rank ends
+
+
 _AT, _ALIVE, _ASKED, _ANSWERED, _STEP, _PHASE, _LONGEST, _LONG_WORK, _STEPPED, _LEFT = range(10)
-_STAYS = 10  # for each phase, how often it was left, and its longest time without a mark
+_STAYS = 10  # for each phase, how often it was left, and the longest time of the last time
 _TEXT = 256  # where the answer begins, in bytes
 
 
@@ -44,35 +59,9 @@ class Page:
         self._bytes = mmap.mmap(descriptor, SIZE)
         self._values = memoryview(self._bytes)[:_TEXT].cast("d")
 
-    @property
-    def at(self) -> float:
-        """When the last mark was made."""
-        return self._values[_AT]
-
-    @property
-    def alive(self) -> float:
-        """When the thread has given a sign."""
-        return self._values[_ALIVE]
-
-    @property
-    def step(self) -> int:
-        """The number of global steps that were made."""
-        return int(self._values[_STEP])
-
-    @property
-    def phase(self) -> int:
-        """The phase that the rank is in, one of the numbers above."""
-        return int(self._values[_PHASE])
-
-    @property
-    def in_long_work(self) -> bool:
-        """Whether the rank does something that may take any time."""
-        return self._values[_LONG_WORK] > 0
-
-    @property
-    def left(self) -> bool:
-        """Whether the rank makes no marks any more, because it ends."""
-        return bool(self._values[_LEFT])
+    def marks(self) -> _Marks:
+        """Return what is marked now."""
+        return _Marks(*self._values[:_STAYS])
 
     def stay(self, phase: int) -> tuple[int, float]:
         """Return how often a phase was left, and its longest time without a mark the last time."""
@@ -83,21 +72,13 @@ class Page:
         """Ask the thread where the rank is."""
         self._values[_ASKED] = monotonic()
 
-    @property
-    def asked(self) -> float:
-        """When it was asked."""
-        return self._values[_ASKED]
-
-    @property
-    def answer(self) -> dict[str, Any] | None:
-        """What the thread has answered since the last mark; None if it has not."""
-        if self._values[_ANSWERED] <= self.at:
-            return None
-        try:
-            found: dict[str, Any] = json.loads(self._bytes[_TEXT:].rstrip(b"\0"))
-        except ValueError:
-            return None
-        return found
+    def answer(self) -> dict[str, Any]:
+        """Return what the thread has answered since the last mark; empty if it has not."""
+        if self._values[_ANSWERED] > self._values[_AT]:
+            with suppress(ValueError):
+                found: dict[str, Any] = json.loads(self._bytes[_TEXT:].rstrip(b"\0"))
+                return found
+        return {}
 
 
 class OwnPage(Page):
@@ -123,11 +104,6 @@ class OwnPage(Page):
     def is_alive(self) -> None:
         """Give a sign of life."""
         self._values[_ALIVE] = monotonic()
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a question waits for its answer."""
-        return self._values[_ANSWERED] < self._values[_ASKED]
 
     def tell(self, answer: dict[str, Any]) -> None:
         """Answer the last question, in at most 3,840 bytes."""

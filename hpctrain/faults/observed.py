@@ -22,15 +22,18 @@ from typing import Any
 from hpctrain import frames, marks
 from hpctrain.config.schema import HangConfig
 from hpctrain.disk import write_atomically
+from hpctrain.errors import LateRankError
 from hpctrain.faults.observer import FOLDER, Job, Place
 from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import Hang
 from hpctrain.tracking.uploader_process import Process, start_child
 
 log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0
 # While torch compiles, or somebody debugs, nobody knows how long it takes.
 _MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb)\.py$")
+_TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
 _COMPILES = {"compile_fx_inner", "fx_codegen_and_compile", "compile_fx"}
 
 
@@ -54,6 +57,26 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
     finally:
         marks.leave()
         rank.end()
+
+
+@contextmanager
+def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None]:
+    """Replace the error of a collective operation that has timed out by what the observers say.
+
+    Raises:
+        LateRankError: A collective operation has timed out, after `parallel.timeout_s`.
+    """
+    began = time.time()
+    try:
+        yield
+    except RuntimeError as error:
+        if not _TIMED_OUT.search(str(error)):
+            raise
+        hang = Hang.of(run, ranks.attempt_key, began)
+        said = hang.sentence if hang else f"rank {ranks.rank} waits for others ({error})"
+        raise LateRankError(
+            f"{said} (parallel.timeout_s={timeout_s:g}; stacks of the ranks: {run}/logs/{FOLDER})"
+        ) from error
 
 
 class _Rank:
@@ -87,7 +110,8 @@ class _Rank:
         while True:
             self._page.is_alive()
             known = known or self._make_known()
-            if self._page.is_asked and not answering.is_alive():
+            marked = self._page.marks()
+            if marked.asked > marked.answered and not answering.is_alive():
                 answering = threading.Thread(target=self._answer, daemon=True)
                 answering.start()
             if self._over.wait(_BEAT_S):
@@ -106,7 +130,11 @@ class _Rank:
             write_atomically(file, written(place), sync=False)
             if ranks.local_rank == 0:
                 self._observer = start_child(
-                    *("hpctrain.faults.observer", str(self._logs.parent), written(self._job())),
+                    *(
+                        "hpctrain.faults.observer",
+                        str(self._logs.parent.absolute()),
+                        written(self._job()),
+                    ),
                     cwd=self._logs.parent,
                     log_file=None,
                 )

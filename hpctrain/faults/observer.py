@@ -13,6 +13,7 @@ It does not import torch. It gets no signal of the job, and ends with the last r
 """
 
 import logging
+import math
 import os
 import select
 import signal
@@ -46,6 +47,8 @@ _ASK_BEFORE_S, _ASK_AGAIN_S = 1.0, 2.0
 _STACKS_S = 0.3  # until a rank has written its stacks
 _STOPPED_S = 5.0  # a look that is late by this: this process was stopped, too, so nothing is known
 _SAVE_S = 30.0
+_SLOW_S = 60.0  # in a phase without a limit, before a line says where a rank is
+_MOST = 0.9  # of parallel.timeout_s: then others wait in vain, whatever the limit is
 _NODES_A_SECOND = 200  # whose files the first node reads
 
 
@@ -81,7 +84,7 @@ class Job(Record, frozen=True):
 
 
 class Report(Record, frozen=True):
-    """A rank that is dead or late."""
+    """A rank that does not get on."""
 
     rank: int
     host: str
@@ -90,11 +93,13 @@ class Report(Record, frozen=True):
     phase: str
     seconds: float  # since its last mark
     state: str
-    at: str = ""
-    waits_in: str = ""
-    entered: int = 0  # collective operations
-    data: tuple[str, ...] = ()
-    computes: bool = False
+    hangs: bool  # beyond its limit; else it is only late if others wait for it
+    slow: bool  # no limit is known, and nobody waits for too long
+    at: str
+    waits_in: str
+    entered: int  # collective operations
+    data: tuple[str, ...]
+    computes: bool
 
 
 class _Node(Record, frozen=True):
@@ -104,8 +109,8 @@ class _Node(Record, frozen=True):
     beat: int
     host: str
     ranks: tuple[int, ...]
-    over: bool = False
-    reports: tuple[Report, ...] = ()
+    ended: int  # ranks
+    reports: tuple[Report, ...]
 
 
 class _Rank:
@@ -120,6 +125,11 @@ class _Rank:
         self._stacks = marks.SIZE  # up to where they are known
         self._late_since = -1.0  # the last mark of a rank that is late
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank ends, or is dead."""
+        return bool(self.page.marks().left) or (bool(self._samples) and self._samples[-1] is None)
+
     def learn(self, limits: Limits) -> None:
         """Take over how long the rank was in the phases that it has left since the last call."""
         for phase, known in enumerate(self._left):
@@ -128,50 +138,53 @@ class _Rank:
                 self._left[phase] = count
                 limits.learn(self.place.rank, phase, seconds)
 
-    def report(self, host: str, since: float, limits: Limits) -> Report | None:
-        """Look at the rank; return a report if it is dead, or late at least since `since`."""
-        page, now = self.page, time.monotonic()
+    def report(self, job: Job, since: float, limits: Limits) -> Report | None:
+        """Look at the rank; return a report if it is dead, late or slow, at least since `since`."""
+        marked, now = self.page.marks(), time.monotonic()
         self._samples.append(states.look(self.process))
-        if page.left:
+        if marked.left:
             return None
-        phase, late_s = page.phase, now - max(page.at, since)
-        silent = now - max(page.alive, since) > _SILENT_S
-        limit = None if page.in_long_work else limits.limit(self.place.rank, phase)
-        soon = limit is not None and late_s > limit - min(_ASK_BEFORE_S, limit / 2)
-        again = page.asked < page.at or now - page.asked > _ASK_AGAIN_S
-        if again and (soon or page.at == self._late_since):
-            page.ask()
-        answer = page.answer
+        rank, phase = self.place.rank, int(marked.phase)
+        late_s, late = now - max(marked.at, since), marked.at == self._late_since
+        any_time = marked.long_work or phase == marks.END
+        limit = None if any_time else limits.limit(rank, phase)
+        most = math.inf if any_time or job.ranks == 1 else _MOST * job.timeout_s
+        interesting = min(_SLOW_S if limit is None else limit, most)
+        soon = late or late_s > interesting - min(_ASK_BEFORE_S, interesting / 2)
+        if soon and (marked.asked < marked.at or now - marked.asked > _ASK_AGAIN_S):
+            self.page.ask()
+        answer, silent = self.page.answer(), now - max(marked.alive, since) > _SILENT_S
         state = states.state_of(self._samples, silent, answer)
         if state == states.STOPPED:
             limit = limits.floor_s(phase)
-        elif answer and answer.get("may_last"):
-            limit, self._late_since = None, -1.0
-        # What is late stays late until the next mark: the limit may be forgotten meanwhile.
-        late = page.at == self._late_since or (limit is not None and late_s > limit)
-        if state is None or (state != states.DEAD and not late):
+        elif answer.get("may_last"):
             return None
-        self._late_since = page.at
-        answer = answer or {}
+        # What is late stays late until the next mark: the limit may be forgotten meanwhile.
+        late = late or (limit is not None and late_s > limit)
+        if state is None or not (state == states.DEAD or late or late_s > interesting):
+            return None
+        self._late_since = marked.at if late else self._late_since
         return Report(
-            rank=self.place.rank,
-            host=host,
+            rank=rank,
+            host=job.host,
             pid=self.place.pid,
-            step=page.step,
+            step=int(marked.step),
             phase=marks.PHASES[phase],
             seconds=late_s,
             state=state,
-            at=str(answer.get("at", "")),
-            waits_in=str(answer.get("waits_in") or ""),
+            hangs=late,
+            slow=state != states.DEAD and not late and late_s <= most,
+            at=str(answer.get("at", "")) if state != states.DEAD else "",
+            waits_in=str(answer.get("waits_in", "")),
             entered=int(answer.get("entered", 0)),
-            data=tuple(answer.get("data") or ()),
+            data=tuple(answer.get("data", ())),
             computes=sum(s is not None and s.state == "R" for s in self._samples) > 2,
         )
 
     def write_stacks(self) -> None:
         """Ask the rank for the stacks of its threads, also one that holds Python's lock."""
         with suppress(ProcessLookupError):
-            if self.process.alive and not self.page.left:
+            if not self.has_ended:
                 os.kill(self.place.pid, signal.SIGUSR1)
 
     def new_stacks(self) -> str:
@@ -192,8 +205,8 @@ class _Observer:
         self._ranks: dict[int, _Rank] = {}
         self._asked_stacks: set[int] = set()
         self._lines: dict[int, str] = {}  # of the code, by rank, from the stacks
+        self._said: set[tuple[int, int, str]] = set()  # which slow ranks
         self._written, self._beat = 0.0, 0
-        self._told: tuple[Report, ...] = ()
         self._first: dict[int, _Node] = {}  # what was in the files of other nodes
         self._seen: dict[int, tuple[_Node, float]] = {}  # what is new in them, and since when
         self._named: Hang | None = None
@@ -212,8 +225,10 @@ class _Observer:
             looked = now
             self._find_ranks()
             reports = self._look(since)
-            over = self._is_over()
-            self._write(reports, now, over)
+            ended = sum(rank.has_ended for rank in self._ranks.values())
+            everybody = len(self._ranks) == self._job.here or not self._input
+            over = ended == len(self._ranks) and everybody
+            self._write(reports, now, ended)
             if self._job.node_rank == 0:
                 if over or now - read_at > self._job.nodes / _NODES_A_SECOND:
                     self._read_nodes(now)
@@ -242,10 +257,11 @@ class _Observer:
                     self._ranks[number] = _Rank(place)
 
     def _look(self, since: float) -> tuple[Report, ...]:
+        """Return the ranks that are dead or late."""
         reports = []
         for rank in self._ranks.values():
             rank.learn(self._limits)
-            if report := rank.report(self._job.host, since, self._limits):
+            if report := rank.report(self._job, since, self._limits):
                 reports.append(report)
         late = {report.rank for report in reports if report.state != states.DEAD}
         if late - self._asked_stacks:
@@ -259,29 +275,31 @@ class _Observer:
                 self._lines[number] = frames.place_in(stacks)
                 with suppress(OSError):
                     (self._folder / f"rank{number}.stacks").write_text(mask(stacks))
-        return tuple(
-            replace(report, at=report.at or self._lines.get(report.rank, ""))
-            if report.rank in late
-            else report
-            for report in reports
-        )
+        found = [
+            replace(each, at=each.at or self._lines.get(each.rank, ""))
+            if each.rank in late
+            else each
+            for each in reports
+        ]
+        for report in found:
+            if report.slow and (key := (report.rank, report.step, report.phase)) not in self._said:
+                self._said.add(key)
+                log.warning("%s", _sentence(report, [report], []))
+        return tuple(report for report in found if not report.slow)
 
-    def _is_over(self) -> bool:
-        """Return whether the ranks of this node have ended."""
-        ended = [rank.page.left or not rank.process.alive for rank in self._ranks.values()]
-        return all(ended) and (len(ended) == self._job.here or not self._input)
-
-    def _write(self, reports: tuple[Report, ...], now: float, over: bool) -> None:
+    def _write(self, reports: tuple[Report, ...], now: float, ended: int) -> None:
         """Write the file of this node: every few seconds, and when there is something to say."""
-        known = [(report.rank, report.state) for report in reports]
-        changed = known != [(report.rank, report.state) for report in self._told]
-        if not (changed or over or now - self._written > self._job.floor_s / 6):
+        known = self._seen.get(self._job.node_rank, (None, 0.0))[0]
+        said = [(report.rank, report.state) for report in reports]
+        same = known and (known.ended, [(r.rank, r.state) for r in known.reports]) == (ended, said)
+        if same and now - self._written < self._job.floor_s / 6:
             return
-        self._written, self._told = now, reports
-        self._beat += 1
+        self._written, self._beat = now, self._beat + 1
         numbers = tuple(sorted(rank.place.rank for rank in self._ranks.values()))
         key, host = self._job.key, self._job.host
-        node = _Node(key, self._beat, host, numbers, over, reports)
+        node = _Node(
+            key=key, beat=self._beat, host=host, ranks=numbers, ended=ended, reports=reports
+        )
         self._seen[self._job.node_rank] = node, now
         if self._job.nodes > 1:
             with suppress(OSError):
@@ -304,16 +322,22 @@ class _Observer:
         silent = [
             (now - seen, node)
             for node, seen in self._seen.values()
-            if not node.over and node.ranks and now - seen > self._job.floor_s
+            if node.ended < len(node.ranks) and now - seen > self._job.floor_s
         ]
         if self._named is not None:
-            if self._named.state not in (states.DEAD, states.SILENT) and not reports:
+            ended = sum(node.ended for node, _ in self._seen.values())
+            if not (reports or ended or self._named.state == states.SILENT):
                 log.warning("rank %d gets on again", self._named.rank)
                 (self._run / "hang.json").unlink(missing_ok=True)
                 self._named = None
             return
         waiting = [report for report in reports if report.state == states.COLLECTIVE]
-        causes = [report for report in reports if report.state != states.COLLECTIVE]
+        causes = [
+            report
+            for report in reports
+            if report.state == states.DEAD
+            or (report.state != states.COLLECTIVE and (report.hangs or waiting))
+        ]
         if silent and not causes:
             seconds, node = max(silent, key=lambda each: each[0])
             sentence = (
@@ -359,7 +383,8 @@ def _sentence(cause: Report, causes: Iterable[Report], waiting: list[Report]) ->
     if cause.state == states.DEAD:
         text += f" has died after step {cause.step}, in the phase {cause.phase}"
     else:
-        text += f" hangs after step {cause.step}, for {cause.seconds:.0f} s in the phase "
+        verb = "does not get on" if cause.slow else "hangs"
+        text += f" {verb} after step {cause.step}, for {cause.seconds:.0f} s in the phase "
         text += f"{cause.phase}: it {states.WORDS[cause.state]}"
         if cause.state == states.HOLDS_LOCK:
             text += ", and computes" if cause.computes else ", and sleeps"

@@ -55,12 +55,12 @@ def look(process: Process) -> Sample | None:
 
 
 def state_of(
-    samples: Sequence[Sample | None], silent: bool, answer: Mapping[str, Any] | None
+    samples: Sequence[Sample | None], silent: bool, answer: Mapping[str, Any]
 ) -> str | None:
     """Return the state of a rank from its last samples; None if it is not known yet.
 
     `silent` says that a thread of the rank gives no signs. `answer` is what it has answered to the
-    question where the rank is, if it has.
+    question where the rank is; empty if it has not.
     """
     letters = [sample.state if sample else "" for sample in samples]
     if not letters[-1]:
@@ -71,7 +71,7 @@ def state_of(
         return UNINTERRUPTIBLE
     if silent:
         return HOLDS_LOCK
-    if answer is None:
+    if not answer:
         return None
     if answer.get("waits_in"):
         return COLLECTIVE

@@ -26,7 +26,8 @@ from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, MisfitError
 from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
-from hpctrain.faults.late_ranks import LateRanks
+from hpctrain.faults.lease import lease
+from hpctrain.faults.observed import named_if_late
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.forks import ending_here
 from hpctrain.job.attempt import Attempt, NoAttempt
@@ -113,11 +114,10 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    marks.open_page().where = partial(where, ranks.world_size, stacks)
-    known = config.parallel.timeout_s, ranks.host, stacks, ranks.master_port
-    before = {*sys.modules}
+    marks.open_page().where, before = partial(where, ranks.world_size, stacks), {*sys.modules}
     with (
-        LateRanks(run.logs, ranks.rank, ranks.world_size, long_work.store(), *known) as late,
+        named_if_late(run.path, ranks, config.parallel.timeout_s),
+        lease(long_work.store(), ranks.rank, ranks.master_port),
         deterministic(config.train.deterministic, device),
         ending_here(),
     ):
@@ -126,11 +126,9 @@ def _fit(
             trainer = build(config, run, ranks, device, tracker, stop, account)
             if ranks.is_main:
                 trained_code.record(config, run, modules.loaded(before))
-            late.step = partial(getattr, trainer, "step")
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
-            late.step = lambda: None
             del trainer
 
 

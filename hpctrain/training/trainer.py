@@ -30,9 +30,7 @@ from hpctrain.config.metric_registry import (
 )
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.faults.late_data import told_if_late
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
@@ -169,8 +167,7 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         left_out = self.train_step.health.left_out
-        loader = told_if_late("the first batch", self.loader, stacks)
-        batches = first_in_long_work("the first batch", loader)
+        batches = first_in_long_work("the first batch", self.loader)
         while self.step < self.max_steps:
             given = self.loader.state_dict()
             marks.begin_step()

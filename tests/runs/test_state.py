@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.run_record import Hang
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
@@ -35,6 +36,9 @@ def ended(state: str) -> Ended:
 
 
 RUNS = job("RUNNING")
+LATE = BEAT | {"stepped": NOW - 723}
+HANG = Hang(sentence="rank 1 hangs", rank=1, host="n1", state="stopped", time=NOW - 600)
+HANGS: dict[str, Any] = {"hang": HANG}
 ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "failed": RAISED}
 
 
@@ -125,6 +129,11 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
             "no step for 12 min",
             {"job": RUNS, "progress": BEAT | {"stepped": NOW - 723}},
         ),
+        # What the observers say stands before what follows from it, until the rank gets on.
+        ("running", "running", "rank 1 hangs; no step", {"job": RUNS, "progress": LATE} | HANGS),
+        ("running", "running", "", {"job": RUNS, "progress": BEAT} | HANGS),
+        ("failed", "failed", "rank 1 hangs; ValueError: two", {} | HANGS),
+        ("failed", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")} | HANGS),
         (
             "running",
             "running",

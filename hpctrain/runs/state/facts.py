@@ -37,7 +37,6 @@ class Facts:
     record: RunRecord = field(default_factory=RunRecord)  # of run.json
     # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
-    hang: Hang | None = None  # which rank of the last attempt has not got on
     stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
     # The last result of an evaluation that was a job of its own.
     evaluated: dict[str, float] = field(default_factory=dict)
@@ -50,6 +49,7 @@ class Facts:
     ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
     scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
     restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
+    hang: Hang | None = None  # which rank of the last attempt has not got on
     damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 
     @classmethod

@@ -23,12 +23,6 @@ def in_loop(run: Path, key: AttemptKey) -> bool:
     return _own(key) in _lines(run)
 
 
-def is_over(run: Path, key: AttemptKey) -> bool:
-    """Return whether the ranks of another step have begun since those of this one."""
-    lines = _lines(run)
-    return _own(key) in lines and lines[-1] != _own(key)
-
-
 def follows(run: Path, key: AttemptKey) -> bool:
     """Return whether an earlier step of the same job has had ranks of this run."""
     lines = _lines(run)
@@ -37,8 +31,9 @@ def follows(run: Path, key: AttemptKey) -> bool:
 
 
 def end_if_over(run: Path, key: AttemptKey) -> None:
-    """End this process at once if it is a rank of an older epoch."""
-    if is_over(run, key):
+    """End this process at once if ranks of another step have begun since those of this one."""
+    lines = _lines(run)
+    if _own(key) in lines and lines[-1] != _own(key):
         end_at_once(f"{run}: another step has begun, so this rank of step {key.step_id} ends")
 
 

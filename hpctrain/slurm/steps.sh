@@ -26,6 +26,7 @@ requeue() {
     local before
     before=$(scontrol show job "$job" | grep -o 'ExcNodeList=[^ (]*') || true
     before=${before#*=}
+    scontrol update "JobId=$job" Requeue=1 || true # heals sbatch --no-requeue and JobRequeue=0
     scontrol requeue "$job" || return 0
     [[ -z $bad ]] || scontrol update "JobId=$job" "ExcNodeList=${before:+$before,}$bad" || true
 }
@@ -89,16 +90,22 @@ choose_overlap() {
     done
 }
 
+# Older versions of Slurm do not set it, and an administrator may change the limit of a job.
+find_end() {
+    SLURM_JOB_END_TIME=$(date --date="$(squeue --noheader --jobs="$job" --format=%e)" +%s) || true
+}
+
 run_steps() {
     local answer overlap="" where=""
+    export SLURM_JOB_END_TIME
+    find_end
     choose_nodes || true
     while true; do
         rm -f "$run/hang.json"
         ranks ${overlap:+"$overlap"} ${where:+"$where"} &
         watch_step "$!"
         if ((code == 0)) || ! is_running; then return 0; fi
-        SLURM_JOB_END_TIME=$(date --date="$(squeue --noheader --jobs="$job" --format=%e)" +%s) || true
-        export SLURM_JOB_END_TIME # older versions of Slurm do not set it
+        find_end
         # A rank that was killed can say nothing.
         answer=$(verdict "$run" "$code" "$step") || true
         case $answer in

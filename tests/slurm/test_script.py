@@ -23,6 +23,7 @@ from hpctrain.slurm.script import sbatch_script
 from tests.conftest import ROOT
 
 FOLDER = Path("/runs/my sweep/array-0")
+AGAIN = ["scontrol update JobId=9_0 Requeue=1", "scontrol requeue 9_0"]
 
 
 def config(site: SiteConfig | None = None, **launch: Any) -> Config:
@@ -225,6 +226,7 @@ def test_no_gpus_are_asked_for_where_they_come_unasked() -> None:
     ("site", "said"),
     [
         (SiteConfig(sbatch={"nodes": 3}), "site.sbatch.nodes=3: use launch.nodes"),
+        (SiteConfig(sbatch={"no-kill": True}), "site.sbatch.no-kill=True: use launch.spares"),
         (SiteConfig(sbatch={"mail_type": "ALL"}), "use site.mail_type for this option"),
         (SiteConfig(sbatch={"output": "x"}), "the logs are in the run directory"),
         (SiteConfig(sbatch={"no-requeue": True}), "the script sets --no-requeue itself"),
@@ -256,6 +258,9 @@ def test_choices_of_a_site_are_checked() -> None:
     assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)
     assert "site.container.runtime=docker: allowed are null, apptainer" in str(refused.value)
     asked.site = SiteConfig(container=ContainerConfig(runtime="pyxis"))
+    asked.launch = LaunchConfig(nodes="1-2", spares=1)
+    with pytest.raises(ConfigError, match=r"launch\.spares=1 with the range launch\.nodes=1-2"):
+        validate(asked)
     with pytest.raises(ConfigError, match=r"runtime=pyxis needs site\.container\.image"):
         validate(asked)
 
@@ -289,18 +294,18 @@ def test_the_script_outlives_its_sigterm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "state", "verdict", "called"),
     [
-        (137, "RUNNING", "requeue", "scontrol requeue 9_0"),
-        (143, "RUNNING", "cancel", "scancel 9_0"),
-        (1, "RUNNING", "", ""),
-        (143, "COMPLETING", "requeue", ""),
-        (0, "RUNNING", "requeue", ""),
+        (137, "RUNNING", "requeue", AGAIN),
+        (143, "RUNNING", "cancel", ["scancel 9_0"]),
+        (1, "RUNNING", "", []),
+        (143, "COMPLETING", "requeue", []),
+        (0, "RUNNING", "requeue", []),
     ],
 )
 def test_what_becomes_of_a_job_whose_ranks_have_ended(
     code: int,
     state: str,
     verdict: str,
-    called: str,
+    called: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -310,12 +315,12 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
     commands = {
         "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
         "squeue": f"echo {state}",
-        "scontrol": 'echo scontrol "$@"',
+        "scontrol": '[[ $1 == show ]] || echo scontrol "$@"',
         "scancel": 'echo scancel "$@"',
     }
     text = script(SiteConfig(teardown=["echo teardown"]))
     done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
-    assert done.stdout.splitlines() == [*([called] if called else []), "teardown"]
+    assert done.stdout.splitlines() == [*called, "teardown"]
     assert done.returncode == code
 
 
@@ -380,7 +385,7 @@ exit "$play"
             ["restart --exclude=b,c"],
             {},
             [
-                *("srun --nodelist=a,b", "verdict 0 2000000000", "scontrol requeue 9_0"),
+                *("srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN),
                 "scontrol update JobId=9_0 ExcNodeList=b,c",
             ],
         ),
@@ -389,7 +394,7 @@ exit "$play"
             ["restart --exclude=a"],
             {},
             [
-                *("srun --nodelist=a,b", "verdict 0 2000000000", "scontrol requeue 9_0"),
+                *("srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN),
                 "scontrol update JobId=9_0 ExcNodeList=a",
             ],
         ),
@@ -397,7 +402,7 @@ exit "$play"
             "term137",
             ["restart"],
             {},
-            ["srun --nodelist=a,b", "verdict 0 2000000000", "scontrol requeue 9_0"],
+            ["srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN],
         ),
     ],
 )
@@ -507,7 +512,10 @@ def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
     done = run_in_bash(text, tmp_path, f"echo '{hosts}' >'{run}/requeue'; {waits}", **programs)
     assert done.returncode == 0
     update = [f"update JobId=7_1 ExcNodeList=node9,{hosts}"] if hosts else []
-    assert asked.read_text().splitlines() == ["requeue 7_1", *update]
+    assert asked.read_text().splitlines() == [
+        *("update JobId=7_1 Requeue=1", "requeue 7_1"),
+        *update,
+    ]
 
 
 def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

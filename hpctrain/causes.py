@@ -38,7 +38,7 @@ def _cause(name: str, *texts: str) -> Cause:
 
 CODE = Cause("code")
 CONFIG, DATA, NON_FINITE = Cause("config"), Cause("data"), Cause("non-finite")
-TRACKING, RANK_KILLED = Cause("tracking"), Cause("rank killed")
+TRACKING = Cause("tracking")
 USER_STOP, IDLE = Cause("user stop"), Cause("idle")
 ANOTHER_RANK = _cause(
     "another rank has died",
@@ -49,11 +49,13 @@ ANOTHER_RANK = _cause(
     r"ChildFailedError|KeyboardInterrupt|SystemExit|DistNetworkError",
     r"rank \d+ (is gone|has given no sign of life|failed: )",
 )
-HANG = _cause(
-    "hang",
-    r"gloo/transport.*Timed out",
-    # What the observers say (`faults.observer`).
-    r"^rank \d+ \([^)]*\) (hangs|has died) after step|^ranks? [^;]*: the node has given no sign",
+# The sentences of these three are also those of the observers (`faults.observer`).
+HANG = _cause("hang", r"gloo/transport.*Timed out|^rank \d+ \([^)]*\) hangs after step")
+RANK_KILLED = _cause("rank killed", r"^rank \d+ \([^)]*\) has died after step")
+NODE = _cause(
+    "node",
+    r"^(slurmstepd|srun)\S*: .*(DUE TO NODE FAILURE|error: Node failure on )",
+    r"^ranks? [^;]*: the node has given no sign",
 )
 # Only after the words of a library: a user's own text may say the same. CUDA calls a GPU that has
 # fallen off the bus (Xid 79) an unknown error.
@@ -89,12 +91,11 @@ PORT = _cause(
 )
 TIME_LIMIT = _cause("time limit", r"^(slurmstepd|srun)\S*: .*DUE TO TIME LIMIT")
 PREEMPTED = _cause("preempted", r"^(slurmstepd|srun)\S*: .*DUE TO PREEMPTION")
-NODE = _cause("node", r"^(slurmstepd|srun)\S*: .*(DUE TO NODE FAILURE|error: Node failure on )")
 _TOLD = (
     *(TIME_LIMIT, PREEMPTED, NODE, HOST_MEMORY, QUOTA, FILE_SYSTEM, PORT),
-    *(ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY),
+    *(ANOTHER_RANK, HANG, RANK_KILLED, GPU_FAULT, GPU_MEMORY),
 )
-_ALL = *_TOLD, CODE, CONFIG, DATA, NON_FINITE, TRACKING, RANK_KILLED, USER_STOP, IDLE
+_ALL = *_TOLD, CODE, CONFIG, DATA, NON_FINITE, TRACKING, USER_STOP, IDLE
 OF_SLURM = {
     "OUT_OF_MEMORY": HOST_MEMORY,
     "TIMEOUT": TIME_LIMIT,

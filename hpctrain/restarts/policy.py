@@ -157,7 +157,7 @@ def _spent(record: RunRecord, end: End, last: int, known: str) -> str:
     if last > first or end.cause is GPU_MEMORY:
         return ""
     spent = _restarts(record)
-    if spent >= MOST or (end.cause is TIME_LIMIT and alike):
+    if spent >= MOST or (end.cause is TIME_LIMIT and spent and alike):
         often = f" ({spent} in a row)" if spent > 1 else ""
         return f"and no checkpoint was saved since the last restart{often}: not requeued"
     return ""

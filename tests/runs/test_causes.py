@@ -18,6 +18,7 @@ from hpctrain.causes import (
     PORT,
     PREEMPTED,
     QUOTA,
+    RANK_KILLED,
     TIME_LIMIT,
     TRACKING,
     Cause,
@@ -224,6 +225,10 @@ def last(error: str) -> str:
             "PREEMPTION ***",
             PREEMPTED,
         ),
+        # The observers' own sentences.
+        ("rank 1 (n2, pid 7) has died after step 4, in the phase step", RANK_KILLED),
+        ("rank 1 (n2, pid 7) hangs after step 4, in the phase step", HANG),
+        ("ranks 2, 3 (n2): the node has given no sign of life for 31 s", NODE),
         ("srun: error: Node failure on node2", NODE),  # of the development cluster
         ("slurmstepd: error: *** STEP 440575.0 ON n1 CANCELLED AT 2023-12-05T07:16:01 ***", CODE),
         ("srun: error: Unable to allocate resources: Requested time limit is invalid", CODE),

@@ -42,13 +42,13 @@ class Facts:
     evaluated: dict[str, float] = field(default_factory=dict)
     # Steps of the checkpoints that wait for such a job, or whose jobs have failed.
     unevaluated: list[int] = field(default_factory=list)
+    restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see
     unanswered: bool = False  # the run was submitted, but `sbatch` has not printed a job id
     job_id: str = ""  # of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm
     job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
     ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
     scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
-    restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     hang: Hang | None = None  # which rank of the last attempt has not got on
     damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 

@@ -79,11 +79,12 @@ watch_step() {
 }
 
 # A task that cannot be killed, or a lost node, keeps what its step has had. Only then may the next
-# step overlap with it: Slurm gives the same GPUs to steps that do so.
+# step overlap with it: Slurm gives the same GPUs to steps that do so. $ours: all steps of ranks.
 choose_overlap() {
     overlap=""
+    ours+=${ours:+,}$SLURM_JOB_ID.$step
     for _ in {1..10}; do
-        [[ -n $(squeue --noheader --steps="$SLURM_JOB_ID.$step" 2>/dev/null) ]] || return 0
+        [[ -n $(squeue --noheader --steps="$ours" 2>/dev/null) ]] || return 0
         sleep 1
     done
     overlap=--overlap
@@ -97,7 +98,7 @@ find_end() {
 }
 
 run_steps() {
-    local answer overlap="" where=""
+    local answer ours="" overlap="" where=""
     export SLURM_JOB_END_TIME
     find_end
     choose_nodes || true

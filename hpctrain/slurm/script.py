@@ -191,7 +191,6 @@ def _srun(
     ]
     if site.container.runtime is not None and in_steps:
         yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
-        yield f'rm -f "${REQUEUE_NOTE}"'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
     yield from choose_nodes(launch, fitting)

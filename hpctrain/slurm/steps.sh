@@ -55,9 +55,8 @@ choose_nodes() {
 
 # Set $step to the number of the last step that has begun in this job.
 find_step() {
-    step=$(awk -v job="$job" -v restart="${SLURM_RESTART_COUNT:-0}" \
-        '$1 == job && $2 == restart { step = $3 } END { print step }' "$run/epochs" 2>/dev/null) ||
-        true
+    step=$(grep "^$job ${SLURM_RESTART_COUNT:-0} " "$run/epochs" 2>/dev/null | tail -n 1) || true
+    step=${step##* }
 }
 
 # Wait for the end of the step whose srun has the process id $1; end it if its ranks hang.
@@ -80,28 +79,31 @@ watch_step() {
 }
 
 # A task that cannot be killed, or a lost node, keeps what its step has had. Only then may the next
-# step overlap with it: Slurm gives the same GPUs to steps that do so.
+# step overlap with it: Slurm gives the same GPUs to steps that do so. $ours: all steps of ranks.
 choose_overlap() {
-    overlap=--overlap
+    overlap=""
+    ours+=${ours:+,}$SLURM_JOB_ID.$step
     for _ in {1..10}; do
-        [[ -n $(squeue --noheader --steps="$SLURM_JOB_ID.$step" 2>/dev/null) ]] || overlap=""
-        [[ -n $overlap ]] || break
+        [[ -n $(squeue --noheader --steps="$ours" 2>/dev/null) ]] || return 0
         sleep 1
     done
+    overlap=--overlap
 }
 
 # Older versions of Slurm do not set it, and an administrator may change the limit of a job.
 find_end() {
-    SLURM_JOB_END_TIME=$(date --date="$(squeue --noheader --jobs="$job" --format=%e)" +%s) || true
+    local end
+    end=$(squeue --noheader --jobs="$job" --format=%e) || true
+    SLURM_JOB_END_TIME=$(date --date="${end:-none}" +%s 2>/dev/null) || true
 }
 
 run_steps() {
-    local answer overlap="" where=""
+    local answer ours="" overlap="" where=""
     export SLURM_JOB_END_TIME
     find_end
     choose_nodes || true
     while true; do
-        rm -f "$run/hang.json"
+        rm -f "$run/hang.json" "$run/requeue" # of an earlier step
         ranks ${overlap:+"$overlap"} ${where:+"$where"} &
         watch_step "$!"
         if ((code == 0)) || ! is_running; then return 0; fi

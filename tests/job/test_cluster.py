@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import re
 import sqlite3
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -218,7 +220,13 @@ def plant_hang(run: Path, host: str, state: str) -> None:
     """Write what the observers of the ranks write."""
     last = run_json(run)["attempts"][-1]
     facts = {key: last[key] for key in ("job_id", "restart_count", "step_id")}
-    facts |= {"sentence": "rank 1 hangs", "rank": 1, "host": host, "state": state, "time": 0.0}
+    facts |= {
+        "sentence": "rank 1 hangs",
+        "rank": 1,
+        "host": host,
+        "state": state,
+        "time": time.time(),
+    }
     (run / "hang.json").write_text(json.dumps(facts))
 
 
@@ -250,6 +258,8 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     assert [each["state"] for each in attempts] == ["interrupted", "interrupted", "finished"]
     assert [one.get("cause") for one in attempts] == ["rank killed", "hang", None]
     assert [one.get("verdict") for one in attempts] == ["restart", "restart", None]
+    killed = r"a rank was killed \(exit code 1|rank 1 \(node2, pid \d+\) has died "
+    assert re.match(killed, attempts[0]["reason"])
     assert (run / "epochs").read_text() == f"{job} 0 0\n{job} 0 1\n{job} 0 2\n"
     # The metrics are those of two undisturbed ranks, which need no cluster.
     folder = tmp_path / "undisturbed"

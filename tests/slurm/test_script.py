@@ -331,7 +331,7 @@ case "$*" in
     *--format=%T) echo RUNNING ;;
     *--format=%N) echo nodes ;;
     *--format=%e) date --date=@2000000000 +%FT%T ;;
-    *--steps=9.1) cat stuck 2>/dev/null ;;
+    *--steps=9.0,9.1) cat stuck 2>/dev/null ;;
 esac""",
     "scontrol": """
 case "$*" in

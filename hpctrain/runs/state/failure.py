@@ -25,8 +25,7 @@ from hpctrain import record
 from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
-from hpctrain.rendezvous.ranks import AttemptKey
-from hpctrain.run_record import Hang
+from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.secrets import mask
 
 log = logging.getLogger(__name__)

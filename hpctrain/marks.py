@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
@@ -35,48 +36,48 @@ SIZE = 4096  # bytes
 class _Marks(NamedTuple):
     """The numbers of a page; all times are of `time.monotonic`."""
 
-    at: float  # of the last mark
-    alive: float  # of the last sign of the thread
-    asked: float  # of the last question where the rank is
-    answered: float
-    step: float  # the number of global steps that were made
-    phase: float
-    longest: float  # time without a mark in this phase
-    long_work: float  # more than 0: it may take any time
-    stepped: float  # 1: a step was made
-    left: float  # 1: no marks are made any more, because the rank ends
+    at: float = 0.0  # of the last mark
+    step: float = 0.0  # the number of global steps that were made
+    phase: float = START_UP
+    long_work: float = 0.0  # more than 0: it may take any time
+    left: float = 0.0  # 1: no marks are made any more, because the rank ends
+    # Not by the main thread:
+    alive: float = 0.0  # of the last sign of the thread
+    answered: float = 0.0
+    asked: float = 0.0  # of the last question where the rank is
 
 
-_AT, _ALIVE, _ASKED, _ANSWERED, _STEP, _PHASE, _LONGEST, _LONG_WORK, _STEPPED, _LEFT = range(10)
-_STAYS = 10  # for each phase, how often it was left, and the longest time of the last time
-_TEXT = 256  # where the answer begins, in bytes
+_NUMBER, _OF_RANK, _ALL, _STAY = map(struct.Struct, ("d", "5d", "8d", "2d"))
+_ALIVE, _ANSWERED, _ASKED = (8 * _Marks._fields.index(n) for n in ("alive", "answered", "asked"))
+_STAYS = _ALL.size  # for each phase, how often it was left, and the longest time of the last time
+_TEXT = 256  # where the answer begins
 
 
 class Page:
     """The page in a file that is open as `descriptor`, for those who read it."""
 
     def __init__(self, descriptor: int) -> None:
-        self._bytes = mmap.mmap(descriptor, SIZE)
-        self._values = memoryview(self._bytes)[:_TEXT].cast("d")
+        self.bytes = mmap.mmap(descriptor, SIZE)
 
     def marks(self) -> _Marks:
         """Return what is marked now."""
-        return _Marks(*self._values[:_STAYS])
+        return _Marks(*_ALL.unpack_from(self.bytes))
 
     def stay(self, phase: int) -> tuple[int, float]:
         """Return how often a phase was left, and its longest time without a mark the last time."""
-        at = _STAYS + 2 * phase
-        return int(self._values[at]), self._values[at + 1]
+        count, longest = _STAY.unpack_from(self.bytes, _STAYS + _STAY.size * phase)
+        return int(count), longest
 
     def ask(self) -> None:
         """Ask the thread where the rank is."""
-        self._values[_ASKED] = monotonic()
+        _NUMBER.pack_into(self.bytes, _ASKED, monotonic())
 
     def answer(self) -> dict[str, Any]:
         """Return what the thread has answered since the last mark; empty if it has not."""
-        if self._values[_ANSWERED] > self._values[_AT]:
+        marked = self.marks()
+        if marked.answered > marked.at:
             with suppress(ValueError):
-                found: dict[str, Any] = json.loads(self._bytes[_TEXT:].rstrip(b"\0"))
+                found: dict[str, Any] = json.loads(self.bytes[_TEXT:].rstrip(b"\0"))
                 return found
         return {}
 
@@ -90,29 +91,39 @@ class OwnPage(Page):
         os.lseek(self.descriptor, SIZE, os.SEEK_SET)  # `faulthandler` writes there
         super().__init__(self.descriptor)
         forks.keep_private(self.descriptor)
-
         # What the thread answers beside the line of the code; set where torch is imported.
         self.where: Callable[[], dict[str, Any]] = dict
 
     def begin(self) -> None:
         """Begin with the phase START_UP."""
-        global _values
-        _values = self._values
-        _values[_LEFT] = _values[_LONG_WORK] = _values[_STEP] = _values[_PHASE] = 0.0
-        _values[_AT] = _values[_ALIVE] = monotonic()
+        _rank.__init__(self.bytes)  # type: ignore[misc]
+        self.is_alive()
 
     def is_alive(self) -> None:
         """Give a sign of life."""
-        self._values[_ALIVE] = monotonic()
+        _NUMBER.pack_into(self.bytes, _ALIVE, monotonic())
 
     def tell(self, answer: dict[str, Any]) -> None:
         """Answer the last question, in at most 3,840 bytes."""
-        text = json.dumps(answer).encode()
-        self._bytes[_TEXT:] = text.ljust(SIZE - _TEXT, b"\0")[: SIZE - _TEXT]
-        self._values[_ANSWERED] = monotonic()
+        self.bytes[_TEXT:] = json.dumps(answer).encode().ljust(SIZE - _TEXT, b"\0")[: SIZE - _TEXT]
+        _NUMBER.pack_into(self.bytes, _ANSWERED, monotonic())
 
 
-_values = memoryview(bytearray(_TEXT)).cast("d")
+class _Rank:
+    """What the main thread knows of itself."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.at, self.longest = page, monotonic(), 0.0
+        self.step = self.phase = self.long_work = self.left = 0
+        self.has_stepped, self.counts = False, [0] * len(PHASES)
+        self.write()
+
+    def write(self) -> None:
+        known = self.at, self.step, self.phase, self.long_work, self.left
+        _OF_RANK.pack_into(self.page, 0, *known)
+
+
+_rank = _Rank(bytearray(SIZE))
 
 
 @functools.cache
@@ -128,48 +139,52 @@ def open_page() -> OwnPage:
 def go_on() -> None:
     """Mark that this rank gets on with its phase."""
     now = monotonic()
-    took = now - _values[_AT]
-    if took > _values[_LONGEST]:
-        _values[_LONGEST] = took
-    _values[_AT] = now
+    if now - _rank.at > _rank.longest:
+        _rank.longest = now - _rank.at
+    _rank.at = now
+    _NUMBER.pack_into(_rank.page, 0, now)
 
 
 def enter(phase: int) -> None:
     """Mark that this rank begins with a phase."""
     go_on()
     if phase == START_UP:
-        _values[_STEPPED] = 0.0
-    if phase == _values[_PHASE] != STEP:
+        _rank.has_stepped = False
+    if phase == _rank.phase != STEP:
         return
-    at = _STAYS + 2 * int(_values[_PHASE])
-    _values[at + 1] = _values[_LONGEST]
-    _values[at] += 1
-    _values[_LONGEST], _values[_PHASE] = 0.0, phase
+    _rank.counts[_rank.phase] += 1
+    stay = _rank.counts[_rank.phase], _rank.longest
+    _STAY.pack_into(_rank.page, _STAYS + _STAY.size * _rank.phase, *stay)
+    _rank.phase, _rank.longest = phase, 0.0
+    _rank.write()
 
 
 def begin_step() -> None:
     """Mark that this rank asks for the batch of a step."""
-    if _values[_PHASE] != STEP:
-        enter(STEP if _values[_STEPPED] else FIRST_STEP)
+    if _rank.phase != STEP:
+        enter(STEP if _rank.has_stepped else FIRST_STEP)
 
 
 def stepped(step: int) -> None:
     """Mark that this rank has made so many global steps."""
-    _values[_STEP], _values[_STEPPED] = step, 1.0
+    _rank.step, _rank.has_stepped = step, True
     enter(STEP)
 
 
 def leave() -> None:
     """Mark that this rank ends, for whatever reason."""
-    _values[_LEFT] = 1.0
+    _rank.left = 1
+    _rank.write()
 
 
 @contextmanager
 def in_long_work() -> Iterator[None]:
     """Mark that the context may take any time."""
-    _values[_LONG_WORK] += 1
+    _rank.long_work += 1
+    _rank.write()
     try:
         yield
     finally:
-        _values[_AT] = monotonic()
-        _values[_LONG_WORK] -= 1
+        _rank.long_work -= 1
+        _rank.at = monotonic()
+        _rank.write()

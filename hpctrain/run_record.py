@@ -100,9 +100,9 @@ class Attempt(Record, frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        """What tells the attempt from others of the same run; equal to `RankInfo.attempt_key`."""
-        return self.job_id, self.restart_count, self.step_id
+    def key(self) -> AttemptKey:
+        """What tells the attempt from others of its run."""
+        return AttemptKey(self.job_id, self.restart_count, self.step_id)
 
 
 class Hang(Record, frozen=True, kw_only=True):
@@ -121,12 +121,13 @@ class Hang(Record, frozen=True, kw_only=True):
     at: str = ""  # the user's line: FILE:LINE in NAME
 
     @classmethod
-    def of(cls, run: Path, key: tuple[str, int, int], since: float) -> Hang | None:
+    def of(cls, run: Path, key: AttemptKey, since: float) -> Hang | None:
         """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
         found = read_known(cls, run / "hang.json")
         if found is None or found.time < since:
             return None
-        return found if (found.job_id, found.restart_count, found.step_id) == key else None
+        own = AttemptKey(found.job_id, found.restart_count, found.step_id)
+        return found if own == key else None
 
 
 class Note(Record, frozen=True):

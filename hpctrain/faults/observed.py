@@ -146,7 +146,7 @@ class _Rank:
         ranks, floor_s = self._ranks, self._config.floor_s or 0.0
         files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
         return Job(
-            *ranks.attempt_key,
+            key=ranks.attempt_key,
             node_rank=ranks.node_rank,
             nodes=ranks.num_nodes,
             ranks=ranks.world_size,

@@ -34,7 +34,7 @@ from hpctrain.errors import DamageError
 from hpctrain.faults import process_state as states
 from hpctrain.faults.limits import Limits
 from hpctrain.record import Count, Record, Seconds, read, written
-from hpctrain.run_record import Hang
+from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.secrets import mask
 from hpctrain.terminal import few
 from hpctrain.tracking.uploader_process import Process, begin_child
@@ -64,9 +64,7 @@ class Place(Record, frozen=True):
 class Job(Record, frozen=True):
     """What an observer must know of its job; `ranks` are all, `here` are those of its node."""
 
-    job_id: str
-    restart_count: int
-    step_id: int
+    key: AttemptKey
     node_rank: int
     nodes: int
     ranks: int
@@ -76,11 +74,6 @@ class Job(Record, frozen=True):
     times: float
     timeout_s: Seconds
     log_file: str  # that of rank 0 in a terminal; "" if what is printed goes into one
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What tells this attempt from others."""
-        return self.job_id, self.restart_count, self.step_id
 
 
 class Report(Record, frozen=True):
@@ -105,7 +98,7 @@ class Report(Record, frozen=True):
 class _Node(Record, frozen=True):
     """What an observer writes of its node."""
 
-    key: tuple[str, int, int]
+    key: AttemptKey
     beat: int
     host: str
     ranks: tuple[int, ...]
@@ -360,11 +353,8 @@ class _Observer:
         self._record(sentence, cause.rank, cause.host, cause.state, **more)
 
     def _record(self, sentence: str, rank: int, host: str, state: str, **more: Any) -> None:
-        job_id, restart_count, step_id = self._job.key
         self._named = Hang(
-            job_id=job_id,
-            restart_count=restart_count,
-            step_id=step_id,
+            **self._job.key._asdict(),
             sentence=mask(sentence),
             rank=rank,
             host=host,

@@ -32,7 +32,7 @@ from hpctrain.faults.collectives import where
 from hpctrain.faults.limits import Limits
 from hpctrain.faults.observed import observed
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import Hang
+from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.shards.field import Field
 from tests.ranks import run_ranks
 
@@ -101,7 +101,7 @@ def wait_for(fact: Callable[[], Any], what: str) -> Any:
 
 def verdict(run: Path) -> Hang:
     """Return what the observer has said."""
-    found: Hang = wait_for(lambda: Hang.of(run, ("7", 0, 2), 0), f"verdict in {run}")
+    found: Hang = wait_for(lambda: Hang.of(run, AttemptKey("7", 0, 2), 0), f"verdict in {run}")
     assert f"pid {pid_of(run)}" in found.sentence
     return found
 
@@ -172,7 +172,7 @@ def run_two(folder: Path, how: str, timeout_s: float = 100.0) -> tuple[Hang, lis
     """Run `two_ranks`; return what was said of them, and how they ended."""
     (folder / "logs").mkdir()
     with ThreadPoolExecutor(1) as pool:  # they may get on again, and then it is taken back
-        said = pool.submit(wait_for, lambda: Hang.of(folder, ("7", 0, 2), 0), how)
+        said = pool.submit(wait_for, lambda: Hang.of(folder, AttemptKey("7", 0, 2), 0), how)
         ended = run_ranks(two_ranks, 2, str(folder), how, timeout_s)
         return said.result(), ended
 

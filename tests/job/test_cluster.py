@@ -237,7 +237,7 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     common = (
         *("train.max_epochs=4", "checkpoint.every_steps=20", "train.log_every=10"),
-        *("task._target_=killed.Killed", "tracking.upload=false"),
+        *("task._target_=killed.Killed", "tracking.upload=false", "hang.floor_s=20"),
     )
     (tmp_path / "SIGKILL").touch()
     train("-m", *common, "launch.nodes=2")
@@ -246,7 +246,6 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the kill")
     (tmp_path / "SIGSTOP").touch()  # for the second attempt
     cluster.wait_for((tmp_path / "SIGSTOP.done").exists, 180, "the rank that hangs")
-    plant_hang(run, "node2", "T")
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
     attempts = run_json(run)["attempts"]
     assert [(each["restart_count"], each["step_id"]) for each in attempts] == [
@@ -261,6 +260,8 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     killed = r"a rank was killed \(exit code 1|rank 1 \(node2, pid \d+\) has died "
     assert re.match(killed, attempts[0]["reason"])
     assert (run / "epochs").read_text() == f"{job} 0 0\n{job} 0 1\n{job} 0 2\n"
+    host = attempts[1]["hosts"][1]
+    assert re.match(rf"rank 1 \({host}, pid \d+\) hangs after step \d+", attempts[1]["reason"])
     # The metrics are those of two undisturbed ranks, which need no cluster.
     folder = tmp_path / "undisturbed"
     train("-m", *common, "launch.tasks_per_node=2", f"output_dir={folder}", **no_sbatch)

@@ -147,9 +147,14 @@ def _carry_out(plan: list[Step]) -> None:
             with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
                 os.kill(step.run.attempt.pid, signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
-    cancelled = [step.run.job_id for step in plan if step.action == "cancel"]
+    cancelled = [job for step in plan if step.action == "cancel" for job in _jobs(step.run)]
     queue.cancel(signalled, "--signal=USR2")
     queue.cancel(cancelled)
+
+
+def _jobs(run: Facts) -> tuple[str, ...]:
+    """Return the ids of the job of a run and of those of its chain behind it."""
+    return (run.job_id, *(run.job.behind if run.job else ()))
 
 
 def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:

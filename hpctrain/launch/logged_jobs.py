@@ -1,6 +1,7 @@
 """Jobs on Slurm and on this machine, with the logs of their ranks: those of runs and functions."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,15 @@ class LoggedJob:
 
 
 class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
-    """A job of Slurm, with its logs and its batch script."""
+    """A job of Slurm, with its logs and its batch script; or a chain, which ends with its last."""
 
     watcher = QueueWatcher()
 
-    def __init__(self, logs: Path, job_id: str, script: Path | None) -> None:
-        super().__init__(folder=logs, job_id=job_id)
+    def __init__(
+        self, logs: Path, job_id: str, script: Path | None, behind: Sequence[str] = ()
+    ) -> None:
+        self._chain = [job_id, *behind]
+        super().__init__(folder=logs, job_id=self._chain[-1])
         self._paths = _RunPaths(logs, job_id, script)
 
     @property
@@ -117,7 +121,7 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
     def cancel(self, check: bool = True) -> None:
         """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
         try:
-            queue.cancel([self._job_id])
+            queue.cancel(self._chain)
         except LaunchError as error:
             if check:
                 raise
@@ -125,7 +129,7 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 
     def _interrupt(self, timeout: bool = False) -> None:
         """Send the signal of a time limit, or that of a preemption, for tests."""
-        queue.cancel([self._job_id], f"--signal={'USR2' if timeout else 'TERM'}")
+        queue.cancel(self._chain[:1], f"--signal={'USR2' if timeout else 'TERM'}")
 
 
 class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]

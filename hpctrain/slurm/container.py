@@ -39,9 +39,11 @@ rm -f "${REQUEUE_NOTE}"
         [[ -e ${REQUEUE_NOTE} ]] || continue
         job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
         hosts=$(<"${REQUEUE_NOTE}")
-        if [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]] &&
-            scontrol requeue "$job" && [[ -n $hosts ]]; then
-            scontrol update "JobId=$job" "ExcNodeList=$hosts"
+        if [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
+            scontrol update "JobId=$job" Requeue=1 # heals sbatch --no-requeue and JobRequeue=0
+            if scontrol requeue "$job" && [[ -n $hosts ]]; then
+                scontrol update "JobId=$job" "ExcNodeList=$hosts"
+            fi
         fi
         rm -f "${REQUEUE_NOTE}"
     done

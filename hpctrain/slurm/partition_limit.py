@@ -3,6 +3,7 @@
 import functools
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.slurm.queue import ask, rows
@@ -42,35 +43,79 @@ def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     )
 
 
-def not_requeued(partition: str | None) -> str:
-    """Return why Slurm may not start a job again after a preemption; "" if it does.
+@dataclass(frozen=True)
+class Road:
+    """How a run comes back after a preemption.
 
-    A job can be preempted in a partition if another one has a higher tier, or by its QOS.
+    `name` is "requeue"; "chain": its next job goes on, as `launch.chain` says; or "by hand": it
+    waits for `python -m hpctrain resume`. A preempted job has `grace_s` seconds before Slurm ends
+    it; None where no job is preempted.
     """
-    settings, listed = cluster_config() or "", _partitions()
+
+    name: str
+    why: str
+    grace_s: int | None = None
+
+
+def road(partition: str | None, chain: int | None = None) -> Road | None:
+    """Return the road of a partition, or of several; None if the controller does not answer.
+
+    A job can be preempted in a partition if another one has a higher tier, or by its QOS. `chain`
+    is `launch.chain`, and no partition is the default one.
+    """
+    if (settings := cluster_config()) is None:
+        return None
+    found = [_of_partition(each, settings, chain) for each in _partitions() if _is(each, partition)]
+    # Slurm may choose any of the partitions.
+    worst = max(found, key=lambda each: _ROADS.index(each.name), default=Road("requeue", ""))
+    if worst.name == "requeue" and (chain or 1) > 1:
+        worst = Road("chain", f"launch.chain={chain} asks for it", worst.grace_s)
     if _value(settings, "JobRequeue") == "0":
-        return (
-            "this cluster starts only jobs again that ask for it (JobRequeue=0, --requeue), as "
-            "those of hpctrain do; where a plugin of the site forbids it, a run that was preempted "
-            "waits until `python -m hpctrain resume` goes on from its last checkpoint"
-        )
-    if _value(settings, "PreemptType") in ("", "(null)", "preempt/none"):
-        return ""
-    by_tier = "partition_prio" in _value(settings, "PreemptType")
-    names = (partition or "").split(",")
-    tiers = [int(_value(each, "PriorityTier") or 0) for each in listed]
-    for each, tier in zip(listed, tiers, strict=True):
-        is_default = _value(each, "Default") == "YES" and names == [""]
-        if not (is_default or _value(each, "PartitionName") in names):
-            continue
-        if "CANCEL" in _value(each, "PreemptMode") and not (by_tier and tier >= max(tiers)):
-            return (
-                f"the partition {_value(each, 'PartitionName')} cancels jobs that are preempted "
-                f"(PreemptMode=CANCEL, GraceTime={_value(each, 'GraceTime') or 0}): Slurm does not "
-                "start such a run again; it waits until `python -m hpctrain resume` goes on from "
-                "its last checkpoint"
-            )
-    return ""
+        why = f"{worst.why}; JobRequeue=0 is healed by Requeue=1 at each requeue".lstrip("; ")
+        return Road(worst.name, why, worst.grace_s)
+    return worst
+
+
+def links(launch: LaunchConfig, partition: str | None) -> int:
+    """Return how many jobs are queued for one run: those of its chain, or 1."""
+    found = None if launch.chain else road(partition)
+    return launch.chain or (_LINKS if found and found.name == "chain" else 1)
+
+
+_ROADS = ("requeue", "chain", "by hand")
+_LINKS = 3  # jobs of a chain where launch.chain is null
+
+
+def _of_partition(line: str, settings: str, chain: int | None) -> Road:
+    name, mode, kind = (
+        _value(*each)
+        for each in ((line, "PartitionName"), (line, "PreemptMode"), (settings, "PreemptType"))
+    )
+    tiers = [int(_value(each, "PriorityTier") or 0) for each in _partitions()]
+    by_tier = "partition_prio" in kind
+    highest = by_tier and int(_value(line, "PriorityTier") or 0) >= max(tiers)
+    if kind in ("", "(null)", "preempt/none") or mode == "OFF" or highest:
+        return Road("requeue", f"Slurm preempts no job of the partition {name}")
+    grace_s = int(_value(line, "GraceTime") or 0)
+    if "CANCEL" not in mode:
+        what = "suspends a preempted job" if "SUSPEND" in mode else "starts a preempted job again"
+        return Road("requeue", f"Slurm {what} (partition {name}, PreemptMode={mode})", grace_s)
+    how = f"(PreemptMode=CANCEL, GraceTime={grace_s})"
+    if grace_s:
+        why = f"a job that the partition {name} preempts requeues itself before it is cancelled"
+        return Road("requeue", f"{why} {how}", grace_s)
+    why = f"the partition {name} cancels jobs that are preempted at once {how}"
+    if chain == 1:
+        why += "; with launch.chain=1 a run waits until `python -m hpctrain resume` goes on"
+        return Road("by hand", why, grace_s)
+    why += f": {chain or _LINKS} jobs are queued for each run, one after another (launch.chain)"
+    return Road("chain", why, grace_s)
+
+
+def _is(line: str, partition: str | None) -> bool:
+    if partition is None:
+        return _value(line, "Default") == "YES"
+    return _value(line, "PartitionName") in partition.split(",")
 
 
 @functools.cache

@@ -78,6 +78,8 @@ def requeue(job_id: str) -> bool:
     if state not in ("RUNNING", "SIGNALING"):
         log.info("job %s is %s: not requeued", job_id, state)
         return False
+    # Slurm refuses to requeue a job of `sbatch --no-requeue`, or of a site with JobRequeue=0.
+    ask("scontrol", "update", f"JobId={job_id}", "Requeue=1", quiet=True)
     if ask("scontrol", "requeue", job_id) is None:
         return False
     log.info("job %s is requeued", job_id)

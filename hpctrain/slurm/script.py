@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.rank_counts import fitting_nodes
@@ -48,17 +48,46 @@ _SHARED_GPUS = """
 unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 
 
+# `before` are the jobs of the chain before this one. Slurm starts a job of a chain in the second in
+# which it ends the one before, which may still save. Who cancels a job means the run.
+_CHAIN = """
+chain={ids}
+# With an id in any case: without one, scancel would cancel all jobs that wait.
+end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev/null; }}
+before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
+if [[ -n $before ]]; then
+    for ((i = 0; i < 150; i++)); do
+        [[ $(squeue --noheader --states=COMPLETING --jobs="$before" 2>/dev/null) ]] || break
+        sleep 2
+    done
+    if [[ $(sacct --allocations --parsable2 --format=State --jobs="$before") == *CANCELLED* ]]; then
+        echo "the job of this chain before this one was cancelled, and so the run" >&2
+        end_chain
+        exit 1
+    fi
+fi"""
+
+
 _AFTER_THE_RANKS = """
 code=$?
 # A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
     case $({verdict} "$run" "$code") in
-        requeue) scontrol requeue "$job" ;;
-        cancel) scancel "$job" ;;
+        requeue)
+            scontrol update "JobId=$job" Requeue=1 # heals sbatch --no-requeue and JobRequeue=0
+            scontrol requeue "$job"
+            ;;
+        cancel) {end}scancel "$job" ;;{otherwise}
     esac
-fi
+fi{finished}
 exit "$code\""""
+# Where there is a chain, one that goes on, or was preempted, leaves it as it is.
+_END_CHAIN = {
+    "end": "end_chain; ",
+    "otherwise": "\n        *) end_chain ;;",
+    "finished": "\n((code)) || end_chain",
+}
 
 
 def sbatch_script(
@@ -71,6 +100,7 @@ def sbatch_script(
     dependency: str | None = None,
     command: str = "run",
     exclude: Sequence[str] = (),
+    chain: str = "",
 ) -> str:
     """Return the batch script for `count` runs that need the same resources, those of `config`.
 
@@ -81,12 +111,17 @@ def sbatch_script(
     Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
     tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
     as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, `run` or `call`, with the folder of the array task.
+    ranks call `command`, `run` or `call`, with the folder of the array task. `chain` is the name of
+    the jobs if the script is submitted several times, for one run: each of them waits for the end
+    of those before, whose ids are in the file `job_id` beside the script.
     """
     check_folder(config.output_dir, folder)
     fitting = fitting_nodes(config)
     options = sbatch_options(config.name, config.launch, config.site, fitting)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
+    if chain:
+        options["job-name"] = chain
+        dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
     if exclude:
@@ -102,7 +137,10 @@ def sbatch_script(
         f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
         '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, fitting)]) + "\n"
+    if chain:
+        parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
+    ends = _END_CHAIN if chain else dict.fromkeys(_END_CHAIN, "")
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, fitting, ends)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -159,7 +197,12 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
 
 
 def _srun(
-    config: Config, folder: Path, pythonpath: Sequence[Path], command: str, fitting: Sequence[int]
+    config: Config,
+    folder: Path,
+    pythonpath: Sequence[Path],
+    command: str,
+    fitting: Sequence[int],
+    ends: Mapping[str, str],
 ) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
@@ -199,4 +242,4 @@ def _srun(
     # In a container the decision is made in it, too, as the host may have no Python for it.
     words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _AFTER_THE_RANKS.format(verdict=shell_words(words))
+    yield _AFTER_THE_RANKS.format(verdict=shell_words(words), **ends)

@@ -74,6 +74,14 @@ class LaunchConfig:
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
         count="jobs",
     )
+    chain: int | None = key(
+        None,
+        "This many jobs are queued for each run, one after another: when Slurm has cancelled one, "
+        "the next goes on from the last checkpoint. Null means 3 where the partition cancels "
+        "preempted jobs at once (PreemptMode=CANCEL, GraceTime=0), and else one, which is "
+        "requeued.",
+        count="jobs",
+    )
     rerun: str = key(
         "failed",
         "Runs that exist are submitted again if they have not finished (failed), even if they have "

@@ -59,7 +59,8 @@ class Submission:
             if entries is self._entries:  # else it was said, and these were over the limit
                 say_changed(entries)
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
-            in_queue &= {entry.job.partition("_")[0] for entry in self._entries}
+            own = (job for entry in self._entries for job in (entry.job, *entry.behind))
+            in_queue &= {job.partition("_")[0] for job in own}
             todo = [entry for entry in entries if entry.status is Status.OPEN]
             return self._start(todo, in_queue) if todo else []
 

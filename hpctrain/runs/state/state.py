@@ -123,6 +123,8 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
             reason += f": {job.needs}"
         elif begin is not None and begin > now:
             reason += f", to start about {datetime.fromtimestamp(begin):%d %b %H:%M}"
+        if run.link:
+            reason = f"{run.link} waits: {reason}"
         is_new = run.recorded_state in ("created", "queued")
         return State("queued" if is_new else "requeued", reason)
     if job.is_ending:
@@ -157,13 +159,18 @@ def _at_rest(run: Facts) -> State:
         follows = cause_of(error) is ANOTHER_RANK
         return State("failed", f"another rank failed: {error}" if follows else error)
     # A job of slurm/train.sbatch is not looked up with squeue: only sacct shows that it waits.
-    if run.ended is not None and _word(run.ended.state) in _WAITING and not run.submission:
+    word = "" if run.ended is None else _word(run.ended.state)
+    if run.ended is not None and word in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)
     cause = run.attempt.reason
     if run.stop_request is not None:
         cause = f"cancelled by {run.stop_request.by}"
-    elif run.ended is not None and _word(run.ended.state) not in ("COMPLETED", "FAILED"):
+    elif run.ended is not None and word not in ("COMPLETED", "FAILED"):
         cause = f"{cause}; {run.ended.state}"
+    # What the user has stopped is not waited for.
+    asked = run.stop_request is not None or cause == "SIGINT" or word == "CANCELLED"
+    if run.attempt.launcher == "slurm" and (run.scheduler or run.ended) and not asked:
+        cause = f"{cause}; no job waits: `resume` goes on"
     return State("interrupted", f"saved at step {_step_of(run)}, {cause}")
 
 

@@ -201,6 +201,12 @@ def _place(frames: list[FrameType]) -> str:
     return f"{code.co_filename}:{own[-1].f_lineno} in {code.co_name}"
 
 
+def place_of_main_thread() -> str:
+    """Return where the main thread of this process is, in the user's code or a library; or ""."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "" if frame is None else _place(_of_thread(frame))
+
+
 def _makers(frames: Mapping[int, FrameType], processes: Mapping[str, str]) -> list[str]:
     """Return where the processes are that make the data, or else the threads that read it."""
     found = []

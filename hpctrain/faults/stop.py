@@ -10,17 +10,24 @@ part of the reduction that every step makes anyway. On the CPU they are read aft
 a GPU after the next one (`hpctrain.faults.copied`). So no step waits for them, and all ranks see
 the same reason at the same step, whichever rank was asked first. A rank that is alone does not wait
 for the batch of the next step, which may take longer than the time that is left.
+
+A rank that cannot stop in time, because its step or its save does not end, says where it is and
+exits, before Slurm kills it: the batch script can then still requeue the job.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import logging
+import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -29,6 +36,7 @@ import torch.distributed as dist
 
 from hpctrain import forks
 from hpctrain.faults import early_signals as signals
+from hpctrain.faults.collectives import place_of_main_thread
 from hpctrain.faults.copied import Copied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -36,6 +44,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # the job must not be requeued.
 _REASONS = ("cancel", *(number.name for number in SIGNALS))
 _LOOK_EVERY_S = 5.0
+_KERNEL_LATER_S = 3.0
+_EXIT = 143  # as after a signal: the batch script requeues the job
+log = logging.getLogger(__name__)
 
 
 def stop_with_launcher() -> None:
@@ -59,10 +70,15 @@ class Stop:
         asked: The first stop request of this rank, one of _REASONS: the name of a signal, or
             "cancel" for the stop file; "" while there is none.
         reason: The reason that the ranks have agreed on, one of _REASONS; "" until then.
+        limits_s: How many seconds after a signal this rank exits, by the name of the signal.
+        is_due: Asked every few seconds after `watch`: whether the time limit is near.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits_s: Mapping[str, float] | None = None) -> None:
         self.asked = self.reason = ""
+        self.limits_s = limits_s or {}
+        self.is_due: Callable[[], bool] = lambda: False
+        self._began = self._exit_at = math.inf
         self._file: Path | None = None
         self._totals = Copied()
         self._waiting = False
@@ -81,6 +97,7 @@ class Stop:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.met()
         self._wakeup.__exit__(None, None, None)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -115,6 +132,10 @@ class Stop:
         while True:
             if self._file is not None and os.path.exists(self._file):
                 self._ask("cancel")
+            if self._file is not None and not self.asked and self.is_due():
+                self._ask("SIGUSR2")
+            if time.monotonic() > self._exit_at:
+                self._exit()
             try:
                 data = self._reading.recv(64)
             except TimeoutError:
@@ -130,7 +151,33 @@ class Stop:
         self._reading.close()
 
     def _ask(self, reason: str) -> None:
-        self.asked = self.asked or reason
+        if self.asked:
+            return
+        self.asked, self._began = reason, time.monotonic()
+        if (limit_s := self.limits_s.get(reason)) is not None:
+            self._exit_at = self._began + limit_s
+            self._reading.settimeout(min(_LOOK_EVERY_S, max(0.1, limit_s / 10)))
+            # The thread cannot exit while C code holds Python's lock. The kernel can.
+            signal.setitimer(signal.ITIMER_REAL, limit_s + _KERNEL_LATER_S)
+
+    def met(self) -> None:
+        """Note that the training has stopped, so that this rank need not exit."""
+        if self._exit_at < math.inf:
+            self._exit_at = math.inf
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _exit(self) -> None:
+        """End this process: it has not stopped, and Slurm would kill it in a moment."""
+        place = place_of_main_thread()
+        took_s = time.monotonic() - self._began
+        log.error(
+            "asked to stop by %s %.0f s ago, and has not stopped; it is at %s. It exits, so that "
+            "the job can go on from its last checkpoint",
+            *(self.asked, took_s, place or "a place in Python or torch"),
+        )
+        with suppress(OSError, AttributeError, ValueError):  # stderr may be no file
+            faulthandler.dump_traceback()
+        os._exit(_EXIT)
 
     def watch(self, file: Path) -> None:
         """Take the existence of `file` as a stop request, too; one rank that looks is enough."""

@@ -39,6 +39,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
 from hpctrain.runs.state.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
+from hpctrain.slurm.lead_time import LeadTime, limits_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
 from hpctrain.tracking.tracker import Tracker
@@ -64,7 +65,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         stop_with_launcher()
     # From here on a signal is a stop request and no longer ends the process.
     with (
-        Stop() as stop,
+        Stop(limits_s(config.launch) if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
@@ -75,12 +76,15 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
+            if ranks.launcher == "slurm":
+                stop.is_due = LeadTime(config.launch, run.path, ranks.job_id).is_due
             stop.watch(stop_file(run.path))
         preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
             outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
+        stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:

@@ -34,7 +34,8 @@ from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
 from hpctrain.secrets import reference
 from hpctrain.slurm import excluded_hosts, sbatch
-from hpctrain.slurm.partition_limit import links
+from hpctrain.slurm.lead_time import lead_s
+from hpctrain.slurm.partition_limit import links, road
 from hpctrain.slurm.queue import me
 from hpctrain.slurm.sbatch_options import check_folder
 from hpctrain.slurm.script import sbatch_script
@@ -60,6 +61,7 @@ class Array:
     def text(self) -> str:
         """Return the text of the batch script."""
         first = self.entries[0]
+        came = road(first.config.site.partition, first.config.launch.chain)
         for entry in self.entries:
             check_folder(entry.config.output_dir, entry.run.path)
         return sbatch_script(
@@ -71,6 +73,8 @@ class Array:
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
             exclude=excluded_hosts.avoided(first.config),
             chain=_name_of_chain(first.run.path) if self.links > 1 else "",
+            lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
+            grace_s=came.grace_s if came else None,
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:

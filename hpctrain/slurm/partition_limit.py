@@ -48,8 +48,8 @@ class Road:
     """How a run comes back after a preemption.
 
     `name` is "requeue"; "chain": its next job goes on, as `launch.chain` says; or "by hand": it
-    waits for `python -m hpctrain resume`. A preempted job has `grace_s` seconds before Slurm ends
-    it; None where no job is preempted.
+    waits for `python -m hpctrain resume`. A job that is preempted must requeue itself within
+    `grace_s` seconds; None where it need not, or cannot.
     """
 
     name: str
@@ -99,7 +99,7 @@ def _of_partition(line: str, settings: str, chain: int | None) -> Road:
     grace_s = int(_value(line, "GraceTime") or 0)
     if "CANCEL" not in mode:
         what = "suspends a preempted job" if "SUSPEND" in mode else "starts a preempted job again"
-        return Road("requeue", f"Slurm {what} (partition {name}, PreemptMode={mode})", grace_s)
+        return Road("requeue", f"Slurm {what} (partition {name}, PreemptMode={mode})")
     how = f"(PreemptMode=CANCEL, GraceTime={grace_s})"
     if grace_s:
         why = f"a job that the partition {name} preempts requeues itself before it is cancelled"
@@ -107,9 +107,9 @@ def _of_partition(line: str, settings: str, chain: int | None) -> Road:
     why = f"the partition {name} cancels jobs that are preempted at once {how}"
     if chain == 1:
         why += "; with launch.chain=1 a run waits until `python -m hpctrain resume` goes on"
-        return Road("by hand", why, grace_s)
+        return Road("by hand", why)
     why += f": {chain or _LINKS} jobs are queued for each run, one after another (launch.chain)"
-    return Road("chain", why, grace_s)
+    return Road("chain", why)
 
 
 def _is(line: str, partition: str | None) -> bool:

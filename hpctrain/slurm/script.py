@@ -18,6 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
 from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_ON_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
+from hpctrain.slurm.lead_time import GRACE, LEAD
 from hpctrain.slurm.node_range import choose_nodes, rank_options
 from hpctrain.slurm.sbatch_options import (
     Options,
@@ -101,6 +102,8 @@ def sbatch_script(
     command: str = "run",
     exclude: Sequence[str] = (),
     chain: str = "",
+    lead_s: int | None = None,
+    grace_s: int | None = None,
 ) -> str:
     """Return the batch script for `count` runs that need the same resources, those of `config`.
 
@@ -114,10 +117,14 @@ def sbatch_script(
     ranks call `command`, `run` or `call`, with the folder of the array task. `chain` is the name of
     the jobs if the script is submitted several times, for one run: each of them waits for the end
     of those before, whose ids are in the file `job_id` beside the script.
+
+    The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s), and
+    `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
     """
     check_folder(config.output_dir, folder)
     fitting = fitting_nodes(config)
-    options = sbatch_options(config.name, config.launch, config.site, fitting)
+    lead_s = config.launch.warn_s if lead_s is None else lead_s
+    options = sbatch_options(config.name, config.launch, config.site, fitting, lead_s)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
     if chain:
         options["job-name"] = chain
@@ -137,6 +144,8 @@ def sbatch_script(
         f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
         '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
+    if command == "run":
+        parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if chain:
         parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
     ends = _END_CHAIN if chain else dict.fromkeys(_END_CHAIN, "")

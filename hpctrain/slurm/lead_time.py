@@ -1,0 +1,76 @@
+"""How long before its time limit a job saves: what a stop of the run has taken, or `launch.warn_s`.
+
+    progress.json ── the longest step and the longest save ── lead_s ── #SBATCH --signal=USR2@…
+    a job that was queued with less, since saves became slower ── LeadTime ── asks rank 0 itself
+
+Slurm sends SIGUSR2 then. A rank that has not stopped shortly before Slurm ends the job exits by
+itself (`hpctrain.faults.stop`), because Slurm requeues no job that has reached its time limit, nor
+one that was cancelled at the end of its grace time: the batch script still can.
+"""
+
+import math
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from hpctrain.config.schema import LaunchConfig
+from hpctrain.errors import DamageError
+from hpctrain.run_record import Progress
+from hpctrain.slurm.partition_limit import minutes
+from hpctrain.slurm.queue import ask
+
+LEAD, GRACE = "HPCTRAIN_LEAD_S", "HPCTRAIN_GRACE_S"
+"""The variables with which the batch script tells its ranks what it was queued with."""
+
+_SLOWER, _REST_S = 2.0, 30.0  # a busy file system; the end of the ranks and the requeue
+_MOST = 0.25  # of the time limit
+_LONGEST_S = 65535  # that Slurm takes
+_VERDICT_S, _LEAST = 10.0, 0.75  # what the batch script needs then; the part that a rank has anyway
+
+
+def lead_s(launch: LaunchConfig, run: Path) -> int:
+    """Return the seconds before the time limit at which a run saves; at least `launch.warn_s`.
+
+    A step and a save of this run, `Progress.stop_s`, may take twice as long as the longest so far.
+    But no more than a quarter of the time limit is given away, unless `launch.warn_s` says so.
+    """
+    stop_s = 0.0
+    with suppress(DamageError):
+        stop_s = Progress.of(run).stop_s
+    if not stop_s or not isinstance(launch.time_min, int):
+        return launch.warn_s
+    measured_s = min(_SLOWER * stop_s + _REST_S, _MOST * 60 * launch.time_min)
+    return max(launch.warn_s, min(math.ceil(measured_s), _LONGEST_S))
+
+
+def limits_s(launch: LaunchConfig) -> dict[str, float]:
+    """Return how long after a signal a rank must have stopped, in seconds, by the signal's name."""
+    known = {"SIGUSR2": os.environ.get(LEAD, str(launch.warn_s)), "SIGTERM": os.environ.get(GRACE)}
+    given = {name: float(text) for name, text in known.items() if text and text.isdecimal()}
+    return {name: max(seconds - _VERDICT_S, _LEAST * seconds) for name, seconds in given.items()}
+
+
+class LeadTime:
+    """Tells rank 0 that it must save now, if its job was queued with a shorter lead time."""
+
+    def __init__(self, launch: LaunchConfig, run: Path, job_id: str) -> None:
+        self._launch, self._run, self._job_id = launch, run, job_id
+        self._queued_s = int(os.environ.get(LEAD) or launch.warn_s)
+        self._end: float | None = None
+
+    def is_due(self) -> bool:
+        """Return whether the time limit is nearer than a stop may take."""
+        needed_s = lead_s(self._launch, self._run)
+        if needed_s <= self._queued_s:  # Slurm sends its signal earlier
+            return False
+        if self._end is None or time.time() > self._end - needed_s:
+            self._end = self._end_of_job()  # also a second time: the limit may have been extended
+        return time.time() > self._end - needed_s
+
+    def _end_of_job(self) -> float:
+        answer = ask("squeue", "--noheader", f"--jobs={self._job_id}", "--format=%L", quiet=True)
+        for line in (answer or "").splitlines()[::-1]:
+            with suppress(ValueError):
+                return time.time() + 60 * minutes(line.strip())
+        return math.inf

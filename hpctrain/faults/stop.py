@@ -71,13 +71,16 @@ class Stop:
             "cancel" for the stop file; "" while there is none.
         reason: The reason that the ranks have agreed on, one of _REASONS; "" until then.
         limits_s: How many seconds after a signal this rank exits, by the name of the signal.
-        is_due: Asked every few seconds after `watch`: whether the time limit is near.
+        tell: Called with the reason before it exits so.
+        due_s: Asked every few seconds after `watch`: how many seconds are left to stop in, if the
+            time limit is near, and else None.
     """
 
     def __init__(self, limits_s: Mapping[str, float] | None = None) -> None:
         self.asked = self.reason = ""
         self.limits_s = limits_s or {}
-        self.is_due: Callable[[], bool] = lambda: False
+        self.tell: Callable[[str], None] = log.error
+        self.due_s: Callable[[], float | None] = lambda: None
         self._began = self._exit_at = math.inf
         self._file: Path | None = None
         self._totals = Copied()
@@ -132,8 +135,8 @@ class Stop:
         while True:
             if self._file is not None and os.path.exists(self._file):
                 self._ask("cancel")
-            if self._file is not None and not self.asked and self.is_due():
-                self._ask("SIGUSR2")
+            if self._file is not None and not self.asked and (due_s := self.due_s()) is not None:
+                self._ask("SIGUSR2", due_s)
             if time.monotonic() > self._exit_at:
                 self._exit()
             try:
@@ -150,11 +153,11 @@ class Stop:
                 self._ask(signal.Signals(number).name)
         self._reading.close()
 
-    def _ask(self, reason: str) -> None:
+    def _ask(self, reason: str, limit_s: float | None = None) -> None:
         if self.asked:
             return
         self.asked, self._began = reason, time.monotonic()
-        if (limit_s := self.limits_s.get(reason)) is not None:
+        if (limit_s := limit_s or self.limits_s.get(reason)) is not None:
             self._exit_at = self._began + limit_s
             self._reading.settimeout(min(_LOOK_EVERY_S, max(0.1, limit_s / 10)))
             # The thread cannot exit while C code holds Python's lock. The kernel can.
@@ -168,14 +171,10 @@ class Stop:
 
     def _exit(self) -> None:
         """End this process: it has not stopped, and Slurm would kill it in a moment."""
-        place = place_of_main_thread()
+        place = place_of_main_thread() or "a place in Python or torch"
         took_s = time.monotonic() - self._began
-        log.error(
-            "asked to stop by %s %.0f s ago, and has not stopped; it is at %s. It exits, so that "
-            "the job can go on from its last checkpoint",
-            *(self.asked, took_s, place or "a place in Python or torch"),
-        )
-        with suppress(OSError, AttributeError, ValueError):  # stderr may be no file
+        with suppress(Exception):  # a disk is full, or stderr is no file
+            self.tell(f"asked to stop by {self.asked} {took_s:.0f} s ago, it is still at {place}")
             faulthandler.dump_traceback()
         os._exit(_EXIT)
 

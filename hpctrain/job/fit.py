@@ -22,7 +22,7 @@ from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
-from hpctrain.errors import ConfigError, MisfitError
+from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
@@ -63,21 +63,29 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
+    key = ranks.attempt_key
+
+    def tell(reason: str) -> None:
+        log.error("%s: this rank exits, so that the job can go on", reason)
+        with suppress(LateRankError), recorded(run.path, key):
+            raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
+
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop(limits_s(config.launch) if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, ranks.attempt_key),
+        recorded(run.path, key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
     ):
+        stop.tell = tell
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             if ranks.launcher == "slurm":
-                stop.is_due = LeadTime(config.launch, run.path, ranks.job_id).is_due
+                stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
             stop.watch(stop_file(run.path))
         preflight(config, run, ranks, device)
         gpus = job_gpus(device)

@@ -48,7 +48,11 @@ def limits_s(launch: LaunchConfig) -> dict[str, float]:
     """Return how long after a signal a rank must have stopped, in seconds, by the signal's name."""
     known = {"SIGUSR2": os.environ.get(LEAD, str(launch.warn_s)), "SIGTERM": os.environ.get(GRACE)}
     given = {name: float(text) for name, text in known.items() if text and text.isdecimal()}
-    return {name: max(seconds - _VERDICT_S, _LEAST * seconds) for name, seconds in given.items()}
+    return {name: _without_verdict(seconds) for name, seconds in given.items()}
+
+
+def _without_verdict(seconds: float) -> float:
+    return max(seconds - _VERDICT_S, _LEAST * seconds)
 
 
 class LeadTime:
@@ -59,14 +63,15 @@ class LeadTime:
         self._queued_s = int(os.environ.get(LEAD) or launch.warn_s)
         self._end: float | None = None
 
-    def is_due(self) -> bool:
-        """Return whether the time limit is nearer than a stop may take."""
+    def due_s(self) -> float | None:
+        """Return the seconds in which the run must stop, if it must begin now; else None."""
         needed_s = lead_s(self._launch, self._run)
         if needed_s <= self._queued_s:  # Slurm sends its signal earlier
-            return False
+            return None
         if self._end is None or time.time() > self._end - needed_s:
             self._end = self._end_of_job()  # also a second time: the limit may have been extended
-        return time.time() > self._end - needed_s
+        left_s = self._end - time.time()
+        return None if left_s > needed_s else _without_verdict(left_s)
 
     def _end_of_job(self) -> float:
         answer = ask("squeue", "--noheader", f"--jobs={self._job_id}", "--format=%L", quiet=True)

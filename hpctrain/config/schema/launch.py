@@ -67,7 +67,10 @@ class LaunchConfig:
         check=_check_minutes,
     )
     warn_s: int = key(
-        120, "This long before its time limit a job saves and requeues itself.", count="seconds"
+        120,
+        "At least this long before its time limit a job saves and requeues itself; longer, if a "
+        "step and a save of the run have taken longer.",
+        count="seconds",
     )
     max_running: int | None = key(
         None,

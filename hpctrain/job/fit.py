@@ -72,7 +72,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
 
     # From here on a signal is a stop request and no longer ends the process.
     with (
-        Stop(limits_s(config.launch) if ranks.launcher == "slurm" else {}) as stop,
+        Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.

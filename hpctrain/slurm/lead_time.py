@@ -44,11 +44,13 @@ def lead_s(launch: LaunchConfig, run: Path) -> int:
     return max(launch.warn_s, min(math.ceil(measured_s), _LONGEST_S))
 
 
-def limits_s(launch: LaunchConfig) -> dict[str, float]:
-    """Return how long after a signal a rank must have stopped, in seconds, by the signal's name."""
-    known = {"SIGUSR2": os.environ.get(LEAD, str(launch.warn_s)), "SIGTERM": os.environ.get(GRACE)}
-    given = {name: float(text) for name, text in known.items() if text and text.isdecimal()}
-    return {name: _without_verdict(seconds) for name, seconds in given.items()}
+def limits_s() -> dict[str, float]:
+    """Return how long after a signal a rank must have stopped, in seconds, by the signal's name.
+
+    A template of `slurm/`, which users change, does not say it: then there is no limit.
+    """
+    known = {"SIGUSR2": os.environ.get(LEAD, ""), "SIGTERM": os.environ.get(GRACE, "")}
+    return {name: _without_verdict(int(text)) for name, text in known.items() if text.isdecimal()}
 
 
 def _without_verdict(seconds: float) -> float:

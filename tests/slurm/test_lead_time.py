@@ -34,7 +34,7 @@ def test_what_was_queued_with_less_stops_by_itself(
     monkeypatch.setenv(LEAD, "200")
     monkeypatch.setenv(GRACE, "")
     launch = LaunchConfig(time_min=60)
-    assert limits_s(launch) == {"SIGUSR2": 190.0}
+    assert limits_s() == {"SIGUSR2": 190.0}
     lead = LeadTime(launch, tmp_path, "7_1")
     (tmp_path / "left").write_text("5:00\n")
     stopping_takes(80.0, tmp_path)  # 190 s: Slurm's signal comes early enough
@@ -49,4 +49,4 @@ def test_what_was_queued_with_less_stops_by_itself(
     (tmp_path / "left").write_text("UNLIMITED\n")
     assert LeadTime(launch, tmp_path, "7_1").due_s() is None
     monkeypatch.setenv(GRACE, "30")
-    assert limits_s(launch) == {"SIGUSR2": 190.0, "SIGTERM": 22.5}
+    assert limits_s() == {"SIGUSR2": 190.0, "SIGTERM": 22.5}

@@ -35,7 +35,7 @@ from hpctrain.runs.code import provenance
 from hpctrain.secrets import reference
 from hpctrain.slurm import excluded_hosts, sbatch
 from hpctrain.slurm.lead_time import lead_s
-from hpctrain.slurm.partition_limit import links, road
+from hpctrain.slurm.partition_limit import Road, road
 from hpctrain.slurm.queue import me
 from hpctrain.slurm.sbatch_options import check_folder
 from hpctrain.slurm.script import sbatch_script
@@ -58,10 +58,15 @@ class Array:
     def script(self) -> Path:  # noqa: D102
         return self.folder / "job.sh"
 
+    @property
+    def _job_name(self) -> str:
+        """A job name that only the jobs of the one run have."""
+        run = self.entries[0].run
+        return f"{run.name}-{hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]}"
+
     def text(self) -> str:
         """Return the text of the batch script."""
         first = self.entries[0]
-        came = road(first.config.site.partition, first.config.launch.chain)
         for entry in self.entries:
             check_folder(entry.config.output_dir, entry.run.path)
         return sbatch_script(
@@ -72,9 +77,9 @@ class Array:
             max_running=self.max_running,
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
             exclude=excluded_hosts.avoided(first.config),
-            chain=_name_of_chain(first.run.path) if self.links > 1 else "",
+            chain=self._job_name if self.links > 1 else "",
             lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
-            grace_s=came.grace_s if came else None,
+            grace_s=_road(first).grace_s,
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:
@@ -169,11 +174,11 @@ def plan(
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)
     arrays: list[Array] = []
     for group in groups.values():
-        chain = links(group[0].config.launch, group[0].config.site.partition)
-        size = 1 if chain > 1 else max_size
+        links = _road(group[0]).jobs
+        size = 1 if links > 1 else max_size
         for start in range(0, len(group), size):
             name = f"array-{first + len(arrays)}"
-            arrays.append(Array(folder / name, group[start : start + size], links=chain))
+            arrays.append(Array(folder / name, group[start : start + size], links=links))
     limits = [array.entries[0].config.launch.max_running for array in arrays]
     limit = min((limit for limit in limits if limit is not None), default=None)
     if limit is not None:
@@ -187,9 +192,8 @@ def plan(
     return arrays
 
 
-def _name_of_chain(run: Path) -> str:
-    """Return a job name that only the jobs of this run have."""
-    return f"{run.name}-{hashlib.sha256(os.fsencode(run)).hexdigest()[:8]}"
+def _road(entry: Entry) -> Road:
+    return road(entry.config.site.partition, entry.config.launch.chain)
 
 
 def _number(folder: Path) -> int:

@@ -63,21 +63,23 @@ class LeadTime:
     def __init__(self, launch: LaunchConfig, run: Path, job_id: str) -> None:
         self._launch, self._run, self._job_id = launch, run, job_id
         self._queued_s = int(os.environ.get(LEAD) or launch.warn_s)
-        self._end: float | None = None
+        self._end = 0.0  # of the job, as far as it is known
 
     def due_s(self) -> float | None:
         """Return the seconds in which the run must stop, if it must begin now; else None."""
         needed_s = lead_s(self._launch, self._run)
         if needed_s <= self._queued_s:  # Slurm sends its signal earlier
             return None
-        if self._end is None or time.time() > self._end - needed_s:
-            self._end = self._end_of_job()  # also a second time: the limit may have been extended
+        if time.time() > self._end - needed_s:  # at first; and the limit may have been extended
+            command = ("squeue", "--noheader", f"--jobs={self._job_id}", "--format=%L")
+            self._end = time.time() + _seconds(ask(*command, quiet=True) or "")
         left_s = self._end - time.time()
         return None if left_s > needed_s else _without_verdict(left_s)
 
-    def _end_of_job(self) -> float:
-        answer = ask("squeue", "--noheader", f"--jobs={self._job_id}", "--format=%L", quiet=True)
-        for line in (answer or "").splitlines()[::-1]:
-            with suppress(ValueError):
-                return time.time() + 60 * minutes(line.strip())
-        return math.inf
+
+def _seconds(answer: str) -> float:
+    """Return the seconds in an answer of squeue, in which a site may print more."""
+    for line in answer.splitlines()[::-1]:
+        with suppress(ValueError):
+            return 60 * minutes(line.strip())
+    return math.inf

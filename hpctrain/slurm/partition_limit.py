@@ -3,7 +3,7 @@
 import functools
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.slurm.queue import ask, rows
@@ -43,79 +43,63 @@ def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Road:
+class Road(NamedTuple):
     """How a run comes back after a preemption.
 
-    `name` is "requeue"; "chain": its next job goes on, as `launch.chain` says; or "by hand": it
-    waits for `python -m hpctrain resume`. A job that is preempted must requeue itself within
-    `grace_s` seconds; None where it need not, or cannot.
+    `name` is "requeue"; "chain": the next of so many `jobs` goes on; or "by hand": it waits for
+    `python -m hpctrain resume`. Within `grace_s` seconds a job must requeue itself, if not None.
     """
 
     name: str
-    why: str
+    why: str = ""
+    jobs: int = 1
     grace_s: int | None = None
 
 
-def road(partition: str | None, chain: int | None = None) -> Road | None:
-    """Return the road of a partition, or of several; None if the controller does not answer.
+def road(partition: str | None, chain: int | None) -> Road:
+    """Return the road of a partition, or of several; its name is "" if Slurm does not answer.
 
     A job can be preempted in a partition if another one has a higher tier, or by its QOS. `chain`
     is `launch.chain`, and no partition is the default one.
     """
     if (settings := cluster_config()) is None:
-        return None
-    found = [_of_partition(each, settings, chain) for each in _partitions() if _is(each, partition)]
+        return Road("", jobs=chain or 1)
+    named = ("Default", ["YES"]) if partition is None else ("PartitionName", partition.split(","))
+    lines = [line for line in _partitions() if _value(line, named[0]) in named[1]]
+    found = [_of_partition(line, settings, chain) for line in lines]
     # Slurm may choose any of the partitions.
-    worst = max(found, key=lambda each: _ROADS.index(each.name), default=Road("requeue", ""))
-    if worst.name == "requeue" and (chain or 1) > 1:
-        worst = Road("chain", f"launch.chain={chain} asks for it", worst.grace_s)
+    worst = max(found, key=lambda each: each.name != "requeue", default=Road("requeue"))
+    if worst.name == "requeue" and chain and chain > 1:
+        worst = worst._replace(name="chain", why=f"launch.chain={chain} asks for it", jobs=chain)
     if _value(settings, "JobRequeue") == "0":
         why = f"{worst.why}; JobRequeue=0 is healed by Requeue=1 at each requeue".lstrip("; ")
-        return Road(worst.name, why, worst.grace_s)
+        return worst._replace(why=why)
     return worst
 
 
-def links(launch: LaunchConfig, partition: str | None) -> int:
-    """Return how many jobs are queued for one run: those of its chain, or 1."""
-    found = None if launch.chain else road(partition)
-    return launch.chain or (_LINKS if found and found.name == "chain" else 1)
-
-
-_ROADS = ("requeue", "chain", "by hand")
 _LINKS = 3  # jobs of a chain where launch.chain is null
 
 
 def _of_partition(line: str, settings: str, chain: int | None) -> Road:
-    name, mode, kind = (
-        _value(*each)
-        for each in ((line, "PartitionName"), (line, "PreemptMode"), (settings, "PreemptType"))
-    )
-    tiers = [int(_value(each, "PriorityTier") or 0) for each in _partitions()]
-    by_tier = "partition_prio" in kind
-    highest = by_tier and int(_value(line, "PriorityTier") or 0) >= max(tiers)
+    name, mode = _value(line, "PartitionName"), _value(line, "PreemptMode")
+    kind, grace_s = _value(settings, "PreemptType"), int(_value(line, "GraceTime") or 0)
+    tier, *tiers = (int(_value(each, "PriorityTier") or 0) for each in (line, *_partitions()))
+    highest = "partition_prio" in kind and tier >= max(tiers)
     if kind in ("", "(null)", "preempt/none") or mode == "OFF" or highest:
         return Road("requeue", f"Slurm preempts no job of the partition {name}")
-    grace_s = int(_value(line, "GraceTime") or 0)
     if "CANCEL" not in mode:
         what = "suspends a preempted job" if "SUSPEND" in mode else "starts a preempted job again"
         return Road("requeue", f"Slurm {what} (partition {name}, PreemptMode={mode})")
     how = f"(PreemptMode=CANCEL, GraceTime={grace_s})"
     if grace_s:
         why = f"a job that the partition {name} preempts requeues itself before it is cancelled"
-        return Road("requeue", f"{why} {how}", grace_s)
+        return Road("requeue", f"{why} {how}", grace_s=grace_s)
     why = f"the partition {name} cancels jobs that are preempted at once {how}"
-    if chain == 1:
+    if (jobs := chain or _LINKS) == 1:
         why += "; with launch.chain=1 a run waits until `python -m hpctrain resume` goes on"
         return Road("by hand", why)
-    why += f": {chain or _LINKS} jobs are queued for each run, one after another (launch.chain)"
-    return Road("chain", why)
-
-
-def _is(line: str, partition: str | None) -> bool:
-    if partition is None:
-        return _value(line, "Default") == "YES"
-    return _value(line, "PartitionName") in partition.split(",")
+    why += f": {jobs} jobs are queued for each run, one after another (launch.chain)"
+    return Road("chain", why, jobs)
 
 
 @functools.cache

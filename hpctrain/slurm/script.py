@@ -75,10 +75,8 @@ code=$?
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
     case $({verdict} "$run" "$code") in
-        requeue)
-            scontrol update "JobId=$job" Requeue=1 # heals sbatch --no-requeue and JobRequeue=0
-            scontrol requeue "$job"
-            ;;
+        # Requeue=1 heals sbatch --no-requeue and JobRequeue=0.
+        requeue) scontrol update "JobId=$job" Requeue=1; scontrol requeue "$job" ;;
         cancel) {end}scancel "$job" ;;{otherwise}
     esac
 fi{finished}

@@ -242,7 +242,7 @@ def test_the_road_of_a_site(
     assert found.found.startswith(road)
     assert found.verdict == ("warn" if road.startswith("by hand") else "pass")
     assert ("JobRequeue=0 is healed" in found.found) == (requeues == 0)
-    assert partition_limit.links(config.launch, partition) == jobs
+    assert partition_limit.road(partition, chain).jobs == jobs
     up = "slurm 22.05.8, Slurmctld(primary) at head is UP"
     assert findings["Slurm's controller"].found == up
 

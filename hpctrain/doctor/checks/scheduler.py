@@ -98,7 +98,7 @@ def _partition(config: Config) -> Iterator[Finding]:
         return
     yield from partition_findings(listed, config)
     check, found = "after a preemption", road(config.site.partition, config.launch.chain)
-    if found is None:
+    if not found.name:
         yield unknown(check, "scontrol does not answer")
     elif found.name == "by hand":
         cure = "Set launch.chain to null or more, or choose another partition (site.partition)."

@@ -42,7 +42,7 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         yield from filter(None, dict.fromkeys(beyond))
         chains = dict.fromkeys((each.site.partition, each.launch.chain) for each in configs)
         roads = (road(partition, chain) for partition, chain in chains)
-        yield from dict.fromkeys(each.why for each in roads if each and each.name != "requeue")
+        yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
 
 
 class Room:

@@ -100,10 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
-    """Wait until the runs have saved, at most so many seconds; return the results in words.
-
-    The run directories tell it: Slurm is not asked.
-    """
+    """Wait for the saves, of which the run directories tell; return the results in words."""
     end, pause = time.monotonic() + seconds, 0.1
     results: dict[Path, str] = {}
     while True:

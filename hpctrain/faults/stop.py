@@ -12,7 +12,7 @@ the same reason at the same step, whichever rank was asked first. A rank that is
 for the batch of the next step, which may take longer than the time that is left.
 
 A rank that cannot stop in time, because its step or its save does not end, says where it is and
-exits, before Slurm kills it: the batch script can then still requeue the job.
+exits before Slurm kills it: the batch script can still requeue the job.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class Stop:
         reason: The reason that the ranks have agreed on, one of _REASONS; "" until then.
         limits_s: How many seconds after a signal this rank exits, by the name of the signal.
         tell: Called with the reason before it exits so.
-        due_s: Asked every few seconds after `watch`: how many seconds are left to stop in, if the
-            time limit is near, and else None.
+        due_s: Asked again and again after `watch`: the seconds left if the time limit is near.
     """
 
     def __init__(self, limits_s: Mapping[str, float] | None = None) -> None:

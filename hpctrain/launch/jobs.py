@@ -54,8 +54,8 @@ class RunJob(_RunJob, SlurmLoggedJob):
     """A run that was submitted to Slurm, now or earlier.
 
     Its id is `ARRAYJOB_TASK`, or "" for a run that finished without a job, which has no script
-    either. Without a `user`, that of this process has submitted it. A run with a chain has ended
-    when the last of its jobs, the one that `behind` names last, has left the queue: its id counts.
+    either. Without a `user`, that of this process has submitted it. A chain has the id of the last
+    of the jobs `behind` it.
     """
 
     def __init__(

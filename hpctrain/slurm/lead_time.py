@@ -3,9 +3,8 @@
     progress.json ── the longest step and the longest save ── lead_s ── #SBATCH --signal=USR2@…
     a job that was queued with less, since saves became slower ── LeadTime ── asks rank 0 itself
 
-Slurm sends SIGUSR2 then. A rank that has not stopped shortly before Slurm ends the job exits by
-itself (`hpctrain.faults.stop`), because Slurm requeues no job that has reached its time limit, nor
-one that was cancelled at the end of its grace time: the batch script still can.
+A rank that has not stopped shortly before Slurm ends the job exits (`hpctrain.faults.stop`): Slurm
+requeues no job at its time limit, nor one that it cancels, but the batch script still can.
 """
 
 import math
@@ -32,8 +31,8 @@ _VERDICT_S, _LEAST = 10.0, 0.75  # what the batch script needs then; the part th
 def lead_s(launch: LaunchConfig, run: Path) -> int:
     """Return the seconds before the time limit at which a run saves; at least `launch.warn_s`.
 
-    A step and a save of this run, `Progress.stop_s`, may take twice as long as the longest so far.
-    But no more than a quarter of the time limit is given away, unless `launch.warn_s` says so.
+    A step and a save may take twice as long as the longest so far. No more than a quarter of the
+    time limit is given away, unless `launch.warn_s` says so.
     """
     stop_s = 0.0
     with suppress(DamageError):
@@ -45,10 +44,7 @@ def lead_s(launch: LaunchConfig, run: Path) -> int:
 
 
 def limits_s() -> dict[str, float]:
-    """Return how long after a signal a rank must have stopped, in seconds, by the signal's name.
-
-    A template of `slurm/`, which users change, does not say it: then there is no limit.
-    """
+    """Return how many seconds after a signal a rank must have stopped; templates do not tell it."""
     known = {"SIGUSR2": os.environ.get(LEAD, ""), "SIGTERM": os.environ.get(GRACE, "")}
     return {name: _without_verdict(int(text)) for name, text in known.items() if text.isdecimal()}
 

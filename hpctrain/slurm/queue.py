@@ -110,8 +110,7 @@ def _is_known(user: str) -> bool:
 class Queue(dict[Task, Job]):
     """The jobs in the queue by script and array task; `("job ID", 0)` is one that is no task.
 
-    All jobs of a chain have one script. The one in front has its key, and the others are under
-    their ids.
+    Of the jobs of a chain, which have one script, only the one in front has its key.
     """
 
     def task_of(self, record: RunRecord) -> Task | None:

@@ -23,8 +23,8 @@ def sbatch_options(
 ) -> Options:
     """Return all options of sbatch except those for the array and its logs.
 
-    `fitting` are the numbers of nodes that the job can use, and `lead_s` the seconds before its
-    time limit at which it is told to save.
+    `fitting` are the numbers of nodes that the job can use. It is told to save `lead_s` seconds
+    before its time limit.
 
     An option in `site.sbatch` that has a config key of its own, or a value that cannot be written
     in one line, is a ConfigError.

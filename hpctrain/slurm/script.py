@@ -57,10 +57,9 @@ chain={ids}
 end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev/null; }}
 before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
 if [[ -n $before ]]; then
-    for ((i = 0; i < 150; i++)); do
-        [[ $(squeue --noheader --states=COMPLETING --jobs="$before" 2>/dev/null) ]] || break
+    while ((i++ < 150)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
         sleep 2
-    done
+    done 2>/dev/null
     if [[ $(sacct --allocations --parsable2 --format=State --jobs="$before") == *CANCELLED* ]]; then
         echo "the job of this chain before this one was cancelled, and so the run" >&2
         end_chain
@@ -113,16 +112,13 @@ def sbatch_script(
     tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
     as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
     ranks call `command`, `run` or `call`, with the folder of the array task. `chain` is the name of
-    the jobs if the script is submitted several times, for one run: each of them waits for the end
-    of those before, whose ids are in the file `job_id` beside the script.
-
-    The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s), and
-    `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
+    the jobs if the script is submitted several times for one run; the file `job_id` beside it has
+    their ids. The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s),
+    and `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
     """
     check_folder(config.output_dir, folder)
-    fitting = fitting_nodes(config)
     lead_s = config.launch.warn_s if lead_s is None else lead_s
-    options = sbatch_options(config.name, config.launch, config.site, fitting, lead_s)
+    options = sbatch_options(config.name, config.launch, config.site, fitting_nodes(config), lead_s)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
     if chain:
         options["job-name"] = chain
@@ -147,7 +143,7 @@ def sbatch_script(
     if chain:
         parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
     ends = _END_CHAIN if chain else dict.fromkeys(_END_CHAIN, "")
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, fitting, ends)]) + "\n"
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, ends)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -204,12 +200,7 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
 
 
 def _srun(
-    config: Config,
-    folder: Path,
-    pythonpath: Sequence[Path],
-    command: str,
-    fitting: Sequence[int],
-    ends: Mapping[str, str],
+    config: Config, folder: Path, pythonpath: Sequence[Path], command: str, ends: Mapping[str, str]
 ) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
@@ -238,7 +229,7 @@ def _srun(
         yield f"\n{REQUEUE_ON_NOTE}"
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
-    yield from choose_nodes(launch, fitting)
+    yield from choose_nodes(launch, fitting_nodes(config))
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."

@@ -81,8 +81,7 @@ class LaunchConfig:
         None,
         "This many jobs are queued for each run, one after another: when Slurm has cancelled one, "
         "the next goes on from the last checkpoint. Null means 3 where the partition cancels "
-        "preempted jobs at once (PreemptMode=CANCEL, GraceTime=0), and else one, which is "
-        "requeued.",
+        "preempted jobs at once, and else one, which is requeued.",
         count="jobs",
     )
     rerun: str = key(

@@ -169,10 +169,7 @@ def _withdraw(entry: Entry, archived: Path | None) -> None:
 
 
 def _prepare_tracking(todo: list[Entry], cluster: bool) -> None:
-    """Check the stores of the runs, and create missing experiments.
-
-    A missing SQLite store is left to the first job, since creating it takes seconds.
-    """
+    """Check the stores, and create experiments; the first job makes a SQLite store."""
     needed = stores([entry for entry in todo if entry.config.tracking.required])
     for uri, experiment in stores(todo):
         if not (store.is_server(uri) or store.sqlite_path(uri).exists()):

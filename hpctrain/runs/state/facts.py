@@ -74,10 +74,9 @@ class Facts:
     @property
     def link(self) -> str:
         """The place of the job in its chain, such as "link 2 of 3"; "" without a chain."""
-        array = self.job_id.partition("_")[0]
-        if len(self.chain) < 2 or array not in self.chain:
-            return ""
-        return f"link {self.chain.index(array) + 1} of {len(self.chain)}"
+        array, jobs = self.job_id.partition("_")[0], self.chain
+        known = len(jobs) > 1 and array in jobs
+        return f"link {jobs.index(array) + 1} of {len(jobs)}" if known else ""
 
     @property
     def name(self) -> str:

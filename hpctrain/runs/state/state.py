@@ -213,11 +213,7 @@ def _running(run: Facts, now: float) -> State:
 
 
 def _stalled_s(run: Facts, now: float) -> float | None:
-    """Return the seconds since the last step, if that is longer than this run usually takes.
-
-    A run may take as long as ten of its steps, or twice its longest step so far, with evaluations
-    and checkpoints.
-    """
+    """Return the seconds since the last step, if they are more than this run usually takes."""
     # Both times are of the clock of the training's host, which may differ from the clock here.
     seen, limit_s = run.progress, _STALLED_S
     since_s = max(seen.time - seen.stepped, now - seen.time)

@@ -243,6 +243,7 @@ class Progress(Record, frozen=True):
     stepped: Time = 0.0
     step_s: Seconds | None = None
     longest_step_s: Seconds = 0.0
+    stop_s: Seconds = 0.0  # the longest step and the longest save, together
     doing: str = ""
     steps_per_s: Finite | None = None
     metric: str = ""

@@ -159,7 +159,7 @@ def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
     return answer
 
 
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 
 
 def queue() -> list[str]:

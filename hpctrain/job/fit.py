@@ -23,7 +23,7 @@ from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
-from hpctrain.errors import ConfigError, MisfitError
+from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.lease import lease
@@ -43,6 +43,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
 from hpctrain.runs.state.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
+from hpctrain.slurm.lead_time import LeadTime, limits_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
 from hpctrain.tracking.tracker import Tracker
@@ -67,27 +68,38 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
     wait_for_gpus(config, run, ranks)
+    key = ranks.attempt_key
+
+    def tell(reason: str) -> None:
+        log.error("%s: this rank exits, so that the job can go on", reason)
+        with suppress(LateRankError), recorded(run.path, key):
+            raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
+
     # From here on a signal is a stop request and no longer ends the process.
     with (
-        Stop() as stop,
+        Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, ranks.attempt_key),
+        recorded(run.path, key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
     ):
+        stop.tell = tell
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             # A rank 0 that has outlived its job holds the lock of the run.
             own = run.path, ranks.attempt_key
+            if ranks.launcher == "slurm":
+                stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
             stop.watch(stop_file(run.path), partial(epochs.end_if_over, *own))
         preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
             outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
+        stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:

@@ -42,16 +42,16 @@ def requeue(job_id: str) -> bool:
     requeue the whole array.
     """
     # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
-    state = _state(job_id)
     for _ in range(_PAUSES):
-        if state != "SIGNALING":
+        if (state := _state(job_id)) != "SIGNALING":
             break
         # Slurm shows this for a moment while the signal of a preemption is on its way.
         time.sleep(_PAUSE_S)
-        state = _state(job_id)
     if state not in ("RUNNING", "SIGNALING"):
         log.info("job %s is %s: not requeued", job_id, state)
         return False
+    # Slurm refuses to requeue a job of `sbatch --no-requeue`, or of a site with JobRequeue=0.
+    ask("scontrol", "update", f"JobId={job_id}", "Requeue=1", quiet=True)
     if ask("scontrol", "requeue", job_id) is None:
         return False
     log.info("job %s is requeued", job_id)

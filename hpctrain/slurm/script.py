@@ -19,6 +19,7 @@ from hpctrain.secrets import shell_word
 from hpctrain.slurm import steps
 from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
+from hpctrain.slurm.lead_time import GRACE, LEAD
 from hpctrain.slurm.node_range import choose_nodes, rank_options
 from hpctrain.slurm.sbatch_options import (
     Options,
@@ -49,6 +50,26 @@ _SHARED_GPUS = """
 unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 
 
+# `before` are the jobs of the chain before this one. Slurm starts a job of a chain in the second in
+# which it ends the one before, which may still save. Who cancels a job means the run.
+_CHAIN = """
+chain={ids}
+# `run_steps` calls it when the run has ended for good. A job that goes on, or was preempted, leaves
+# the others. With an id in any case: without one, scancel would cancel all jobs that wait.
+end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev/null; }}
+before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
+if [[ -n $before ]]; then
+    while ((i++ < 150)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
+        sleep 2
+    done 2>/dev/null
+    if [[ $(sacct --allocations --parsable2 --format=State --jobs="$before") == *CANCELLED* ]]; then
+        echo "the job of this chain before this one was cancelled, and so the run" >&2
+        end_chain
+        exit 1
+    fi
+fi"""
+
+
 _RUN_STEPS = """
 ranks() {{
     exec {ranks}
@@ -73,6 +94,9 @@ def sbatch_script(
     dependency: str | None = None,
     command: str = "run",
     exclude: Sequence[str] = (),
+    chain: str = "",
+    lead_s: int | None = None,
+    grace_s: int | None = None,
 ) -> str:
     """Return the batch script for `count` runs that need the same resources, those of `config`.
 
@@ -83,12 +107,18 @@ def sbatch_script(
     Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
     tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
     as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, `run` or `call`, with the folder of the array task.
+    ranks call `command`, `run` or `call`, with the folder of the array task. `chain` is the name of
+    the jobs if the script is submitted several times for one run; the file `job_id` beside it has
+    their ids. The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s),
+    and `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
     """
     check_folder(config.output_dir, folder)
-    fitting = fitting_nodes(config)
-    options = sbatch_options(config.name, config.launch, config.site, fitting)
+    lead_s = config.launch.warn_s if lead_s is None else lead_s
+    options = sbatch_options(config.name, config.launch, config.site, fitting_nodes(config), lead_s)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
+    if chain:
+        options["job-name"] = chain
+        dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
     if exclude:
@@ -104,7 +134,11 @@ def sbatch_script(
         f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
         '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, fitting)]) + "\n"
+    if command == "run":
+        parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
+    if chain:
+        parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -160,9 +194,7 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(
-    config: Config, folder: Path, pythonpath: Sequence[Path], command: str, fitting: Sequence[int]
-) -> Iterator[str]:
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
@@ -193,7 +225,7 @@ def _srun(
         yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
-    yield from choose_nodes(launch, fitting)
+    yield from choose_nodes(launch, fitting_nodes(config))
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
     ranks = " \\\n    ".join(lines)

@@ -97,6 +97,9 @@ find_end() {
     SLURM_JOB_END_TIME=$(date --date="${end:-none}" +%s 2>/dev/null) || true
 }
 
+# The run has ended for good. The script of a chain of jobs defines end_chain.
+ends_for_good() { ! declare -F end_chain >/dev/null || end_chain; }
+
 run_steps() {
     local answer ours="" overlap="" where=""
     export SLURM_JOB_END_TIME
@@ -106,6 +109,7 @@ run_steps() {
         rm -f "$run/hang.json" "$run/requeue" # of an earlier step
         ranks ${overlap:+"$overlap"} ${where:+"$where"} &
         watch_step "$!"
+        if ((code == 0)); then ends_for_good; fi
         if ((code == 0)) || ! is_running; then return 0; fi
         find_end
         # A rank that was killed can say nothing.
@@ -122,7 +126,11 @@ run_steps() {
                 continue
                 ;;
             requeue) requeue ;;
-            cancel) scancel "$job" || true ;;
+            cancel)
+                ends_for_good
+                scancel "$job" || true
+                ;;
+            *) ends_for_good ;;
         esac
         return 0
     done

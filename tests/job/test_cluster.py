@@ -412,6 +412,30 @@ def test_time_limit_warning_requeues_and_scancel_does_not(
     assert job not in cluster.queue()
 
 
+@pytest.mark.slow
+def test_a_rank_that_cannot_stop_is_requeued_before_the_time_limit(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    (tmp_path / "hang").touch()
+    where = ("launch.nodes=2", "launch.warn_s=20", "checkpoint.every_steps=20", "tracking=off")
+    train("-m", "train.max_epochs=2", "task._target_=killed.Killed", *where)
+    run = only_run(tmp_path)
+    (job,) = cluster.job_ids(tmp_path / "runs")
+    cluster.wait_for(lambda: not (tmp_path / "hang").exists(), 180, "the rank that hangs")
+    cluster.slurm("scancel", "--signal=USR2", job)
+    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the end of the ranks")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    assert cluster.tool("hurry", job).returncode == 0
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    first, second = run_json(run)["attempts"]
+    assert ": asked to stop by SIGUSR2 " in first["reason"]
+    assert (second["restart_count"], second["first_step"]) == (1, 20)
+    log = (run / "logs" / f"{job}.rank1.log").read_text()
+    assert f"it is still at {tmp_path}/killed.py:17 in __call__: this rank exits" in log
+
+
 def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:
     where = f"data.path={digits} output_dir={tmp_path}/runs"
     command = f"{sys.executable} -m hpctrain experiment=digits {where}"

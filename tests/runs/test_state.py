@@ -72,6 +72,14 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
         ("running", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         ("interrupted", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         ("interrupted", "requeued", "requeue_hold", {"job": job("REQUEUE_HOLD")}),
+        # The second job of a chain.
+        (
+            "interrupted",
+            "requeued",
+            "link 2 of 3 waits: Priority",
+            {"job": job("PENDING", "Priority"), "job_id": "7_0", "chain": ("6", "7", "8")},
+        ),
+        ("queued", "queued", "Priority", {"job": job("PENDING", "Priority"), "chain": ("7",)}),
         # The run has saved and its job is still there. The job may just be requeued, so the run is
         # not yet called interrupted.
         ("interrupted", "running", "saved at step 40, ending", {"job": job("COMPLETING")}),
@@ -97,8 +105,10 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
             {"attempts": [RAISED | {"error": "OSError: [Errno 122] Full", "cause": "quota"}]},
         ),
         ("running", "running", "restart 2 of 3", {"job": RUNS, "restarted": "restart 2 of 3"}),
+        ("interrupted", "interrupted", "saved at step 40, SIGTERM; no job waits: `resume`", {}),
+        ("interrupted", "interrupted", "saved at step 40, SIGTERM", {"scheduler": False}),
         ("interrupted", "interrupted", "step 40, cancelled by ann", {"stop_request": REQUEST}),
-        ("interrupted", "interrupted", "SIGTERM; TIMEOUT", {"ended": ended("TIMEOUT")}),
+        ("interrupted", "interrupted", "SIGTERM; TIMEOUT; no job", {"ended": ended("TIMEOUT")}),
         # The job is out of the queue, and the run has not noted how it ended.
         ("running", "lost", "OUT_OF_MEMORY", {"ended": ended("OUT_OF_MEMORY")}),
         ("running", "lost", "NODE_FAIL", {"ended": ended("NODE_FAIL")}),

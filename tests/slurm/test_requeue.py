@@ -29,11 +29,14 @@ def test_only_a_running_job_is_requeued(
     answers = tmp_path / "answers"
     answers.write_text("".join(f"{state}\n" for state in states))
     squeue.write_text(f"#!/bin/sh\nhead -n 1 {answers}\nsed -i '1{{$!d}}' {answers}\n")
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
     for program in (squeue, scontrol):
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert requeue("7_1") is requeued
+    asked = (tmp_path / "asked").read_text() if requeued else ""
+    # First what heals `sbatch --no-requeue` and JobRequeue=0.
+    assert asked == ("update JobId=7_1 Requeue=1\nrequeue 7_1\n" if requeued else "")
     assert (tmp_path / "asked").exists() is requeued
 
 

@@ -291,21 +291,27 @@ def test_the_script_outlives_its_sigterm(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("saved\n", 143)
 
 
+WAITING = "scancel --state=PENDING 9 8 9 10"
+
+
 @pytest.mark.parametrize(
-    ("code", "state", "verdict", "called"),
+    ("code", "state", "verdict", "called", "in_chain"),
     [
-        (137, "RUNNING", "requeue", AGAIN),
-        (143, "RUNNING", "cancel", ["scancel 9_0"]),
-        (1, "RUNNING", "", []),
-        (143, "COMPLETING", "requeue", []),
-        (0, "RUNNING", "requeue", []),
+        (137, "RUNNING", "requeue", AGAIN, AGAIN),
+        (143, "RUNNING", "cancel", ["scancel 9_0"], [WAITING, "scancel 9_0"]),
+        (1, "RUNNING", "", [], [WAITING]),
+        (143, "COMPLETING", "requeue", [], []),  # preempted: the next job of the chain goes on
+        (0, "RUNNING", "requeue", [], [WAITING]),
     ],
 )
+@pytest.mark.parametrize("chain", ["", "digits-1-2"])
 def test_what_becomes_of_a_job_whose_ranks_have_ended(
     code: int,
     state: str,
     verdict: str,
     called: list[str],
+    in_chain: list[str],
+    chain: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -314,14 +320,38 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
     asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code} 0"
     commands = {
         "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
-        "squeue": f"echo {state}",
+        # The first job of the chain, which was preempted, has ended saving at the third look.
+        "squeue": f"[[ $* == *COMPLETING* ]] || {{ echo {state}; exit; }}\n"
+        "[[ $* == *=8 ]] && echo x >>looked && (($(wc -l <looked) < 3)) && echo COMPLETING",
+        "sleep": "exit 0",
+        "sacct": '[[ $* == *=8 ]] && printf "State\nPREEMPTED\n"',
         "scontrol": '[[ $1 == show ]] || echo scontrol "$@"',
         "scancel": 'echo scancel "$@"',
+        "sed": f'if [[ $2 == 1p ]]; then echo "{tmp_path}/a run"; else /bin/sed "$@"; fi',
     }
-    text = script(SiteConfig(teardown=["echo teardown"]))
+    (tmp_path / "job_id").write_text("8\n9\n10\n")
+    site = SiteConfig(teardown=["echo teardown"])
+    text = sbatch_script(config(site), tmp_path, 1, chain=chain)
+    assert ("--dependency=singleton" in directives(text)) == bool(chain)
+    assert (f"--job-name={chain or 'digits'}") in directives(text)
     done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
-    assert done.stdout.splitlines() == [*called, "teardown"]
+    assert done.stdout.splitlines() == [*(in_chain if chain else called), "teardown"]
     assert done.returncode == code
+    assert (tmp_path / "looked").exists() == bool(chain)
+
+
+def test_the_job_behind_one_that_was_cancelled_ends_the_chain(tmp_path: Path) -> None:
+    commands = {
+        "squeue": "exit 1",  # it is not known any more
+        "sacct": '[[ $* == *=8 ]] && printf "State\nCANCELLED by 5\n"',
+        "scancel": 'echo scancel "$@"',
+        "sed": f'if [[ $2 == 1p ]]; then echo "{tmp_path}/a run"; else /bin/sed "$@"; fi',
+    }
+    (tmp_path / "job_id").write_text("8\n9\n10\n")
+    text = sbatch_script(config(), tmp_path, 1, chain="digits-1-2")
+    done = run_in_bash(f"SLURM_ARRAY_JOB_ID=9\n{text}", tmp_path, "echo ranks", **commands)
+    assert (done.stdout, done.returncode) == (f"{WAITING}\n", 1)
+    assert "was cancelled, and so the run" in done.stderr
 
 
 # Slurm, as far as the loop of the ranks asks for it: a job of three nodes, of which one is a spare.

@@ -74,11 +74,21 @@ class LaunchConfig:
         check=_check_minutes,
     )
     warn_s: int = key(
-        120, "This long before its time limit a job saves and requeues itself.", count="seconds"
+        120,
+        "At least this long before its time limit a job saves and requeues itself; longer, if a "
+        "step and a save of the run have taken longer.",
+        count="seconds",
     )
     max_running: int | None = key(
         None,
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
+        count="jobs",
+    )
+    chain: int | None = key(
+        None,
+        "This many jobs are queued for each run, one after another: when Slurm has cancelled one, "
+        "the next goes on from the last checkpoint. Null means 3 where the partition cancels "
+        "preempted jobs at once, and else one, which is requeued.",
         count="jobs",
     )
     rerun: str = key(

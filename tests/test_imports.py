@@ -28,8 +28,9 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": "distributed.objects shards.types",
-    "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.ranks",
+    "checkpoint": "distributed.long_work distributed.objects distributed.tensors faults.copied "
+    "models.dry_run models.lora models.quantized models.ties rendezvous.ranks "
+    "tracking.uploader_process",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.expert_bank models.gpu_support models.lora models.plan "
@@ -60,7 +61,7 @@ ALLOWED = {
         "tracking.server tracking.store"
     ),
     "job": (
-        "checkpoint config data distributed doctor faults hardware launch.function_call "
+        "checkpoint config data distributed doctor estimates faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
         "parallel rendezvous runs shards slurm tasks trackers tracking training"
     ),

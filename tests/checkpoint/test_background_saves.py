@@ -1,6 +1,12 @@
 """A checkpoint that a writer makes in the background is the one that the trainer would make."""
 
+import logging
 import os
+import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,13 +14,20 @@ import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
-from hpctrain.checkpoint.tensor_reader import Reader
+from hpctrain.errors import StorageError
 from hpctrain.training.step import TrainStep
+from tests import forkserver
+from tests.conftest import ROOT
 from tests.ranks import run_ranks
 from tests.steps import batch, here, make, weights
 
-pytestmark = pytest.mark.usefixtures("group_of_one")
+pytestmark = pytest.mark.usefixtures("group_of_one", "writers_that_start_soon")
 ROOM = 1 << 30
+
+
+@pytest.fixture
+def writers_that_start_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", forkserver.Popen)
 
 
 def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
@@ -57,3 +70,155 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
     assert found.progress == other.progress == {"step": 1, "metrics": {"x": 1.5}}
     assert [each.step for each in saved.saves.committed] == [1, 1]
     saved.saves.close()
+
+
+def process_of(saved: Checkpointer) -> int:
+    """Return the id of the writer, which has been stopped, so that nothing is written yet."""
+    assert saved.saves.writer is not None
+    os.kill(saved.saves.writer.process.pid, signal.SIGSTOP)
+    return saved.saves.writer.process.pid
+
+
+def test_a_killed_writer_costs_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    killed = process_of(saved)
+    now = weights(step)
+    saved.save(1, {"step": 1}, background=True)
+    step(batch(8), 1e-2)
+    saved.saves.advance()
+    assert saved.saves.is_under_way
+    assert not checkpoints(saved.saves.folder)
+    os.kill(killed, signal.SIGKILL)
+    with caplog.at_level(logging.WARNING):
+        go_on(step, saved)
+    assert "the process that writes checkpoints has ended with -9); it is written once" in caplog.text
+    assert "was killed; it is started again" in caplog.text
+    saved.save(2, {"step": 2}, background=True)
+    go_on(step, saved)
+    assert saved.saves.writer is not None
+    assert saved.saves.writer.process.pid != killed
+    assert [damage(path) for path in checkpoints(saved.saves.folder)] == ["", ""]
+    (saved.path(2)).rename(tmp_path / "aside")
+    assert saved.load_latest() == {"step": 1}
+    assert torch.equal(weights(step), now)
+    saved.saves.close()
+
+
+def limit(process: int, size: int) -> None:
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_what_cannot_be_written_is_said_and_written_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit of the size of files stands for a full disk: it is one for one process alone."""
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    assert saved.saves.writer is not None
+    limit(saved.saves.writer.process.pid, 1000)
+    saved.save(1, {"step": 1}, background=True)
+    with caplog.at_level(logging.WARNING):
+        go_on(step, saved)
+    said = "step-00000001.tmp: the checkpoint was not written (__0_0.distcp has the most bytes"
+    assert said in caplog.text
+    assert not damage(saved.path(1))
+    # Something of this name stands in the way of the rename, and is gone at the second try.
+    saved.path(2).write_text("")
+    limit(saved.saves.writer.process.pid, resource.RLIM_INFINITY)
+    saved.save(2, {"step": 2}, background=True)
+    while (save := saved.saves._under_way) and not save.uncommitted:
+        step(batch(8), 1e-2)
+        saved.saves.advance()
+    saved.path(2).unlink()
+    go_on(step, saved)
+    assert not damage(saved.path(2))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved.save(3, {"step": 3}, background=True)
+    go_on(step, saved)
+    for process in (os.getpid(), saved.saves.writer.process.pid):
+        limit(process, 1000)
+    try:
+        saved.save(4, {"step": 4}, background=True)
+        with pytest.raises(StorageError, match="the checkpoint was not written"):
+            go_on(step, saved)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [damage(path) for path in checkpoints(saved.saves.folder)] == ["", ""]
+    assert saved.load_latest() == {"step": 3}
+    saved.saves.close()
+
+
+def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
+    """Save while the writer of rank 1 is stopped for five steps; return what this rank saw."""
+    rank = torch.distributed.get_rank()
+    step = make()
+    saved = checkpointer(folder / "checkpoints", step)
+    writer = process_of(saved) if rank else 0
+    step(batch(8), 1e-2)
+    saved.save(1, {"step": 1}, background=True)
+    found = []
+    while saved.saves.is_under_way:
+        step(batch(8), 1e-2)
+        saved.saves.advance()
+        if len(found) == 5 and rank:
+            os.kill(writer, signal.SIGCONT)
+        names = [path.name for path in checkpoints(saved.saves.folder)]
+        found.append((len(found), saved.saves.is_under_way, names))
+    saved.saves.close()
+    return found
+
+
+def test_all_ranks_must_have_written_their_part(tmp_path: Path) -> None:
+    first, second = run_ranks(on_two_ranks, 2, tmp_path)
+    assert len(first) == len(second) > 6, "both saw the end at the same step"
+    assert not any(names for _, _, names in first[:5] + second[:5])
+    path = tmp_path / "checkpoints" / "step-00000001"
+    assert first[-1][2] == [path.name]
+    assert not damage(path)
+    assert not [*path.glob(".part*")]
+
+
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed.group import process_group
+from hpctrain.rendezvous.ranks import RankInfo
+from tests.checkpoint.test_background_saves import batch, checkpointer, make, process_of
+
+with process_group(RankInfo("single"), ParallelConfig(device="cpu")):
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(Path(sys.argv[1]) / "checkpoints", step)
+    saved.save(1, {"step": 1}, background=True)
+    saved.saves.finish()
+    print(process_of(saved), flush=True)
+    saved.save(2, {"step": 2}, background=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_killed_training_leaves_no_half_checkpoint_and_no_writer(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = forkserver.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid = int(done.stdout)
+    while runs(pid):
+        time.sleep(0.01)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002.tmp"]
+    step = make()
+    resumed = Checkpointer(tmp_path / "checkpoints", 2, here(), step.model, step.optimizer)
+    assert resumed.load_latest() == {"step": 1}

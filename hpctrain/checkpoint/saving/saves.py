@@ -63,6 +63,7 @@ class Save:
     again: Callable[[], str]  # writes this rank's part, and returns why it has failed
     staged: bool = False  # the writer writes it, and knows of errors
     error: str = ""  # why this rank has failed, without its writer
+    complete: bool = False  # on rank 0: all but its name is there
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
 
@@ -255,8 +256,10 @@ class Saves:
             return ""
         folder, final = save.job.folder, self.path(save.step)
         try:
-            if folder.is_dir():  # else it was renamed, and what followed has failed
+            if not save.complete:
                 self._put_together(save)
+                save.complete = True
+            if folder.is_dir():  # else it was renamed, and what followed has failed
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
                 folder.rename(final)

@@ -122,7 +122,7 @@ class Writer:
         self._restarts += 1
         again = "saves stop the training from now on" * (self._restarts == _RESTARTS)
         log.warning(
-            "the process that writes checkpoints was killed; %s", again or "it starts again"
+            "the process that writes checkpoints was killed; %s", again or "it is started again"
         )
         if not again:
             self._start()

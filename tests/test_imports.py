@@ -28,7 +28,8 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": "distributed.objects shards.types",
-    "checkpoint": "distributed.long_work distributed.objects distributed.tensors faults.copied "
+    "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
+    "estimates.memory_fit faults.copied "
     "models.dry_run models.lora models.quantized models.ties rendezvous.ranks "
     "tracking.uploader_process",
     "parallel": (

@@ -31,6 +31,8 @@ from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
+from hpctrain.errors import HealthError
+from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_data import told_if_late
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
@@ -161,6 +163,9 @@ class Trainer:
     def _closing(self) -> Iterator[None]:
         try:
             yield
+        except (HealthError, RolledBack):  # all ranks raise these together
+            self._go_on_saving(wait=True)
+            raise
         except BaseException:
             self.checkpointer.saves.rescue()
             raise

@@ -11,15 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
 from hpctrain.errors import StorageError
+from hpctrain.faults.health import Health, RolledBack
+from hpctrain.faults.stop import Stop
+from hpctrain.step_names import step_name, step_of
+from hpctrain.training.hooks import Hook, Hooks, RunState
 from hpctrain.training.step import TrainStep
+from hpctrain.training.trainer import Every
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
-from tests.steps import batch, here, make, weights
+from tests.steps import alone, batch, here, make, trainer_of, weights
+from tests.training.test_late_numbers import ROWS, Late, Squares, numbers
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "writers_that_start_soon")
 ROOM = 1 << 30
@@ -95,7 +102,9 @@ def test_a_killed_writer_costs_no_checkpoint(
     os.kill(killed, signal.SIGKILL)
     with caplog.at_level(logging.WARNING):
         go_on(step, saved)
-    assert "the process that writes checkpoints has ended with -9); it is written once" in caplog.text
+    assert (
+        "the process that writes checkpoints has ended with -9); it is written once" in caplog.text
+    )
     assert "was killed; it is started again" in caplog.text
     saved.save(2, {"step": 2}, background=True)
     go_on(step, saved)
@@ -210,6 +219,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_killed_training_leaves_no_half_checkpoint_and_no_writer(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = forkserver.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -222,3 +232,64 @@ def test_a_killed_training_leaves_no_half_checkpoint_and_no_writer(tmp_path: Pat
     step = make()
     resumed = Checkpointer(tmp_path / "checkpoints", 2, here(), step.model, step.optimizer)
     assert resumed.load_latest() == {"step": 1}
+
+
+class Watching(Hook):
+    """Stops the writer in step 2, asks for `stop` in step 3 and lets the writer go on in step 4."""
+
+    def __init__(self, stop: Stop | None) -> None:
+        self.stop = stop
+        self.saved: list[tuple[int, str, float]] = []
+        self.writer = 0
+
+    def after_step(self, state: RunState) -> None:
+        if state.step == 2:
+            os.kill(self.writer, signal.SIGSTOP)
+        if state.step == 3 and self.stop is not None:
+            self.stop.asked = "SIGTERM"
+        if state.step == 4:
+            assert not self.saved
+            os.kill(self.writer, signal.SIGCONT)
+
+    def after_save(self, state: RunState, folder: Path) -> None:
+        assert not damage(folder)
+        self.saved.append((state.step, folder.name, state.metrics["train/loss"]))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("end", ["stop", "rollback", "end"])
+def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
+    end: str, late: bool, tmp_path: Path
+) -> None:
+    """With `late` the flags of a step are read after the next one, as on a GPU."""
+    torch.manual_seed(0)
+    stop, health = Stop(), Health("rollback", run=tmp_path)
+    model = alone(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters, lr=0.1)
+    task = Squares(stop, 0, 17 if end == "rollback" else None)  # the first sample of step 5
+    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, health=health)
+    hook = Watching(stop if end == "stop" else None)
+    every = Every(log=1, evaluate=100, checkpoint=2)
+    folder = tmp_path / "checkpoints"
+    trainer = trainer_of(step, folder, 6, every, loader=numbers(6), hooks=Hooks([hook]))
+    saves = trainer.checkpointer.saves
+    saves.start_writers(ROOM)
+    step.saving = saves.agreement
+    if late:
+        saves.agreement._totals = Late([])
+    assert saves.writer is not None
+    hook.writer = saves.writer.process.pid
+    if end == "rollback":
+        with pytest.raises(RolledBack):
+            trainer.fit()
+    else:
+        assert trainer.fit().finished is (end == "end")
+    steps = {"stop": [2, 4], "rollback": [2, 4], "end": [2, 4, 6]}[end]
+    assert sorted(step_of(path) for path in checkpoints(folder)) == steps
+    told = [(number, name) for number, name, _ in hook.saved]
+    assert told == [(n, step_name(n)) for n in steps]
+    for number, _, loss in hook.saved:
+        progress = Manifest.read(saves.path(number)).progress
+        assert progress["step"] == progress["data"]["consumed"] // ROWS == number
+        assert progress["metrics"]["train/loss"] == loss
+    assert len({loss for *_, loss in hook.saved}) == len(hook.saved)

@@ -18,19 +18,14 @@ from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.disk import temporary, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.errors import StorageError
+from hpctrain.estimates.memory_fit import OF_FREE, SMALL_PART
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.terminal import few
 from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 
-SMALL = 200e6
-"""Bytes of a rank's part that are written within about a second, while the training waits.
-
-A state of 286 MiB takes 0.7 s of CPU time, and 1.8 to 5.7 s on a busy disk.
-"""
 _SHOWN = 3
-_OF_MEMORY = 0.5  # of what is free; the rest is for the loaders and the cache of the shards
 
 
 @dataclass(frozen=True)
@@ -75,10 +70,10 @@ def prove(saves: Saves, ranks: RankInfo, sizes: Sizes) -> None:
     if whole > free and ranks.is_main:
         log.warning("the disk is nearly full: %s free", text)
     largest = max(found, key=lambda each: each.part)
-    if largest.part < SMALL or not sizes.staging:
+    if largest.part < SMALL_PART or not sizes.staging:
         return
     for each in found:
-        few_bytes = min(each.staging, _OF_MEMORY * each.memory)
+        few_bytes = min(each.staging, OF_FREE * each.memory)
         if each.part > few_bytes:
             if ranks.is_main:
                 log.warning(

@@ -152,6 +152,8 @@ class Checkpointer:
             self.model.share_buffers()
             wrongs = objects.all_gather(self._finite.wrong())
             self.wrong = next(filter(None, wrongs), "")
+            # A look at what is wrong must be possible when the run ends because of it.
+            background &= self.saves.agreement.look is not None and not self.wrong
             differ = self.model.replicas_differ
             self.saves.begin(
                 *(step, self._whole_state()),
@@ -164,9 +166,9 @@ class Checkpointer:
                     "base": self._base,
                 },
                 best=best,
-                stage=background and not self.wrong,
+                stage=background,
             )
-            if self.wrong or not (background and self.saves.writer):
+            if not background:
                 self.saves.finish()
         return not self.wrong
 

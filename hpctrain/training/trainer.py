@@ -302,7 +302,7 @@ class Trainer:
     def _go_on_saving(self, *, wait: bool = False) -> None:
         """Go on with a checkpoint that is written in the background; `wait` until it is there."""
         saves = self.checkpointer.saves
-        if saves.is_under_way:
+        if saves.under_way is not None:
             with self.meter.spent("checkpoint"):
                 saves.finish() if wait else saves.advance()
             self._tell_saved()

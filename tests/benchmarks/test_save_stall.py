@@ -60,7 +60,7 @@ def measured(folder: Path) -> dict[str, float]:
         began = time.perf_counter()
         with timed(now, "copy"):
             saved.save(2 * turn + 5, {}, background=True)
-        while saved.saves.is_under_way:
+        while saved.saves.under_way:
             with timed(now, "step while it is written"):
                 step(batch(64), 1e-3)
             commits = time.perf_counter()

@@ -47,7 +47,7 @@ def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
 
 def go_on(step: TrainStep, saved: Checkpointer, number: int = 0) -> None:
     """Train until the save under way is committed."""
-    while saved.saves.is_under_way:
+    while saved.saves.under_way:
         step(batch(8, number), 1e-2)
         saved.saves.advance()
 
@@ -97,14 +97,12 @@ def test_a_killed_writer_costs_no_checkpoint(
     saved.save(1, {"step": 1}, background=True)
     step(batch(8), 1e-2)
     saved.saves.advance()
-    assert saved.saves.is_under_way
+    assert saved.saves.under_way is not None
     assert not checkpoints(saved.saves.folder)
     os.kill(killed, signal.SIGKILL)
     with caplog.at_level(logging.WARNING):
         go_on(step, saved)
-    assert (
-        "the process that writes checkpoints has ended with -9); it is written once" in caplog.text
-    )
+    assert "the process that writes checkpoints ended with -9); it is written once" in caplog.text
     assert "was killed; it is started again" in caplog.text
     saved.save(2, {"step": 2}, background=True)
     go_on(step, saved)
@@ -140,7 +138,7 @@ def test_what_cannot_be_written_is_said_and_written_once_more(
     saved.path(2).write_text("")
     limit(saved.saves.writer.process.pid, resource.RLIM_INFINITY)
     saved.save(2, {"step": 2}, background=True)
-    while (save := saved.saves._under_way) and not save.uncommitted:
+    while (save := saved.saves.under_way) and not save.uncommitted:
         step(batch(8), 1e-2)
         saved.saves.advance()
     saved.path(2).unlink()
@@ -171,13 +169,13 @@ def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
     step(batch(8), 1e-2)
     saved.save(1, {"step": 1}, background=True)
     found = []
-    while saved.saves.is_under_way:
+    while saved.saves.under_way:
         step(batch(8), 1e-2)
         saved.saves.advance()
         if len(found) == 5 and rank:
             os.kill(writer, signal.SIGCONT)
         names = [path.name for path in checkpoints(saved.saves.folder)]
-        found.append((len(found), saved.saves.is_under_way, names))
+        found.append((len(found), saved.saves.under_way is None, names))
     saved.saves.close()
     return found
 

@@ -17,39 +17,26 @@ class Ranks(NamedTuple):
 
 
 class Agreement:
-    """Asks how a save stands on this rank, and tells what the last step has summed over all.
+    """Nothing is added to the reduction until all ranks have set `look`, before the same step.
 
-    Nothing is added to the reduction until `begin` is called.
+    Attributes:
+        look: Returns a name of the save under way, and how it stands on this rank.
     """
 
     def __init__(self) -> None:
-        self._look: Callable[[], tuple[str, Ranks]] | None = None
+        self.look: Callable[[], tuple[str, Ranks]] | None = None
         self._about, self._totals = "", Copied()
-
-    def begin(self, look: Callable[[], tuple[str, Ranks]]) -> None:
-        """Tell the other ranks what `look` returns: the name of a save, and how it stands here.
-
-        All ranks call this before the same step.
-        """
-        self._look = look
 
     def flags(self) -> list[float]:
         """Return this rank's part of the reduction, which may be empty."""
-        if self._look is None:
-            return []
-        self._about, own = self._look()
+        self._about, own = ("", ()) if self.look is None else self.look()
         return [*map(float, own)]
 
     def offer(self, totals: list[float] | torch.Tensor) -> None:
         """Store the reduced flags without waiting for the device."""
-        if self._look is not None:
+        if self.look is not None:
             self._totals.offer(totals, self._about)
 
     def agreed(self, save: str) -> Iterator[Ranks]:
-        """Yield what all ranks have told of a save, as far as it was not taken yet.
-
-        On a GPU a step is read after the next one, as it is with all numbers.
-        """
-        for totals, about in self._totals.take(late=True):
-            if about == save:
-                yield Ranks(*totals)
+        """Yield what all ranks have told of a save; of a step on a GPU after the next one."""
+        return (Ranks(*told) for told, about in self._totals.take(late=True) if about == save)

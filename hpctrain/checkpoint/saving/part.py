@@ -90,7 +90,7 @@ class Job:
         for item in self.plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 value = self.planner.state_dict[item.index.fqn]
-                values[item.index] = value if _is_plain(value) else _pickled(value)
+                values[item.index] = value if type(value) in _PLAIN else _pickled(value)
                 continue
             tensor = self.planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
@@ -130,12 +130,6 @@ class Staged(DefaultSavePlanner):
 def _pickled(value: Any) -> bytes:
     torch.save(value, stream := io.BytesIO())
     return stream.getvalue()
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return type(value) in _PLAIN
 
 
 def part_path(folder: Path, rank: int) -> Path:

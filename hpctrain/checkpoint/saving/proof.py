@@ -10,8 +10,8 @@ If only the first checkpoint shows it, the hours of GPUs until then are lost.
 import logging
 import os
 import resource
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpctrain.cgroup import memory_left
 from hpctrain.checkpoint.saving.saves import Saves
@@ -28,9 +28,8 @@ log = logging.getLogger(__name__)
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes: of the weights that this rank holds, of the part of a checkpoint that it will write.
+class Sizes(NamedTuple):
+    """Bytes: the weights that this rank holds, and the part of a checkpoint that it will write.
 
     The part is an estimate, as most optimizers make their state in the first step. `staging` is
     what this rank may use of the host's memory for a copy.
@@ -41,16 +40,14 @@ class Sizes:
     staging: float
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What one rank finds; `memory` is what its node has left for each of its ranks."""
+class _Found(NamedTuple):
+    """What one rank finds; `copy` are the bytes of memory that it has for a copy."""
 
     wrong: str
     weights: float
     part: float
-    staging: float
     free: float
-    memory: float
+    copy: float
 
 
 def prove(saves: Saves, ranks: RankInfo, sizes: Sizes) -> None:
@@ -58,41 +55,34 @@ def prove(saves: Saves, ranks: RankInfo, sizes: Sizes) -> None:
 
     All ranks call this together. If no checkpoint can be written, it is a StorageError.
     """
-    found = [_Found(**each) for each in objects.all_gather(asdict(_found(saves, ranks, sizes)))]
-    wrong = [f"rank {rank}: {each.wrong}" for rank, each in enumerate(found) if each.wrong]
-    if wrong:
-        text = few(wrong, _SHOWN) if len(found) > 1 else found[0].wrong
-        raise StorageError(f"{saves.folder}: no checkpoint can be written ({text})")
-    whole, free = sum(each.part for each in found), min(each.free for each in found)
-    text = f"a checkpoint takes about {readable(whole)}, and {saves.folder} has {readable(free)}"
-    if max(each.weights for each in found) > free:
-        raise StorageError(f"no checkpoint can be written: {text} free")
-    if whole > free and ranks.is_main:
-        log.warning("the disk is nearly full: %s free", text)
-    largest = max(found, key=lambda each: each.part)
-    if largest.part < SMALL_PART or not sizes.staging:
-        return
-    for each in found:
-        few_bytes = min(each.staging, OF_FREE * each.memory)
-        if each.part > few_bytes:
-            if ranks.is_main:
-                log.warning(
-                    "saves stop the training: a copy takes about %s of each rank, of which %s may "
-                    "be used (checkpoint.staging_gb, and half of the free memory of the node)",
-                    *(readable(each.part), readable(few_bytes)),
-                )
-            return
-    saves.start_writers(sizes.staging)
-
-
-def _found(saves: Saves, ranks: RankInfo, sizes: Sizes) -> _Found:
-    wrong = _wrong(saves.folder, ranks, sizes)
-    free = 0.0
+    folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, sizes), 0.0
     if not wrong:
-        disk = os.statvfs(saves.folder)
+        disk = os.statvfs(folder)
         free = float(disk.f_bavail * disk.f_frsize)
-    memory = memory_left() / ranks.local_world_size
-    return _Found(wrong, sizes.weights, sizes.part, sizes.staging, free, memory)
+    copy = min(sizes.staging, OF_FREE * memory_left() / ranks.local_world_size)
+    own = _Found(wrong, sizes.weights, sizes.part, free, copy)
+    found = [_Found(*each) for each in objects.all_gather(own)]
+    several = len(found) > 1
+    texts = [f"rank {i}: " * several + each.wrong for i, each in enumerate(found) if each.wrong]
+    if texts:
+        raise StorageError(f"{folder}: no checkpoint can be written ({few(texts, _SHOWN)})")
+    whole, free = sum(each.part for each in found), min(each.free for each in found)
+    text = f"a checkpoint takes about {readable(whole)}, and {folder} has {readable(free)} free"
+    if max(each.weights for each in found) > free:
+        raise StorageError(f"no checkpoint can be written: {text}")
+    if whole > free and ranks.is_main:
+        log.warning("the disk is nearly full: %s", text)
+    if not sizes.staging or max(each.part for each in found) < SMALL_PART:
+        return
+    tight = [each for each in found if each.part > each.copy]
+    if not tight:
+        saves.start_writers(sizes.staging)
+    elif ranks.is_main:
+        log.warning(
+            "saves stop the training: a copy takes about %s of each rank, of which %s may be used "
+            "(checkpoint.staging_gb, and half of the free memory of the node)",
+            *(readable(tight[0].part), readable(tight[0].copy)),
+        )
 
 
 def _wrong(folder: Path, ranks: RankInfo, sizes: Sizes) -> str:
@@ -100,18 +90,16 @@ def _wrong(folder: Path, ranks: RankInfo, sizes: Sizes) -> str:
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and sizes.weights > limit * ranks.world_size:
         return f"its file has more bytes than a file may have, {limit:,} (ulimit -f)"
+    probe = temporary(folder / "probe")
+    other = probe.with_name(f"{probe.name}.tmp")
     try:
         folder.mkdir(exist_ok=True)
-        if why := why_unwritten(folder):
-            return why
         if ranks.is_main:
-            probe = temporary(folder / "probe")
             probe.mkdir()
-            other = probe.with_name(f"{probe.name}.tmp")
             try:
                 probe.rename(other)
             finally:
                 (other if other.exists() else probe).rmdir()
+        return why_unwritten(folder)
     except OSError as error:
         return f"{error.strerror}"
-    return ""

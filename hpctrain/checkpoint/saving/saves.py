@@ -35,7 +35,7 @@ from hpctrain.checkpoint.saving.part import (
     read_part,
     reason,
 )
-from hpctrain.checkpoint.saving.writer_process import Writer
+from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.disk import sync
 from hpctrain.distributed import objects
 from hpctrain.errors import StorageError
@@ -79,7 +79,8 @@ class Saves:
     Attributes:
         agreement: What the ranks tell each other in each step.
         committed: The saves that were committed, until somebody takes them.
-        writer: The writer of this rank; None lets saves stop the training.
+        under_way: The save that has begun and is not committed, if there is one on all ranks.
+        writer: The writer of this rank; without one its part is written while it waits.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Saves:
         self._readers = readers
         self.agreement = Agreement()
         self.committed: list[Manifest] = []
-        self._under_way: Save | None = None
+        self.under_way: Save | None = None
         self.writer: Writer | None = None
 
     def path(self, step: int) -> Path:
@@ -104,11 +105,8 @@ class Saves:
         return self.folder / step_name(step)
 
     def start_writers(self, limit: float) -> None:
-        """Let this rank's part be written in the background; all ranks call this.
-
-        The copies of this rank take at most `limit` bytes.
-        """
-        self.agreement.begin(self.look)
+        """Write in the background from now on; all ranks call this. Copies take `limit` bytes."""
+        self.agreement.look = self.look
         try:
             self.writer = Writer(limit, self.folder.parent)
         except OSError as error:
@@ -151,16 +149,16 @@ class Saves:
             save.again, save.staged = again, True
         else:
             save.error = job.write()
-        self._under_way = save
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a save has begun and is not committed, the same on all ranks."""
-        return self._under_way is not None
+            if stage and save.error:  # the next step changes the state, so it is now or never
+                log.warning("%s; it is written once more", self._unwritten(step, save.error))
+                save.error = job.write()
+            if stage:
+                save.again = lambda: save.error
+        self.under_way = save
 
     def look(self) -> tuple[str, Ranks]:
         """Return the save under way, and how it stands on this rank."""
-        save = self._under_way
+        save = self.under_way
         if save is None:
             return "", Ranks()
         error = self._error(save)
@@ -169,7 +167,7 @@ class Saves:
 
     def advance(self) -> None:
         """Go on with the save under way as far as the ranks have agreed; all call it each step."""
-        save = self._under_way
+        save = self.under_way
         if save is None:
             return
         for ranks in self.agreement.agreed(save.job.token):
@@ -187,7 +185,7 @@ class Saves:
 
         It is a StorageError if it could not be written, nor once more.
         """
-        save = self._under_way
+        save = self.under_way
         if save is None:
             return
         for again in (False, True):
@@ -203,14 +201,14 @@ class Saves:
                 save.error, save.staged = save.again(), False
                 if self.writer is not None:
                     self.writer.revive()
-        self._under_way = None
+        self.under_way = None
         raise self._unwritten(save.step, reasons)
 
     def rescue(self) -> None:
         """Commit the save under way after an error, without waiting for what no rank may do."""
-        save = self._under_way
-        self._under_way = None
-        if save is None or not save.staged:
+        save = self.under_way
+        self.under_way = None
+        if save is None:
             return
         error, until = self._wait(save), time.monotonic() + _RESCUE_S
         while not error and self._ranks.is_main and (error := self._commit(save)):
@@ -247,7 +245,7 @@ class Saves:
         return StorageError(f"{temporary}: the checkpoint was not written ({why})")
 
     def _end(self, save: Save) -> None:
-        self._under_way = None
+        self.under_way = None
         self.committed.append(save.manifest)
 
     def _commit(self, save: Save) -> str:

@@ -8,11 +8,10 @@ a small /dev/shm does not limit it. It is made once, and again only if a state h
 
 import mmap
 import os
-import pickle
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -52,22 +51,17 @@ class SharedMemory:
         self.descriptor = os.memfd_create("hpctrain-checkpoint")
         os.posix_fallocate(self.descriptor, 0, size)  # else a node without memory sends SIGBUS
         self.content = mmap.mmap(self.descriptor, size)
-        self._pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
-        if self._pinned:
-            self._pinned = not int(torch.cuda.cudart().cudaHostRegister(self._address, size, 0))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            address = torch.frombuffer(self.content, dtype=torch.uint8, count=1).data_ptr()
+            torch.cuda.cudart().cudaHostRegister(address, size, 0)
 
     @classmethod
     def of(cls, process: int, descriptor: int) -> Self:
         """Return the memory that another process of this user has."""
         self = cls.__new__(cls)
-        self._pinned = False
         self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         self.content = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
         return self
-
-    @property
-    def _address(self) -> int:
-        return torch.frombuffer(self.content, dtype=torch.uint8, count=1).data_ptr()
 
     @property
     def report(self) -> tuple[int, str]:
@@ -89,16 +83,6 @@ class SharedMemory:
             torch.cuda.current_stream().synchronize()
         begin = end_of(placed)
         self.content[begin : begin + len(rest)] = rest
-
-    def load(self, begin: int, length: int) -> Any:
-        """Return the object whose pickle was put there by the rank."""
-        return pickle.loads(self.content[begin : begin + length])
-
-    def close(self) -> None:
-        """Let the memory go as soon as no tensor is in it."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._address)
-        os.close(self.descriptor)
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[Placed]:

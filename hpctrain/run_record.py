@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -56,6 +56,14 @@ class Followed(Record, frozen=True):
 
     metric: str
     lower: bool
+
+
+class AttemptKey(NamedTuple):
+    """Which start of a run this is: the ranks of one step of a job, after so many requeues."""
+
+    job_id: str = ""
+    restart_count: int = 0
+    step_id: int = 0
 
 
 class Attempt(Record, frozen=True):

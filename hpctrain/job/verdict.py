@@ -27,7 +27,8 @@ from hpctrain.config.frozen import load
 from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
 from hpctrain.rendezvous import flight_recorder
-from hpctrain.rendezvous.ranks import AttemptKey, RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import may_requeue

@@ -20,24 +20,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous.hostlist import expand_hostlist, expand_tasks
 from hpctrain.rendezvous.port import master_port
+from hpctrain.run_record import AttemptKey
 
 # Slurm counts the steps of srun from 0; the shell of `salloc` and the like have the last numbers.
 _SPECIAL_STEPS = 0xFFFFFFF0
 _NO_RANKS = re.compile(rb"slurmstepd: \[.*\.(batch|interactive|extern)\]")
 _ALONE = "HPCTRAIN_LAUNCHER=single trains with this process alone"
-
-
-class AttemptKey(NamedTuple):
-    """Which start of a run this is: the ranks of one step of a job, after so many requeues."""
-
-    job_id: str = ""
-    restart_count: int = 0
-    step_id: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.job.environment import changes
 from hpctrain.job.run_page import plots, tags
-from hpctrain.rendezvous.ranks import AttemptKey, RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
 from tests.conftest import Completed, journal, only_run, run_json

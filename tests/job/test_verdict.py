@@ -19,7 +19,8 @@ from hpctrain.job import preflight
 from hpctrain.job.attempt import Attempt
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.rendezvous import flight_recorder
-from hpctrain.rendezvous.ranks import AttemptKey, RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm import excluded_hosts

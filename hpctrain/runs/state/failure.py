@@ -24,7 +24,7 @@ from hpctrain import record
 from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
-from hpctrain.rendezvous.ranks import AttemptKey
+from hpctrain.run_record import AttemptKey
 from hpctrain.secrets import mask
 
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early

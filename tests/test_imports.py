@@ -28,6 +28,7 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": "distributed.objects shards.types",
+    "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
     "estimates.memory_fit faults.copied "
     "models.dry_run models.lora models.quantized models.ties rendezvous.ranks "
@@ -39,7 +40,6 @@ ALLOWED = {
         "tasks"
     ),
     "slurm": "config rendezvous.ranks",
-    "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.files config data.places.origin "
         "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "

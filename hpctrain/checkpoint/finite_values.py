@@ -30,7 +30,7 @@ class FiniteValues:
             if self._judged.get(name) == buffer.shape:
                 judged[f"buffer {name}"] = buffer
         own = [local(value.detach()) for value in judged.values()]
-        # A sum is not finite if a value is not, and is soon known; of finite values it may overflow.
+        # A sum is soon known. It is not finite if a value is not, and where it overflows.
         if all(_listed([value.sum().isfinite() for value in own])):
             return ""
         found = zip(judged, _listed([value.isfinite().all() for value in own]), strict=True)

@@ -115,6 +115,34 @@ def test_a_killed_writer_costs_no_checkpoint(
     saved.saves.close()
 
 
+def test_a_writer_that_is_killed_while_it_removes_costs_no_checkpoint(tmp_path: Path) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    saves, remove = saved.saves, saved.saves._remove_old
+
+    def stopped(best: int) -> None:
+        process_of(saved)
+        remove(best)
+
+    for number in (1, 2, 3):
+        saved.save(number, {"step": number}, background=True)
+        saves._remove_old = stopped if number == 3 else remove  # type: ignore[method-assign]
+        while saves.under_way is not None and not saves.under_way.committed:
+            step(batch(8), 1e-2)
+            saves.advance()
+        if number == 3:
+            os.kill(process_of(saved), signal.SIGKILL)
+        go_on(step, saved)
+    names = sorted(path.name for path in saves.folder.iterdir())
+    assert names == ["step-00000001.tmp", "step-00000002", "step-00000003"]
+    saves._remove_old = remove  # type: ignore[method-assign]
+    saved.save(4, {"step": 4}, background=True)
+    go_on(step, saved)
+    assert not damage(saved.path(4))
+    saves.close()
+
+
 def limit(process: int, size: int) -> None:
     resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 

@@ -45,7 +45,7 @@ from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _RESCUE_S = 30.0  # for the parts of other ranks, after an error
-_LOOK_S = 0.05
+_LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
 
 
@@ -66,11 +66,6 @@ class Save:
     complete: bool = False  # on rank 0: all but its name is there
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
-
-    @property
-    def step(self) -> int:
-        """Its global step."""
-        return self.manifest.step
 
 
 class Saves:
@@ -195,29 +190,29 @@ class Saves:
             if not reasons:
                 self._end(save)
                 return
+            failed = self._unwritten(save.manifest.step, reasons)
             if self._ranks.is_main and not again:
-                log.warning("%s; it is written once more", self._unwritten(save.step, reasons))
+                log.warning("%s; it is written once more", failed)
             if error and not again:
                 save.error, save.staged = save.again(), False
                 if self.writer is not None:
                     self.writer.revive()
         self.under_way = None
-        raise self._unwritten(save.step, reasons)
+        raise failed
 
     def rescue(self) -> None:
-        """Commit the save under way after an error, without waiting for what no rank may do."""
-        save = self.under_way
-        self.under_way = None
-        if save is None:
+        """Commit the save under way after an error; the other ranks may be gone."""
+        save, self.under_way = self.under_way, None
+        if save is None or save.committed:
             return
         error, until = self._wait(save), time.monotonic() + _RESCUE_S
-        while not error and self._ranks.is_main and (error := self._commit(save)):
-            if time.monotonic() > until:
+        parts = [part_path(save.job.folder, rank) for rank in range(self._ranks.world_size)]
+        while not error and not save.complete and not all(path.exists() for path in parts):
+            if not self._ranks.is_main or time.monotonic() > until:
                 break
             time.sleep(_LOOK_S)
-            error = ""
-        if error:
-            log.warning("%s", self._unwritten(save.step, error))
+        if error := error or self._commit(save):
+            log.warning("%s", self._unwritten(save.manifest.step, error))
 
     def close(self) -> None:
         """End the writer."""
@@ -226,11 +221,13 @@ class Saves:
 
     def _error(self, save: Save) -> str | None:
         """Return why this rank has failed, "" if it has not, None while its writer writes."""
+        if save.committed:  # its writer may have died while it removed older ones
+            return ""
         return self.writer.error if save.staged and self.writer is not None else save.error
 
     def _wait(self, save: Save) -> str:
         while (error := self._error(save)) is None:
-            time.sleep(_LOOK_S / 10)
+            time.sleep(_LOOK_S)
         return error
 
     def _gathered(self, error: str) -> str:
@@ -252,7 +249,7 @@ class Saves:
         """Let rank 0 commit a save whose parts are written; return why it has failed, or ""."""
         if save.committed or not self._ranks.is_main:
             return ""
-        folder, final = save.job.folder, self.path(save.step)
+        folder, final = save.job.folder, self.path(save.manifest.step)
         try:
             if not save.complete:
                 self._put_together(save)

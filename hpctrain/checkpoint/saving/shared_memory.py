@@ -11,7 +11,6 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 
@@ -42,26 +41,29 @@ class Placed:
 
 
 class SharedMemory:
-    """The memory of a rank, or with `of` what its writer sees of it.
+    """New memory of `size` bytes, or that of a rank as its writer sees it, at a `path` of /proc.
 
     On a GPU it is pinned, unless CUDA refuses that, and copies to it do not wait for each other.
     """
 
-    def __init__(self, size: int) -> None:
-        self.descriptor = os.memfd_create("hpctrain-checkpoint")
-        os.posix_fallocate(self.descriptor, 0, size)  # else a node without memory sends SIGBUS
-        self.content = mmap.mmap(self.descriptor, size)
+    def __init__(self, size: int, path: str = "") -> None:
+        if path:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        else:
+            self.descriptor = os.memfd_create("hpctrain-checkpoint")
+            os.posix_fallocate(self.descriptor, 0, size)  # else a node without memory sends SIGBUS
+        self.content = mmap.mmap(self.descriptor, size)  # 0 is all of it
+        self._pinned = 0
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             address = torch.frombuffer(self.content, dtype=torch.uint8, count=1).data_ptr()
-            torch.cuda.cudart().cudaHostRegister(address, size, 0)
+            if not int(torch.cuda.cudart().cudaHostRegister(address, size, 0)):
+                self._pinned = address
 
-    @classmethod
-    def of(cls, process: int, descriptor: int) -> Self:
-        """Return the memory that another process of this user has."""
-        self = cls.__new__(cls)
-        self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        self.content = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
-        return self
+    def close(self) -> None:
+        """Give the memory back; another one has taken its place."""
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+        os.close(self.descriptor)
 
     @property
     def report(self) -> tuple[int, str]:

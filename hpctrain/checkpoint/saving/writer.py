@@ -16,6 +16,7 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_RESTARTS = 5  # of a process that was killed
-_LOOK_S = 0.005
+_SPARE = 1 << 20  # bytes
+_LOOK_S, _LONGEST_END_S = 0.005, 60.0
 
 
 class Writer:
@@ -42,8 +43,7 @@ class Writer:
     def __init__(self, limit: float, cwd: Path) -> None:
         self._limit, self._cwd = limit, cwd
         self._memory: SharedMemory | None = None
-        self._jobs = self._restarts = 0
-        self._said = ""
+        self._jobs, self._said = 0, ""
         self._start()
 
     def _start(self) -> None:
@@ -73,20 +73,24 @@ class Writer:
 
     def _room(self, size: int) -> SharedMemory | None:
         """Return memory of so many bytes; None if there is not so much."""
-        if self._memory is not None and len(self._memory.content) >= size:
-            return self._memory
-        why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
-        if size <= self._limit:
-            try:
-                before, self._memory = self._memory, SharedMemory(size)
+        before, why = (
+            self._memory,
+            f"checkpoint.staging_gb leaves this rank {readable(self._limit)}",
+        )
+        if before is not None and len(before.content) >= size:
+            return before
+        try:
+            if size <= self._limit:
+                # The next pickle may be a little longer, and memory is made once.
+                self._memory = SharedMemory(size + size // 64 + _SPARE)
                 if before is not None:
-                    os.close(before.descriptor)
+                    before.close()
                 return self._memory
-            except OSError as error:
-                why = f"{error.strerror}"
+        except OSError as error:
+            why = f"{error.strerror}"
         if why != self._said:
-            self._said = why
             log.warning("saves stop the training: a copy takes %s (%s)", readable(size), why)
+        self._said = why
         return None
 
     def _ask(self, **job: Any) -> None:
@@ -115,16 +119,11 @@ class Writer:
 
     def revive(self) -> None:
         """Start the process again if it was killed; what it had to do is done by now."""
-        if self.process.poll() is None or self._restarts == _RESTARTS:
-            return
-        self.close()
-        if self._memory is not None:
-            self._memory.report = (self._jobs, "")
-        self._restarts += 1
-        goes_on = self._restarts < _RESTARTS
-        told = "it is started again" if goes_on else "saves stop the training from now on"
-        log.warning("the process that writes checkpoints was killed; %s", told)
-        if goes_on:
+        if self.process.poll() is not None:
+            self.close()
+            if self._memory is not None:
+                self._memory.report = (self._jobs, "")
+            log.warning("the process that writes checkpoints was killed; it is started again")
             self._start()
 
     def remove(self, folder: Path) -> bool:
@@ -141,7 +140,10 @@ class Writer:
             self.process.kill()
         with suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(_LONGEST_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # a disk that hangs must not hold the run
 
 
 def _written(memory: SharedMemory, begin: int, length: int) -> str:
@@ -163,7 +165,7 @@ def main() -> None:
         job = json.loads(line)
         if memory is None or job["descriptor"] != descriptor:
             descriptor = job["descriptor"]
-            memory = SharedMemory.of(trainer, descriptor)
+            memory = SharedMemory(0, f"/proc/{trainer}/fd/{descriptor}")
         if "remove" in job:
             shutil.rmtree(job["remove"], ignore_errors=True)
             memory.report = (job["job"], "")

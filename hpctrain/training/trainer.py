@@ -346,7 +346,7 @@ class Trainer:
 
     def _resume(self) -> int:
         every = self.every
-        if every.at_end or every.checkpoint < self.max_steps or self.best.metric is not None:
+        if every.at_end or every.checkpoint <= self.max_steps or self.best.metric is not None:
             self.checkpointer.prove()
         progress = self.checkpointer.load_latest()
         if progress is not None:

@@ -31,8 +31,11 @@ ALLOWED = {
         "config.schema distributed.objects rendezvous.leaving rendezvous.port rendezvous.ranks "
         "shards.types tracking.uploader_process"
     ),
+    "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
+    "estimates.memory_fit faults.copied "
+    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks "
+    "tracking.uploader_process",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.expert_bank models.gpu_support models.lora models.plan "
@@ -41,7 +44,6 @@ ALLOWED = {
     ),
     "slurm": "config rendezvous.hostlist rendezvous.ranks",
     "restarts": "",
-    "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.files config data.places.origin data.samplers.subset estimates "
         "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
@@ -64,7 +66,7 @@ ALLOWED = {
         "tracking.server tracking.store"
     ),
     "job": (
-        "checkpoint config data distributed doctor faults hardware launch.function_call "
+        "checkpoint config data distributed doctor estimates faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
         "parallel rendezvous restarts runs shards slurm tasks trackers tracking training"
     ),

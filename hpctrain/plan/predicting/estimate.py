@@ -28,6 +28,7 @@ class Estimate:
     tokens: int  # of a sample
     losses: Losses | None = None  # by failures of nodes, which the hours have; None if not asked
     reason: str = ""
+    staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
 
     @property
     def fits(self) -> bool | None:

@@ -28,7 +28,7 @@ from hpctrain.tracking.meta import Meta
 TRAINED, MADE = "digits-968707dd", "digits-0db66357"
 
 
-NEW = ("  watch: note",)  # keys that have come since
+NEW = ("  watch: note", "  every_s: null")  # keys that have come since
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Every:
 
     log: int
     evaluate: int | None  # None: at each end of an epoch
-    checkpoint: int
+    checkpoint: int | None  # None: not by steps
     at_end: bool = True  # whether the last step of the run saves a checkpoint
 
 
@@ -109,6 +109,7 @@ class Trainer:
         first_step = self._resume()
         health = self.train_step.health
         self.display.start(self.step, self.max_steps)
+        self.train_step.save_timer.restart()
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
         with self._closing(), ending_here():
@@ -140,8 +141,7 @@ class Trainer:
                 over = self.patience.is_over
                 if over and not done:
                     self.train_step.finish()
-                due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
-                if due or ((done or over) and self.every.at_end):
+                if self._save_is_due() or ((done or over) and self.every.at_end):
                     self._save()
                     saved = self.step
                 if over:
@@ -222,6 +222,10 @@ class Trainer:
         every = self.every.evaluate
         return self.loader.epoch > epoch if every is None else self.step % every == 0
 
+    def _save_is_due(self) -> bool:
+        by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0
+        return by_steps or self.best.is_due(self.step) or self.train_step.save_timer.is_due()
+
     def _evaluated(self) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
         if not self.evaluation_due:
@@ -284,6 +288,7 @@ class Trainer:
             best=self.best.step,
         )
         self.train_step.health.judge_state(self.checkpointer.wrong)
+        self.train_step.save_timer.restart()
         self.best.mark(self.step)
 
     @property

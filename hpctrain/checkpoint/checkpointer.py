@@ -12,7 +12,7 @@ back to an older one.
 import logging
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -58,6 +58,8 @@ class _SpreadModel(Protocol):
     def layout(self) -> Mapping[str, int]: ...
     @property
     def replicas_differ(self) -> bool: ...
+    @property
+    def replicas(self) -> Sequence[dist.ProcessGroup]: ...
     def share_buffers(self) -> None: ...
     def free_gathered(self) -> None: ...
     def state_dict(self) -> dict[str, torch.Tensor]: ...
@@ -143,7 +145,9 @@ class Checkpointer:
         path = self._newest()
         if path is None:
             return None
-        found, reader = Manifest.read(path), Reader(path)
+        found = Manifest.read(path)
+        metadata = read_metadata(path) if self.ranks.is_main else b" "
+        reader = Reader(path, objects.broadcast_bytes(metadata), self.model.replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
@@ -181,19 +185,21 @@ class Checkpointer:
         return found.progress
 
     def _newest(self) -> Path | None:
-        """Return the newest intact checkpoint, which rank 0 looks for."""
-        chosen: dict[str, str] = {}
-        with long_work("verifying the checkpoints"):
-            if self.ranks.is_main:
-                try:
-                    newest = manifest.newest_intact(self.folder)
-                    chosen = {} if newest is None else {"name": newest.name}
-                except StorageError as error:
-                    chosen = {"error": str(error)}
-        chosen = objects.broadcast(chosen)
-        if "error" in chosen:
-            raise StorageError(chosen["error"])
-        return self.folder / chosen["name"] if chosen else None
+        """Return the newest intact checkpoint; each rank verifies a part of its files."""
+        ranks, untried = self.ranks, manifest.healthy(self.folder)  # only rank 0 goes through them
+        while name := objects.broadcast(
+            next((path.name for path in untried), "") if ranks.is_main else None
+        ):
+            path = self.folder / str(name)
+            with long_work("verifying the checkpoints"):
+                damage = manifest.damage(path, ranks.rank, ranks.world_size)
+            if not (damage := next(filter(None, objects.all_gather(damage)), "")):
+                return path
+            if ranks.is_main:
+                log.warning(manifest.PASSED_OVER, path, damage)
+        if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.folder))):
+            raise manifest.none_intact(self.folder)
+        return None
 
     def _save(self, step: int, progress: Progress, best: int) -> bool:
         final = self.path(step)

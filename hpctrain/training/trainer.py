@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -320,6 +321,7 @@ class Trainer:
         )
 
     def _resume(self) -> int:
+        began = time.monotonic()
         progress = self.checkpointer.load_latest()
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]
@@ -331,7 +333,10 @@ class Trainer:
             for name, part in self._stateful.items():
                 part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
             if dist.get_rank() == 0:
-                log.info("going on from the checkpoint of step %d", self.step)
+                seconds = time.monotonic() - began
+                log.info(
+                    "going on from the checkpoint of step %d (read in %.1f s)", self.step, seconds
+                )
         else:
             self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.

@@ -110,9 +110,10 @@ class Training:
     new: bool = False
     process: Any = None
     ends: list[int] = field(default_factory=list)  # exit codes
+    frozen: set[int] = field(default_factory=set)  # processes that cannot end
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "disturbed_task.py").write_text(TASK)
 
     def start(self) -> None:
@@ -133,7 +134,7 @@ class Training:
         """Wait until the command and all ranks have ended; return the exit code."""
         wait_for(lambda: self.process.poll() is not None, "the end")
         self.ends.append(self.process.returncode)
-        for pid in self.pids():
+        for pid in {*self.pids()} - self.frozen:
             wait_for(lambda pid=pid: not alive(pid), f"the end of rank {pid}")
         return self.ends[-1]
 

@@ -176,6 +176,7 @@ def _freeze(training: Training, rng: random.Random) -> None:
     group = _freezer(training)
     try:
         group.mkdir()
+        training.frozen = {training.pids()[1]}
         (group / "cgroup.procs").write_text(f"{training.pids()[1]}")
         (group / "freezer.state").write_text("FROZEN")
     except OSError as error:
@@ -185,10 +186,10 @@ def _freeze(training: Training, rng: random.Random) -> None:
     wait_for(lambda: not any(map(alive, others)), "the end of what is not frozen")
 
 
-def _thaw(training: Training, rng: random.Random) -> None:
+def _thaw(training: Training) -> None:
     group = _freezer(training)
     if group.is_dir():
-        signal_to(training.pids(), KILL)
+        signal_to([*training.frozen], KILL)
         (group / "freezer.state").write_text("THAWED")
         wait_for(lambda: not (group / "cgroup.procs").read_text(), "the thawed rank")
         group.rmdir()
@@ -206,7 +207,7 @@ EVENTS = (
     Event("SIGKILL of the writer", _kill_child("writer"), ends=False, new=True),
     Event("SIGKILL of the uploader", covered="tests/tracking/test_uploader.py"),
     Event("SIGSTOP of a rank", _stop),
-    Event("state D (frozen cgroup)", _freeze, _thaw),
+    Event("state D (frozen cgroup)", _freeze),
     Event("preemption with grace", _kill(0, 1, number=signal.SIGTERM), lost=0, fast=True),
     Event("preemption without grace", _without_grace, fast=True),
     Event("time limit (SIGUSR2)", _kill(0, 1, number=signal.SIGUSR2), lost=0),
@@ -271,7 +272,7 @@ class Suite:
         finally:
             if training.process.poll() is None:
                 _all(training, rng)
-            _thaw(training, rng)
+            _thaw(training)
         row = self.rows[events[-1].name]
         if training.ends and training.ends[-1] == 0:
             where = f"seed {seed} ({', '.join(told)})"
@@ -339,7 +340,9 @@ class Suite:
         )
         for name, row in self.rows.items():
             times, lost = sorted(row.recoveries), row.lost or [0]
-            shown = [times[len(times) // 2], times[int(0.9 * len(times))], times[-1]] if times else []
+            shown = (
+                [times[len(times) // 2], times[int(0.9 * len(times))], times[-1]] if times else []
+            )
             seconds = "".join(f"{x:{w}.1f}" for x, w in zip(shown, (8, 7, 7), strict=False))
             yield (
                 f"{name:34}{row.times:6}{seconds or '-':>22}  {statistics.mean(lost):7.1f}"

@@ -1,4 +1,4 @@
-"""The fault suite: a seeded random event at a random moment, and the run must end as if undisturbed.
+"""The fault suite: a random event at a random moment, and the run must end as if undisturbed.
 
     make faults                          every event of this machine once, and 20 random kills
     make faults KILLS=300 SEED=7         more of them; the table is the last thing that is printed

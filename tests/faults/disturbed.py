@@ -72,7 +72,7 @@ def digest(tensors):
 class Recorder(Hook):
     def after_step(self, state):
         batch = digest(state.batch[name] for name in sorted(state.batch))
-        line = f"{state.step} {batch} {digest(state.model.parameters())} {os.getpid()}\\n"
+        line = f"{state.step} {batch} {digest(state.model.parameters())} {os.getpid()} {time.monotonic()}\\n"
         with open(f"{HERE}/steps.{dist.get_rank()}", "a") as file:
             file.write(line)
 """
@@ -95,6 +95,7 @@ class Step:
     batch: str
     weights: str
     pid: int
+    time: float  # monotonic
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Training:
         with suppress(FileNotFoundError):
             lines = (self.folder / f"steps.{rank}").read_text().splitlines(keepends=True)
             whole = [line.split() for line in lines if line.endswith("\n")]
-            return [Step(int(n), batch, weights, int(pid)) for n, batch, weights, pid in whole]
+            return [Step(int(n), b, w, int(pid), float(at)) for n, b, w, pid, at in whole]
         return []
 
     def pids(self) -> list[int]:

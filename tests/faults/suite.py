@@ -248,7 +248,7 @@ class Suite:
 
     def __init__(self, folder: Path, digits: Path) -> None:
         self.folder, self.rows = folder, defaultdict[str, Row](Row)
-        self._digits, self._count = digits, 0
+        self.digits, self._count = digits, 0
         self.undisturbed = Training(folder / "undisturbed", digits)
         self.undisturbed.start()
         if self.undisturbed.wait():
@@ -259,7 +259,7 @@ class Suite:
         """Let the events happen in one training, one after the other, each at a random step."""
         rng, self._count = random.Random(seed), self._count + 1
         new = any(event.new for event in events)
-        training = Training(self.folder / f"{self._count}-{seed}", self._digits, new=new)
+        training = Training(self.folder / f"{self._count}-{seed}", self.digits, new=new)
         # At least some steps lie between two events, also if the last one is near the end.
         at = sorted(rng.sample(range(3, self.steps - 1), len(events)))
         told = []
@@ -311,9 +311,10 @@ class Suite:
             return self._again(training)
         training.start()
         wait_for(lambda: training.at()[0] > before or training.process.poll() is not None, "a step")
-        row.recoveries.append(time.monotonic() - began)
         if training.at()[0] > before:
-            row.lost.append(last + 1 - training.steps(0)[before].number)
+            first = training.steps(0)[before]
+            row.recoveries.append(first.time - began)
+            row.lost.append(last + 1 - first.number)
             if row.lost[-1] > event.lost * EVERY:
                 row.wrong.append(f"{event.name} at step {step}: {row.lost[-1]} steps were lost")
         return None
@@ -372,16 +373,29 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="random kills, beside each event")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="events whose name has this text")
+    parser.add_argument("--cluster", action="store_true", help="also events of a Slurm cluster")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     asked = parser.parse_args()
+    if asked.cluster or asked.list:
+        from tests import cluster
+        from tests.faults import cluster_events
+
+        if asked.cluster and (problem := cluster.problem()):
+            sys.exit(problem)
     if asked.list:
-        for event in EVENTS:
+        for event in (*EVENTS, *cluster_events.ON_CLUSTER):
             print(f"{event.name:34} {event.covered or 'here'}")
         return 0
     with suite() as made:
         chosen = [each for each in EVENTS if each.act and asked.only in each.name]
+        chosen = [] if asked.only.startswith("job") else chosen
         for number, event in enumerate(chosen):
             made.disturb([event], asked.seed + number)
+        on_cluster = cluster_events.ON_CLUSTER if asked.cluster else ()
+        for number, event in enumerate(on_cluster):
+            if event.act and asked.only in event.name:
+                cluster_events.disturb(made, event, asked.seed + number)
+                print(event.name, file=sys.stderr, flush=True)
         rng = random.Random(asked.seed)
         left = asked.kills if not asked.only else 0
         while left > 0:

@@ -72,9 +72,9 @@ def digest(tensors):
 class Recorder(Hook):
     def after_step(self, state):
         batch = digest(state.batch[name] for name in sorted(state.batch))
-        line = f"{state.step} {batch} {digest(state.model.parameters())} {os.getpid()} {time.monotonic()}\\n"
+        seen = state.step, batch, digest(state.model.parameters()), os.getpid(), time.monotonic()
         with open(f"{HERE}/steps.{dist.get_rank()}", "a") as file:
-            file.write(line)
+            file.write(" ".join(map(str, seen)) + "\\n")
 """
 
 

@@ -12,11 +12,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests import cluster
 from tests.conftest import run_module
-from tests.faults.disturbed import EVERY, SIZE, Training, differences, signal_to, wait_for
+from tests.faults.disturbed import (
+    EVERY,
+    SIZE,
+    Training,
+    command_line,
+    differences,
+    signal_to,
+    wait_for,
+)
 from tests.faults.suite import Event, Suite
 
 sys.path.insert(0, str(cluster.TOOL.parent))
@@ -46,10 +53,17 @@ class Job(Training):
         return cluster.job_state(self.id)
 
     def processes(self, program: str, word: str = "") -> list[int]:
-        """Return the processes of the cluster of this program, with a word in their lines."""
+        """Return the processes of a program on the head and the job's nodes, by a word of theirs."""
+        here = {"head", *self.nodes}
         found = Cluster(os.environ[cluster.SETTING]).processes()
-        lines = [(pid, Path(f"/proc/{pid}/cmdline")) for _, comm, pid in found if comm == program]
-        return [pid for pid, line in lines if word.encode() in line.read_bytes()]
+        own = [pid for host, comm, pid in found if comm == program and host in here]
+        return [pid for pid in own if word in command_line(pid)]
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes of the job, that of the batch script first."""
+        hosts = cluster.slurm("squeue", "-h", "-j", self.id, "-o", "%N")
+        return cluster.slurm("scontrol", "show", "hostnames", hosts).split()
 
 
 JobAct = Callable[[Job, random.Random], None]
@@ -83,9 +97,7 @@ def _slurm(*words: str) -> JobAct:
 
 def _cut(job: Job, rng: random.Random) -> None:
     """Cut the second node, which is not that of the batch script."""
-    hosts = cluster.slurm("squeue", "-h", "-j", job.id, "-o", "%N")
-    nodes = cluster.slurm("scontrol", "show", "hostnames", hosts).split()
-    assert cluster.tool("cut", nodes[1]).returncode == 0
+    assert cluster.tool("cut", job.nodes[1]).returncode == 0
 
 
 def _no_scontrol(job: Job, rng: random.Random) -> None:

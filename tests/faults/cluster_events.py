@@ -53,7 +53,7 @@ class Job(Training):
         return cluster.job_state(self.id)
 
     def processes(self, program: str, word: str = "") -> list[int]:
-        """Return the processes of a program on the head and the job's nodes, by a word of theirs."""
+        """Return the processes of a program on the head and the nodes of the job."""
         here = {"head", *self.nodes}
         found = Cluster(os.environ[cluster.SETTING]).processes()
         own = [pid for host, comm, pid in found if comm == program and host in here]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -58,6 +58,14 @@ class Followed(Record, frozen=True):
     lower: bool
 
 
+class AttemptKey(NamedTuple):
+    """Which start of a run this is: the ranks of one step of a job, after so many requeues."""
+
+    job_id: str = ""
+    restart_count: int = 0
+    step_id: int = 0
+
+
 class Attempt(Record, frozen=True):
     """One attempt at a run; the time of its start is 0 if it was not recorded."""
 
@@ -77,6 +85,7 @@ class Attempt(Record, frozen=True):
     nodes: Annotated[int, Meta(ge=1, le=10**7)] = 1
     job_id: JobId = ""
     restart_count: Count = 0
+    step_id: Count = 0
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
@@ -116,7 +125,7 @@ class RunRecord(Record, frozen=True):
     left_out: tuple[tuple[Count, Count], ...] = ()
     rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    lowered_in: tuple[str, int] | None = None
+    lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
     preflight_requeues: Count = 0
     notes: tuple[Note, ...] = ()
 

@@ -161,5 +161,5 @@ def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store
         master_listen_fd=listening,
     )
     # The number of the job is public; a stranger does not find the keys under this name.
-    name = run_secret.sign(key, "store", ranks.job_id, ranks.restart_count).hex()
+    name = run_secret.sign(key, "store", *ranks.attempt_key).hex()
     return dist.PrefixStore(f"hpctrain/{name}", store)

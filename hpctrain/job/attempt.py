@@ -91,6 +91,7 @@ class Attempt(NoAttempt):
                 hosts=list(ranks.hosts),
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
+                step_id=ranks.step_id,
                 first_step=self._run.last_checkpoint(),
                 code=str(Path(__file__).parents[2]),
                 **({"code_changed": code} if code else {}),
@@ -140,8 +141,7 @@ class Attempt(NoAttempt):
         elif error is not None:
             reason = failure.described(error)
             if cause_of(reason) is ANOTHER_RANK:  # the first rank that failed has told why
-                ranks = self._ranks
-                reason = failure.read(self._run.path, ranks.job_id, ranks.restart_count) or reason
+                reason = failure.read(self._run.path, self._ranks.attempt_key) or reason
             misfit = {"misfit": True} if isinstance(error, MisfitError) else {}
             self._run.end_attempt("failed", error=reason, **misfit)
             # The batch script may requeue the job then (`hpctrain.job.verdict`).

@@ -58,7 +58,7 @@ def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
     from hpctrain.rendezvous import run_secret
 
     own = run_secret.make(folder) if ranks.is_main else run_secret.wait_for(folder, _LONGEST_WAIT_S)
-    with members.signed_objects(run_secret.sign(own, "call", ranks.job_id, ranks.restart_count)):
+    with members.signed_objects(run_secret.sign(own, "call", *ranks.attempt_key)):
         yield
 
 

@@ -68,7 +68,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, ranks.job_id, ranks.restart_count),
+        recorded(run.path, ranks.attempt_key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
     ):
@@ -179,7 +179,7 @@ def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None)
     if sizes is None or rows is None:
         return
     # If the requeue from here fails, `hpctrain.job.verdict` finds this and lets the host do it.
-    run.update(micro_batch_rows=rows, lowered_in=[ranks.job_id, ranks.restart_count])
+    run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",

@@ -58,7 +58,7 @@ def train_frozen(path: Path) -> int:
     run = RunDir.open(path)
     _log_to_stderr()
     ranks = RankInfo.from_env()
-    with recorded(run.path, ranks.job_id, ranks.restart_count):
+    with recorded(run.path, ranks.attempt_key):
         config = load(run.config_file)
         trust.check(run.path, config, run.code_copy)
         _check_world(config, ranks)

@@ -28,6 +28,7 @@ from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
 from hpctrain.rendezvous import flight_recorder
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import may_requeue
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 _START_S = 60.0  # how long the uploader may take to import mlflow
 
 
-def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
+def verdict(run: RunDir, code: int, key: AttemptKey) -> str:
     """Return what the batch script must do with its job, and record what has happened.
 
     None of the run's ranks is alive, and the code, that of srun, is not 0. The answer is "requeue";
@@ -49,7 +50,7 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     cancelled = stop_request.read(run.path, since=record.submitted) is not None
     attempt = record.attempt
     # If not, the ranks ended before rank 0 has begun an attempt.
-    begun = (attempt.job_id, attempt.restart_count) == (job_id, restart_count)
+    begun = (attempt.job_id, attempt.restart_count, attempt.step_id) == key
     state = record.state if begun else ""
     last = run.last_checkpoint()
     first = last if attempt.first_step is None or not begun else attempt.first_step
@@ -57,20 +58,20 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         if cancelled:
             return "cancel"
         # While it runs, the job was not requeued: not for long enough without a step, or in vain.
-        again = attempt.reason != "SIGINT" and may_requeue(restart_count, first, last)
+        again = attempt.reason != "SIGINT" and may_requeue(key.restart_count, first, last)
         return "requeue" if again else ""
-    error = failure.read(run.path, job_id, restart_count)
+    error = failure.read(run.path, key)
     if state == "finished" or (code <= 128 and not error):
         return ""
     if error and failure.is_of_other_holder(error):  # run.json is about that process
         return ""
     if not begun:
-        facts: dict[str, Any] = {"job_id": job_id, "restart_count": restart_count}
+        facts: dict[str, Any] = key._asdict()
         if error:  # `logs` shows what was written since the start
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
     told = error if error and cause_of(error) in (LATE_RANK, GPU_FAULT) else ""
-    if record.lowered_in == (job_id, restart_count):
+    if record.lowered_in == key:
         rows = record.micro_batch_rows
         run.end_attempt("interrupted", reason=f"out of memory: now {rows} rows", step=last)
         return "cancel" if cancelled else "requeue"
@@ -79,9 +80,9 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
         if state != "failed" or cause_of(attempt.error) is ANOTHER_RANK:
             run.end_attempt("failed", error=error)
         return ""
-    told = told.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, job_id)
+    told = told.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, key.job_id)
     cause = told or f"a rank was killed (exit code {code})"
-    if cancelled or may_requeue(restart_count, first, last):
+    if cancelled or may_requeue(key.restart_count, first, last):
         run.end_attempt("interrupted", reason=cause, step=last)
         goes_on = (
             f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
@@ -135,12 +136,13 @@ def close_tracking(run: RunDir, code: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Print the verdict on the run directory and the exit code in `argv`."""
+    """Print the verdict on the run directory, exit code and number of the step in `argv`."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     job = RankInfo.from_env(os.environ | {"HPCTRAIN_LAUNCHER": "single"})
     try:
         run, code = RunDir.open(Path(argv[0])), int(argv[1])
-        action = verdict(run, code, job.job_id, job.restart_count)
+        step_id = int(argv[2]) if len(argv) > 2 else 0
+        action = verdict(run, code, AttemptKey(job.job_id, job.restart_count, step_id))
         print(action)
         if action != "requeue":
             close_tracking(run, code)

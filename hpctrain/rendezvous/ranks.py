@@ -24,6 +24,7 @@ from pathlib import Path
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous.hostlist import expand_hostlist, expand_tasks
 from hpctrain.rendezvous.port import master_port
+from hpctrain.run_record import AttemptKey
 
 # Slurm counts the steps of srun from 0; the shell of `salloc` and the like have the last numbers.
 _SPECIAL_STEPS = 0xFFFFFFF0
@@ -44,6 +45,7 @@ class RankInfo:
         hosts: Node names in the order of the ranks; empty if the launcher does not tell them.
         job_id: The id for `squeue` and `scontrol` (`ARRAYJOB_TASK` for an array task), or "".
         restart_count: How often the launcher has restarted this job.
+        step_id: The number of the step of the Slurm job whose tasks the ranks are; 0 elsewhere.
     """
 
     launcher: str
@@ -58,6 +60,7 @@ class RankInfo:
     hosts: tuple[str, ...] = ()
     job_id: str = ""
     restart_count: int = 0
+    step_id: int = 0
 
     def __post_init__(self) -> None:
         for value, count, name in (
@@ -87,6 +90,11 @@ class RankInfo:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes what all ranks share."""
         return self.rank == 0
+
+    @property
+    def attempt_key(self) -> AttemptKey:
+        """The key by which records tell this start of the run from others."""
+        return AttemptKey(self.job_id, self.restart_count, self.step_id)
 
     @property
     def one_node(self) -> bool:
@@ -271,6 +279,7 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
         hosts=tuple(hosts),
         job_id=_job_id(env),
         restart_count=restart_count,
+        step_id=step,
     )
 
 

@@ -12,6 +12,7 @@ from hpctrain.config.schema import Config
 from hpctrain.job.environment import changes
 from hpctrain.job.run_page import plots, tags
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
 from tests.conftest import Completed, journal, only_run, run_json
@@ -70,12 +71,12 @@ def test_changes_of_the_environment() -> None:
 
 
 def test_a_failure_of_an_earlier_start_is_not_the_cause(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="now"), failure.recorded(tmp_path, "", 0):
+    with pytest.raises(ValueError, match="now"), failure.recorded(tmp_path, AttemptKey()):
         raise ValueError("now")
-    assert failure.read(tmp_path, "", 0) == "ValueError: now"
+    assert failure.read(tmp_path, AttemptKey()) == "ValueError: now"
     content = json.loads(failure.path(tmp_path).read_text())
     failure.path(tmp_path).write_text(json.dumps({**content, "time": content["time"] - 1e6}))
-    assert failure.read(tmp_path, "", 0) is None
+    assert failure.read(tmp_path, AttemptKey()) is None
 
 
 @pytest.mark.slow

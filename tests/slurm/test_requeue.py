@@ -54,7 +54,7 @@ def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     run.update(attempts=[])
     _lower_micro_batch(run, ranks, SimpleNamespace(rows=8, smaller=4))  # type: ignore[arg-type]
     assert asked == [Path("/run/requeue") if in_container else "7_1"]
-    assert (run.read().micro_batch_rows, run.read().lowered_in) == (4, ("7_1", 3))
+    assert (run.read().micro_batch_rows, run.read().lowered_in) == (4, ("7_1", 3, 0))
 
 
 def test_a_port_in_use_is_left_three_times_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

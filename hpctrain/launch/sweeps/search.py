@@ -200,12 +200,11 @@ class Search:
     def _storage(self) -> Any:
         if self._settings["storage"] is not None:
             return self._settings["storage"]
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
+        from hpctrain.launch.sweeps.study_file import study_storage
 
-        file = Path(self._config.output_dir).absolute() / "sweeps" / f"{self._name}.optuna"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(str(file)))
+        return study_storage(
+            Path(self._config.output_dir).absolute() / "sweeps" / f"{self._name}.optuna"
+        )
 
     def _content_name(self, swept: Iterable[Override]) -> str:
         """Return a name that depends on the search, so that the same command finds its study."""

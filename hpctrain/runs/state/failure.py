@@ -24,6 +24,7 @@ from hpctrain import record
 from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
+from hpctrain.run_record import AttemptKey
 from hpctrain.secrets import mask
 
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
@@ -34,6 +35,7 @@ class _Failure(record.Record, frozen=True):
     time: record.Time
     job_id: record.JobId
     restart_count: record.Count
+    step_id: record.Count = 0
 
 
 def described(error: BaseException) -> str:
@@ -62,10 +64,10 @@ def path(run: Path) -> Path:
 
 
 @contextmanager
-def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
+def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
     """Record an exception of the context, unless it follows from the death of another rank.
 
-    The job id is "" outside Slurm, which has restarted the job `restart_count` times.
+    The job id of the key is "" outside Slurm.
     """
     try:
         yield
@@ -76,20 +78,19 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
         follows = not asked and cause is ANOTHER_RANK
         if cause is GPU_FAULT:
             text = f"GPU fault on {host}: {one_line(text)}"
-        if run.is_dir() and not follows and read(run, job_id, restart_count) is None:
+        if run.is_dir() and not follows and read(run, key) is None:
             content = {
                 "error": text,
                 "time": time.time(),
                 "host": host,
-                "job_id": job_id,
-                "restart_count": restart_count,
+                **key._asdict(),
             }
             with suppress(OSError):
                 write_atomically(path(run), json.dumps(content) + "\n", sync=False)
         raise
 
 
-def read(run: Path, job_id: str, restart_count: int) -> str | None:
+def read(run: Path, key: AttemptKey) -> str | None:
     """Return the error that a rank has recorded since this start of the job; None without one.
 
     Without a job id, the file may be of an earlier start, if it is older than this process.
@@ -98,7 +99,6 @@ def read(run: Path, job_id: str, restart_count: int) -> str | None:
         found = record.read(_Failure, path(run))
     except (FileNotFoundError, DamageError):
         return None
-    if not job_id and found.time < psutil.Process().create_time() - _TOGETHER_S:
+    if not key.job_id and found.time < psutil.Process().create_time() - _TOGETHER_S:
         return None
-    mine = (found.job_id, found.restart_count) == (job_id, restart_count)
-    return found.error if mine else None
+    return found.error if (found.job_id, found.restart_count, found.step_id) == key else None

@@ -42,7 +42,7 @@ test-all:
 KILLS ?= 20
 SEED  ?= 0
 faults: $(VENV)/.test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.suite --kills $(KILLS) --seed $(SEED) \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills $(KILLS) --seed $(SEED) \
 		$(if $(CLUSTER),--cluster)
 
 system-packages:

@@ -12,7 +12,8 @@ back to an older one.
 import logging
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +52,7 @@ class _SpreadModel(Protocol):
     """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
 
     module: nn.Module
+    mesh: Any  # hpctrain.parallel.mesh.Mesh
     parameters: list[nn.Parameter]
     names: list[str]
 
@@ -58,8 +60,6 @@ class _SpreadModel(Protocol):
     def layout(self) -> Mapping[str, int]: ...
     @property
     def replicas_differ(self) -> bool: ...
-    @property
-    def replicas(self) -> Sequence[dist.ProcessGroup]: ...
     def share_buffers(self) -> None: ...
     def free_gathered(self) -> None: ...
     def state_dict(self) -> dict[str, torch.Tensor]: ...
@@ -146,8 +146,8 @@ class Checkpointer:
         if path is None:
             return None
         found = Manifest.read(path)
-        metadata = read_metadata(path) if self.ranks.is_main else b" "
-        reader = Reader(path, objects.broadcast_bytes(metadata), self.model.replicas)
+        content = b64encode(read_metadata(path)).decode() if self.ranks.is_main else None
+        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
@@ -198,7 +198,7 @@ class Checkpointer:
             if ranks.is_main:
                 log.warning(manifest.PASSED_OVER, path, damage)
         if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.folder))):
-            raise manifest.none_intact(self.folder)
+            raise StorageError(manifest.NONE_INTACT % self.folder)
         return None
 
     def _save(self, step: int, progress: Progress, best: int) -> bool:

@@ -55,20 +55,17 @@ class Reader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
     `saved` is what is known of each entry of the saved state, by its dotted name. `metadata` is
-    what `read_metadata` returns, if another rank has read it. The ranks of each group of `replicas`
-    divide the files that all of them need, and send each other what they have read.
+    what another rank got from `read_metadata`. The ranks of each group of `replicas` divide the
+    files that all of them need, and send each other what they have read.
     """
 
     def __init__(
-        self,
-        checkpoint: Path,
-        metadata: bytes | None = None,
-        replicas: Sequence[dist.ProcessGroup] = (),
+        self, checkpoint: Path, metadata: bytes = b"", replicas: Sequence[dist.ProcessGroup] = ()
     ) -> None:
         super().__init__(checkpoint)
-        content = read_metadata(checkpoint) if metadata is None else metadata
-        self.folder, self._metadata = checkpoint, _parsed(content, checkpoint / ".metadata")
-        self.saved, self._replicas = self._metadata.state_dict_metadata, replicas
+        self._replicas, self.folder = replicas, checkpoint
+        self._metadata = _parsed(metadata or read_metadata(checkpoint), checkpoint / ".metadata")
+        self.saved = self._metadata.state_dict_metadata
 
     def part(self, name: str) -> dict[str, Any]:
         """Return what is known of the entries of a part, such as `model`, by their names in it."""
@@ -118,29 +115,24 @@ class Reader(dcp.FileSystemReader):
     def _read_together(
         self, items: Sequence[ReadItem], planner: LoadPlanner, group: dist.ProcessGroup
     ) -> bool:
-        """Read items that all ranks of the group need; return False if a rank of any group cannot.
-
-        Each file is read by one rank, which sends the tensors to the others.
-        """
-        files = self._by_file(items)
-        ranks = [n % dist.get_world_size(group) for n in range(len(files))]
-        readers, error = dict(zip(sorted(files), ranks, strict=True)), None
+        """Let one rank of the group read each file for all; return False if any rank cannot."""
+        files, error = self._by_file(items), None
+        readers = [(n % dist.get_world_size(group), files[name]) for n, name in enumerate(files)]
         try:
-            mine = [n for n, reader in readers.items() if reader == dist.get_rank(group)]
-            self._read([item for name in mine for item in files[name]], planner)
+            for reader, part in readers:
+                self._read(part if reader == dist.get_rank(group) else (), planner)
         except Exception as problem:  # the others must not wait for what this rank has not read
             error = problem
         wrong = any(objects.all_gather(error is not None))
         if error is not None:
             raise error
-        for name, reader in () if wrong else readers.items():
-            wanted = [planner.resolve_tensor(item).detach() for item in files[name]]
+        for reader, part in () if wrong else readers:
+            wanted = [planner.resolve_tensor(item).detach() for item in part]
             whole = [each.contiguous() for each in wanted]
             raw = [each.view(-1).view(torch.uint8) for each in whole if each.numel()]
             dist._broadcast_coalesced(group, raw, _AT_ONCE, reader)  # gloo does not know all dtypes
             for own, read in zip(wanted, whole, strict=True):
-                if own is not read:
-                    own.copy_(read)
+                own.copy_(read)
         return not wrong
 
     def _read(self, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
@@ -160,26 +152,20 @@ class Reader(dcp.FileSystemReader):
 def _divided(
     items: list[ReadItem], planner: LoadPlanner, group: dist.ProcessGroup
 ) -> tuple[list[ReadItem], list[ReadItem]]:
-    """Return the items that all ranks of the group have alike, in the same order, and the others.
+    """Return the items of parts of the state, such as `model`, that are alike on all, and the rest.
 
-    They are compared by the parts of the state, such as `model`.
+    Those that are alike come in the same order on all ranks of the group.
     """
-    parts: dict[str, list[tuple[str, ReadItem]]] = defaultdict(list)
-    for item in items:
-        if item.type == LoadItemType.TENSOR:
-            device = planner.resolve_tensor(item).device.type
-            if device in dist.get_backend_config(group):
-                part = item.dest_index.fqn.partition(".")[0]
-                parts[part].append((f"{device} {item}", item))
-    own = {
-        part: xxhash.xxh3_128_hexdigest("".join(sorted(text for text, _ in named)).encode())
-        for part, named in parts.items()
-    }
+    devices, parts = dist.get_backend_config(group), dict[str, dict[str, ReadItem]]()
+    for item in sorted((i for i in items if i.type == LoadItemType.TENSOR), key=str):
+        if (device := planner.resolve_tensor(item).device.type) in devices:
+            part = item.dest_index.fqn.partition(".")[0]
+            parts.setdefault(part, {})[f"{device} {item}"] = item
+    own = {part: xxhash.xxh3_128_hexdigest("".join(each).encode()) for part, each in parts.items()}
     every = objects.all_gather(own, group)
     alike = [part for part in sorted(own) if all(each.get(part) == own[part] for each in every)]
-    shared = [item for part in alike for _, item in sorted(parts[part], key=lambda pair: pair[0])]
-    known = {id(item) for item in shared}
-    return shared, [item for item in items if id(item) not in known]
+    shared = {item: None for part in alike for item in parts[part].values()}
+    return [*shared], [item for item in items if item not in shared]
 
 
 def module_state(state: dict[str, Any]) -> dict[str, Any]:

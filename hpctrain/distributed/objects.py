@@ -15,18 +15,18 @@ def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) 
 
     It comes out of JSON on `src` too, so that all ranks have the same: tuples become lists.
     """
-    own = value if dist.get_rank(group) == src else None
-    return _value(_broadcast(_bytes(own), src, group))
-
-
-def broadcast_bytes(content: bytes) -> bytes:
-    """Return the bytes that rank 0 has, on all ranks; what others give does not count."""
-    return _broadcast(content, 0, None).cpu().numpy().tobytes()
+    content = _bytes(value if dist.get_rank(group) == src else None, group)
+    size = torch.tensor([len(content)], device=content.device)
+    dist.broadcast(size, group=group, group_src=src)
+    if dist.get_rank(group) != src:
+        content = content.new_empty(int(size))
+    dist.broadcast(content, group=group, group_src=src)
+    return _value(content)
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return the values of all ranks of the group, by rank; tuples become lists, as in JSON."""
-    content = _tensor(_bytes(value), group)
+    content = _bytes(value, group)
     sizes = [content.new_empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(content)], device=content.device), group=group)
     longest = int(torch.cat(sizes).max())
@@ -43,25 +43,10 @@ def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _broadcast(content: bytes, src: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    found = _tensor(content, group)
-    size = torch.tensor([len(found)], device=found.device)
-    dist.broadcast(size, group=group, group_src=src)
-    if dist.get_rank(group) != src:
-        found = found.new_empty(int(size))
-    dist.broadcast(found, group=group, group_src=src)
-    return found
-
-
-def _tensor(content: bytes, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Return bytes as uint8, (bytes,)."""
-    empty = torch.empty(0, dtype=torch.uint8)  # which frombuffer refuses
-    made = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else empty
-    return made.to(device_of(group))
-
-
-def _bytes(value: Any) -> bytes:
-    return json.dumps(value).encode()
+def _bytes(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Return the JSON of a value: uint8, (bytes,)."""
+    content = bytearray(json.dumps(value), "utf-8")
+    return torch.frombuffer(content, dtype=torch.uint8).to(device_of(group))
 
 
 def _value(content: torch.Tensor) -> Any:

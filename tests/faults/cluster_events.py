@@ -144,7 +144,7 @@ ON_CLUSTER = (
 def disturb(suite: Suite, event: Event, seed: int) -> None:
     """Let the event happen to a job at a random step, and let the job go on."""
     rng, row = random.Random(seed), suite.rows[event.name]
-    job = Job(suite.folder / f"job-{seed}-{event.name.split()[-1]}", suite.digits)
+    job = Job(suite.folder / f"job-{seed}", suite.digits)
     for rank in range(2):
         job.order(rank, "slow 0.1")
     job.start()

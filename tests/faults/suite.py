@@ -6,10 +6,9 @@
 
 Each event is one row of EVENTS or of ON_CLUSTER. A row without an action names the test that has
 the event already. A row whose processes are not there (`observer`, `writer`) is passed over until
-they are built: `python -m tests.faults.suite --list` shows which.
+they are built: `python -m tests.faults --list` shows which.
 """
 
-import argparse
 import os
 import random
 import resource
@@ -17,17 +16,13 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.checkpoint.files.manifest import checkpoints
-from tests.conftest import run_module
 from tests.faults.disturbed import (
     EVERY,
     RANKS,
@@ -364,55 +359,3 @@ class Suite:
     def failed(self) -> list[str]:
         """Everything that was wrong, or that needed a hand."""
         return [each for row in self.rows.values() for each in row.wrong + row.by_hand]
-
-
-@contextmanager
-def suite() -> Iterator[Suite]:
-    """Make the data set and the undisturbed training, in a folder that is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
-        run_module("data_prep", "sample", "digits", f"{folder}/digits")
-        yield Suite(Path(folder), Path(folder, "digits"))
-
-
-def main() -> int:
-    """Run the suite, and print its table."""
-    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
-    parser.add_argument("--kills", type=int, default=0, help="random kills, beside each event")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="events whose name has this text")
-    parser.add_argument("--cluster", action="store_true", help="also events of a Slurm cluster")
-    parser.add_argument("--list", action="store_true", help="print the rows and end")
-    asked = parser.parse_args()
-    if asked.cluster or asked.list:
-        from tests import cluster
-        from tests.faults import cluster_events
-
-        if asked.cluster and (problem := cluster.problem()):
-            sys.exit(problem)
-    if asked.list:
-        for event in (*EVENTS, *cluster_events.ON_CLUSTER):
-            print(f"{event.name:34} {event.covered or 'here'}")
-        return 0
-    with suite() as made:
-        chosen = [each for each in EVENTS if each.act and asked.only in each.name]
-        chosen = [] if asked.only.startswith("job") else chosen
-        for number, event in enumerate(chosen):
-            made.disturb([event], asked.seed + number)
-        on_cluster = cluster_events.ON_CLUSTER if asked.cluster else ()
-        for number, event in enumerate(on_cluster):
-            if event.act and asked.only in event.name:
-                cluster_events.disturb(made, event, asked.seed + number)
-                print(event.name, file=sys.stderr, flush=True)
-        rng = random.Random(asked.seed)
-        left = asked.kills
-        while left > 0:
-            several = [rng.choice(KILLS) for _ in range(min(left, rng.randint(2, 6)))]
-            made.disturb(several, rng.randrange(10**9))
-            left -= len(several)
-            print(f"{left} kills are left", file=sys.stderr, flush=True)
-        print("\n".join(made.table()))
-        return bool(made.failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,6 +35,10 @@ NAME = "manifest.json"
 VERSION = 1
 NOT_HEALTHY = "its parameters or buffers are not finite"
 Progress = dict[str, Any]
+NONE_INTACT = (
+    "%s: no checkpoint is intact and healthy; see the warnings above (if none can be brought back, "
+    "remove them: train.from_scratch=true then starts at step 0)"
+)
 PASSED_OVER = "%s is not intact (%s); trying the one before"
 _DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
 
@@ -156,7 +160,7 @@ def newest_intact(folder: Path) -> Path | None:
             return path
         log.warning(PASSED_OVER, path, problem)
     if checkpoints(folder):
-        raise none_intact(folder)
+        raise StorageError(NONE_INTACT % folder)
     return None
 
 
@@ -167,14 +171,6 @@ def healthy(folder: Path) -> Iterator[Path]:
             yield path
         else:
             log.warning("%s is not healthy (%s); trying the one before", path, NOT_HEALTHY)
-
-
-def none_intact(folder: Path) -> StorageError:
-    """Return the error of a run that has checkpoints, and none that it can go on from."""
-    return StorageError(
-        f"{folder}: no checkpoint is intact and healthy; see the warnings above (if none can "
-        "be brought back, remove them: train.from_scratch=true then starts at step 0)"
-    )
 
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:

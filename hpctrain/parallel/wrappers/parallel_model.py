@@ -158,11 +158,6 @@ class ParallelModel:
         """Whether every rank has parameters and an optimizer state of its own."""
         return False
 
-    @property
-    def replicas(self) -> list[dist.ProcessGroup]:
-        """The groups of this rank whose ranks may load the same weights; all ranks ask for them."""
-        return self.mesh.replicas
-
     def after_step(self) -> None:
         """Count the step that the optimizer has made, and do what is due after it."""
         self.step += 1

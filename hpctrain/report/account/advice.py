@@ -94,10 +94,10 @@ def _shares(account: RunAccount) -> Iterator[str]:
 
 def _saves(account: RunAccount, factor: float) -> str:
     """Return the keys that say when checkpoints are written, for `factor` times the distance."""
-    keys = {"every_steps": account.value("checkpoint.every_steps", 200)}
-    keys["every_s"] = account.value("checkpoint.every_s")
-    others = {key: max(1, int(factor * value)) for key, value in keys.items() if value}
-    return ", ".join(f"`checkpoint.{key}={value}`" for key, value in others.items())
+    given = {"every_steps": account.value("checkpoint.every_steps", 200)}
+    given["every_s"] = account.value("checkpoint.every_s")
+    keys = {f"checkpoint.{key}": max(1, int(factor * v)) for key, v in given.items() if v}
+    return ", ".join(f"`{key}={value}`" for key, value in keys.items())
 
 
 def _cures(account: RunAccount, kind: str, power: int = 2) -> str:

@@ -46,16 +46,13 @@ def main() -> int:
 
 
 def _run(made: Suite, asked: argparse.Namespace) -> None:
-    chosen = [
-        each
-        for each in (*EVENTS, *cluster_events.ON_CLUSTER)
-        if each.act and asked.only in each.name
-    ]
+    every = (*EVENTS, *(cluster_events.ON_CLUSTER if asked.cluster else ()))
+    chosen = [each for each in every if each.act and asked.only in each.name]
     for number, event in enumerate(chosen):
         try:
             if event in EVENTS:
                 made.disturb([event], asked.seed + number)
-            elif asked.cluster:
+            else:
                 cluster_events.disturb(made, event, asked.seed + number)
         except AssertionError as error:
             made.rows[event.name].by_hand.append(f"seed {asked.seed + number}: {error}")

@@ -96,9 +96,8 @@ class Reader(dcp.FileSystemReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what the plan says, one file after the other; replicas share what is alike."""
-        done: Future[None] = Future()
+        items, done = plan.items, Future[None]()
         done.set_result(None)
-        items = plan.items
         for group in self._replicas:
             shared, items = _divided(items, planner, group)
             if not self._read_together(shared, planner, group):
@@ -152,10 +151,7 @@ class Reader(dcp.FileSystemReader):
 def _divided(
     items: list[ReadItem], planner: LoadPlanner, group: dist.ProcessGroup
 ) -> tuple[list[ReadItem], list[ReadItem]]:
-    """Return the items of parts of the state, such as `model`, that are alike on all, and the rest.
-
-    Those that are alike come in the same order on all ranks of the group.
-    """
+    """Return the items of what the group has alike, such as `model`, in one order, and the rest."""
     devices, parts = dist.get_backend_config(group), dict[str, dict[str, ReadItem]]()
     for item in sorted((i for i in items if i.type == LoadItemType.TENSOR), key=str):
         if (device := planner.resolve_tensor(item).device.type) in devices:

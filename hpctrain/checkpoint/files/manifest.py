@@ -176,8 +176,7 @@ def healthy(folder: Path) -> Iterator[Path]:
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
     """Return what is wrong with the files of a checkpoint, with the name of one; "" if nothing.
 
-    `parts` ranks divide the files, and each gets those that it has written, if it is one of as
-    many as then: `__0_0.distcp`, `__1_0.distcp`, ...
+    Only every file whose place is `part` modulo `parts` is looked at: a rank gets its own ones.
     """
     try:
         files = Manifest.read(checkpoint).files

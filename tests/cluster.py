@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 def require() -> None:
     """Skip the test where no cluster can run; fail it instead where CI=true."""
-    problem = _problem()
-    if problem and os.environ.get("CI") == "true":
-        pytest.fail(problem)
-    if problem:
-        pytest.skip(problem)
+    if (found := problem()) and os.environ.get("CI") == "true":
+        pytest.fail(found)
+    if found:
+        pytest.skip(found)
 
 
 @functools.cache
-def _problem() -> str:
+def problem() -> str:
+    """Start a cluster if there is none; return why none can be used here, or ""."""
     if "PYTEST_XDIST_WORKER" in os.environ or "SLURM_CONF" not in os.environ:
         return _start_own()
     try:

@@ -11,6 +11,7 @@ back to an older one.
 
 import json
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +35,7 @@ from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.saving.proof import Sizes, prove
 from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.tensors import local
@@ -49,6 +50,7 @@ class _SpreadModel(Protocol):
     """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
 
     module: nn.Module
+    mesh: Any  # hpctrain.parallel.mesh.Mesh
     parameters: list[nn.Parameter]
     names: list[str]
 
@@ -181,7 +183,9 @@ class Checkpointer:
         path = self._newest()
         if path is None:
             return None
-        found, reader = Manifest.read(path), Reader(path)
+        found = Manifest.read(path)
+        content = b64encode(read_metadata(path)).decode() if self.ranks.is_main else None
+        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
@@ -219,19 +223,24 @@ class Checkpointer:
         return found.progress
 
     def _newest(self) -> Path | None:
-        """Return the newest intact checkpoint, which rank 0 looks for."""
-        chosen: dict[str, str] = {}
-        with long_work("verifying the checkpoints"):
-            if self.ranks.is_main:
-                try:
-                    newest = manifest.newest_intact(self.saves.folder)
-                    chosen = {} if newest is None else {"name": newest.name}
-                except StorageError as error:
-                    chosen = {"error": str(error)}
-        chosen = objects.broadcast(chosen)
-        if "error" in chosen:
-            raise StorageError(chosen["error"])
-        return self.saves.folder / chosen["name"] if chosen else None
+        """Return the newest intact checkpoint; each rank verifies a part of its files."""
+        ranks, untried = (
+            self.ranks,
+            manifest.healthy(self.saves.folder),
+        )  # only rank 0 goes through them
+        while name := objects.broadcast(
+            next((path.name for path in untried), "") if ranks.is_main else None
+        ):
+            path = self.saves.folder / str(name)
+            with long_work("verifying the checkpoints"):
+                damage = manifest.damage(path, ranks.rank, ranks.world_size)
+            if not (damage := next(filter(None, objects.all_gather(damage)), "")):
+                return path
+            if ranks.is_main:
+                log.warning(manifest.PASSED_OVER, path, damage)
+        if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.saves.folder))):
+            raise StorageError(manifest.NONE_INTACT % self.saves.folder)
+        return None
 
     def _whole_state(self) -> dict[str, Any]:
         """Return what this rank saves, its own included."""

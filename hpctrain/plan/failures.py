@@ -36,7 +36,7 @@ class Losses:
     restart_s: float  # from a failure until the training goes on
     every_steps: int  # between two checkpoints: the number that costs least
     lost: float  # the part of the time that saves, lost work and restarts take
-    every_steps_as_given: int  # `checkpoint.every_steps`
+    every_steps_as_given: int | None  # `checkpoint.every_steps`
     lost_as_given: float
 
     @property
@@ -46,7 +46,7 @@ class Losses:
             f"one of the nodes fails every {duration(self.mtbf_s / 3600)}, and a save takes "
             f"{duration(self.save_s / 3600)}: checkpoint.every_steps={self.every_steps} loses "
             f"least, {self.lost:.1%} of the time, which the hours have "
-            f"({self.every_steps_as_given} loses {self.lost_as_given:.1%})"
+            f"({self.every_steps_as_given or 'no other save'} loses {self.lost_as_given:.1%})"
         )
 
 
@@ -93,7 +93,7 @@ class Failures:
         return cls(3600 * mtbf, restart, rate, text)
 
     def losses(
-        self, nodes: int, nbytes: float, step_s: float, steps: int | None, given: int
+        self, nodes: int, nbytes: float, step_s: float, steps: int | None, given: int | None
     ) -> Losses:
         """Return what is lost with checkpoints of so many bytes; a ConfigError if all is.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ class Every:
 
     log: int
     evaluate: int | None  # None: at each end of an epoch
-    checkpoint: int
+    checkpoint: int | None  # None: not by steps
     at_end: bool = True  # whether the last step of the run saves a checkpoint
 
 
@@ -110,6 +111,7 @@ class Trainer:
         first_step = self._resume()
         health = self.train_step.health
         self.display.start(self.step, self.max_steps)
+        self.train_step.save_timer.restart()
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
         with self._closing(), ending_here():
@@ -142,9 +144,8 @@ class Trainer:
                 over = self.patience.is_over
                 if over and not done:
                     self.train_step.finish()
-                due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
                 last = (done or over) and self.every.at_end
-                if due or last:
+                if self._save_is_due() or last:
                     self._save(background=not last)
                     saved = self.step
                 if over:
@@ -234,6 +235,10 @@ class Trainer:
         every = self.every.evaluate
         return self.loader.epoch > epoch if every is None else self.step % every == 0
 
+    def _save_is_due(self) -> bool:
+        by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0
+        return by_steps or self.best.is_due(self.step) or self.train_step.save_timer.is_due()
+
     def _evaluated(self) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
         if not self.evaluation_due:
@@ -298,6 +303,7 @@ class Trainer:
             background=background,
         )
         self.train_step.health.judge_state(self.checkpointer.wrong)
+        self.train_step.save_timer.restart()
 
     def _go_on_saving(self, *, wait: bool = False) -> None:
         """Go on with a checkpoint that is written in the background; `wait` until it is there."""
@@ -346,9 +352,11 @@ class Trainer:
 
     def _resume(self) -> int:
         marks.enter(marks.LOAD)
-        every = self.every
-        if every.at_end or every.checkpoint <= self.max_steps or self.best.metric is not None:
+        first = self.every.checkpoint or self.max_steps + 1
+        by_clock = bool(self.train_step.save_timer.flags())
+        if self.every.at_end or first <= self.max_steps or by_clock or self.best.metric is not None:
             self.checkpointer.prove()
+        began = time.monotonic()
         progress = self.checkpointer.load_latest()
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]
@@ -360,7 +368,10 @@ class Trainer:
             for name, part in self._stateful.items():
                 part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
             if dist.get_rank() == 0:
-                log.info("going on from the checkpoint of step %d", self.step)
+                seconds = time.monotonic() - began
+                log.info(
+                    "going on from the checkpoint of step %d (read in %.1f s)", self.step, seconds
+                )
         else:
             self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.

@@ -298,10 +298,10 @@ def test_two_notes_do_not_contradict_each_other(tmp_path: Path) -> None:
             spent(1, 100, 20, compute=80, checkpoint=20),
             spent(2, 300, 60, compute=160, checkpoint=40),
         ],
-        config={"checkpoint": {"every_steps": 50}},
+        config={"checkpoint": {"every_steps": None, "every_s": 60.0}},
     )
-    (note,) = (text for text in notes(account(run)) if "every_steps" in text)
-    assert "went into checkpoints" in note
+    (note,) = (text for text in notes(account(run)) if "checkpoint." in text)
+    assert note.endswith("went into checkpoints: `checkpoint.every_s=420`")
 
 
 def test_requests_leave_what_a_gpu_needs_and_the_time_to_save(tmp_path: Path) -> None:

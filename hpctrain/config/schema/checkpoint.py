@@ -40,13 +40,24 @@ class CheckpointConfig:
         "The run goes on from the checkpoint of another run with this digest. The command `branch` "
         "fills it in.",
     )
-    every_steps: int = key(
-        200, "A checkpoint is written every this many steps.", count="steps", identity=False
+    every_steps: int | None = key(
+        200,
+        "A checkpoint is written every this many steps. Null means not by steps.",
+        count="steps",
+        identity=False,
+    )
+    every_s: float | None = key(
+        None,
+        "A checkpoint is written when this much time has passed since the last one, by the clock "
+        "of rank 0. With every_steps both ask for checkpoints. Null does not look at the time.",
+        unit="seconds",
+        above=0,
+        identity=False,
     )
     at_end: bool = key(
         True,
         "The last step of the run saves a checkpoint. With false the run leaves no weights behind "
-        "beyond those of every_steps and best, for runs that only measure.",
+        "beyond those of every_steps, every_s and best, for runs that only measure.",
         identity=False,
     )
     keep: int = key(

@@ -38,10 +38,10 @@ from hpctrain.training.average import Average
 from hpctrain.training.display import choose_display
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
+from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
@@ -105,7 +105,8 @@ def build(
         micro_batches=micro_batches,
         base_lr=config.optimizer.lr,
         average=average,
-        timer=EvaluationTimer(train.eval_every_s, decides=ranks.is_main),
+        timer=Timer(train.eval_every_s, decides=ranks.is_main),
+        save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves.agreement,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(train.log_every if train.watch != "off" else 0),

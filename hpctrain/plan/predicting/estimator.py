@@ -1,6 +1,7 @@
 """Predicts layouts of one model: its facts, what they take, and how long."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from functools import partial
 from inspect import signature
@@ -115,9 +116,12 @@ class Estimator:
             memory = self.calibration.bytes(memory)
         losses = None
         if self.failures is not None and time is not None:
+            saves = layout.config.checkpoint
+            by_time = math.ceil(saves.every_s / time.step_s) if saves.every_s else None
             losses = self.failures.losses(
                 *(layout.nodes, self.checkpoint_bytes(layout.config), time.step_s),
-                *(self.budget.steps, layout.config.checkpoint.every_steps),
+                self.budget.steps,
+                min(filter(None, (saves.every_steps, by_time)), default=None),
             )
         limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
         ranks = launch.tasks_per_node

@@ -50,8 +50,8 @@ def print_memory(console: Console, estimate: Estimate) -> None:
     """Print the memory of a layout by part."""
     layout, batch = estimate.layout, estimate.layout.batch
     console.print(
-        f"\n{layout.kind} on {layout.ranks} rank{'s' * (layout.ranks > 1)}: global batch "
-        f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
+        f"\n{layout.label}: global batch {batch.global_size} = dp {batch.shares} x accumulate "
+        f"{batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
     host = estimate.memory.host

@@ -42,7 +42,7 @@ def rank(
     for nodes, per_node in sizes:
         groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
         for group in groups:
-            name = f"{group[0].kind} on {group[0].ranks} rank{'s' if group[0].ranks > 1 else ''}"
+            name = group[0].label
             try:
                 estimates = _of_group(group, estimator, hardware)
             except ConfigError as error:

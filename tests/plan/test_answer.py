@@ -354,13 +354,8 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
 def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:
     config, sizes = Config(), ModelSizes.counted(1000, 4, 0)
     config.parallel.zero = 3
-
-    def parameters(degrees: Degrees) -> int:
-        parallel, precision = config.parallel, config.precision
-        return memory_of(sizes, degrees, parallel, precision, config.optimizer).parameters
-
-    assert parameters(Degrees(cp=2)) == 4 * 4000
-    assert parameters(Degrees(dp_shard=2, cp=2)) == 4 * 1000
+    assert memory_of(sizes, Degrees(cp=2), config).parameters == 4 * 4000
+    assert memory_of(sizes, Degrees(dp_shard=2, cp=2), config).parameters == 4 * 1000
 
 
 class NeedsValues(nn.Module):

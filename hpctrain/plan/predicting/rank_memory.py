@@ -83,10 +83,7 @@ class MemoryModel:
     ) -> RankMemory:
         config, degrees, batch = layout.config, layout.degrees, layout.batch
         (sizes, trained), parallel = both, config.parallel
-        states = memory_of(
-            *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
-            trained,
-        )
+        states = memory_of(sizes, degrees, config, batch.accumulate, trained)
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(config.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)

@@ -14,7 +14,7 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.plan import printing, summary
+from hpctrain.plan import printing
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.model_facts import (
@@ -131,7 +131,7 @@ class _Answer:
         """Print what a beginner asks first, then the tables, and what they rest on."""
         self._show_first(console, overrides)
         if self.layouts and self.hardware:
-            printing.print_layouts(console, self.layouts, self.hardware)
+            printing.print_layouts(console, self.layouts)
             printing.print_scaling(console, scaling(self.ranking.best))
         if self.kinds:
             printing.print_hardware(console, self.kinds)
@@ -155,19 +155,19 @@ class _Answer:
         if hardware is None and named is not None:
             most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
             console.print(
-                f"{summary.needs(size, named, most)}; hardware=NAME shows layouts that fit"
+                f"{printing.needs(size, named, most)}; hardware=NAME shows layouts that fit"
             )
         elif hardware is not None and self.layouts:
-            summary.print_summaries(console, size, self.layouts, hardware, overrides)
+            printing.print_summaries(console, size, self.layouts, overrides)
         elif hardware is not None:
             console.print(
-                f"no layout of {summary.big(size)} parameters on {hardware.title} is possible"
+                f"no layout of {printing.big(size)} parameters on {hardware.title} is possible"
             )
         if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
             console.print(f"it {exceeded}", soft_wrap=True)
         if hardware and self.layouts and self.limits.excess(*self.layouts[0].bill) is None:
             console.print("whether that is within --deadline and --max-cost is unknown")
-        summary.print_first_kind(console, size, self.kinds)
+        printing.print_first_kind(console, size, self.kinds)
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)
     if failing is None and restart is not None:
         raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
-    runs = [_measured(run) for run in given.from_run]
+    runs = [*map(_measured, given.from_run)]
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.plan.answer import Query, answer
@@ -66,12 +66,8 @@ def main(argv: list[str]) -> int:
 
     names = {text.partition("=")[0].lstrip("+") for text in given.overrides}
     asked = Query(
-        config,
-        hardware,
-        nodes,
-        given.sample_shape,
-        given.budget,
-        named=any(_names_layout(name) for name in names),
+        *(config, hardware, nodes, given.sample_shape, given.budget),
+        named=any(name in _LAYOUT or name.startswith("parallel") for name in names),
         layers=given.layers,
         runs=runs,
         measure=given.measure,
@@ -97,7 +93,7 @@ def main(argv: list[str]) -> int:
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
-        body |= {} if simulated is None else {"simulation": simulated.as_json()}
+        body |= {"simulation": simulated.as_json()} if simulated else {}
     else:
         found.show(console, trained)
         for line in () if simulated is None else simulated.lines():
@@ -131,8 +127,7 @@ def _measured(run: str) -> MeasuredRun:
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
     without = [text for text in overrides if text in _NO_DATA]
-    if shape is not None:
-        without.append(f"--sample-shape={shape}")
+    without += [] if shape is None else [f"--sample-shape={shape}"]
     if without:
         raise ConfigError(
             f"--measure with {without[0]}: measuring trains some steps, so it needs a data set: "
@@ -201,10 +196,7 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         if not any(name == "task" or name.startswith("task.") for name in names):
             added.append(f"task={'language_model' if windows else 'classification'}")
         added += [] if "metric" in names else ["metric=val/loss"]
-    argv = [*without, *added]
-    if config_dir is not None:
-        argv = ["--config-dir", config_dir, *argv]
-    config = compose(argv)
+    config = compose([*(["--config-dir", config_dir] if config_dir else []), *without, *added])
     if config is None:
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if not config.model:
@@ -230,6 +222,8 @@ _DATA, _NO_DATA = (
     {"experiment", "data", "data.path", "data.mixture"},
     ("data=null", "data.path=null"),
 )
+_LAYOUT = {"launch", "launch.nodes", "launch.tasks_per_node"}
+_LAYOUT |= {f"train.{n}" for n in ("accumulate", "micro_batch_size", "activation_checkpointing")}
 
 
 def _numbers(text: str) -> list[int]:
@@ -237,13 +231,6 @@ def _numbers(text: str) -> list[int]:
     if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
         raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
     return sorted({int(part) for part in parts})
-
-
-def _names_layout(name: str) -> bool:
-    return name.startswith("parallel") or name in (
-        *("launch", "launch.nodes", "launch.tasks_per_node"),
-        *("train.accumulate", "train.micro_batch_size", "train.activation_checkpointing"),
-    )
 
 
 def _per_node(config: Config, names: set[str]) -> int:

@@ -190,14 +190,9 @@ WHY = {
 def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
     """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
     fastest: dict[int, Estimate] = {}
-    widest: dict[int, int] = {}
-    for estimate in estimates:
-        layout = estimate.layout
-        if estimate.time is None or layout.ranks < widest.get(layout.nodes, 0):
-            continue
-        known = fastest.get(layout.nodes)
-        if known is None or layout.ranks > known.layout.ranks or order(estimate) < order(known):
-            fastest[layout.nodes], widest[layout.nodes] = estimate, layout.ranks
+    timed = (one for one in estimates if one.time is not None)
+    for one in sorted(timed, key=lambda one: (-one.layout.ranks, order(one))):
+        fastest.setdefault(one.layout.nodes, one)
     if len(fastest) < 2:
         return []
     rows = [fastest[nodes] for nodes in sorted(fastest)]

@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def label(self) -> str:
-        """The kind and the ranks, such as `zero3 on 8 ranks`."""
+        """The kind and the ranks: `zero3 on 8 ranks`."""
         return f"{self.kind} on {self.ranks} rank{'s' * (self.ranks > 1)}"
 
 

@@ -57,15 +57,12 @@ def loader_rate(data: DataConfig | None, output_dir: str, hardware: Hardware | N
     sample_bytes = None if data is None else _sample_bytes(data)
     if hardware is not None and hardware.storage_rate is not None:
         return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")
-    newest: dict[str, float] = {}
-    for entry in history.read(output_dir):
-        if (value := entry.figures.get(_READING, 0)) > 0:
-            newest[entry.host] = 1e6 * value
-    if newest:
-        hosts = f"{len(newest)} host{'s' * (len(newest) > 1)}"
-        source = f"doctor, one process on each of {hosts}"
-        return LoaderRate(sample_bytes, median(newest.values()), source)
-    return LoaderRate(sample_bytes, None, "unknown")
+    found = ((entry.host, entry.figures.get(_READING, 0)) for entry in history.read(output_dir))
+    newest = {host: 1e6 * value for host, value in found if value > 0}
+    if not newest:
+        return LoaderRate(sample_bytes, None, "unknown")
+    source = f"doctor, one process on each of {len(newest)} host{'s' * (len(newest) > 1)}"
+    return LoaderRate(sample_bytes, median(newest.values()), source)
 
 
 def _sample_bytes(data: DataConfig) -> float:

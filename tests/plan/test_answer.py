@@ -35,6 +35,7 @@ from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
+from hpctrain.plan.predicting import accuracy
 from hpctrain.plan.predicting.estimate import Estimate, order
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
@@ -132,6 +133,9 @@ def test_what_a_run_may_cost_and_take(
     assert max(map(len, [*table, *first.splitlines()])) <= 80
     assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 950\)", flat)
     assert flat.index("assumptions kind:") > flat.index("excluded:")
+    runs, median, _, worst = accuracy.MEMORY
+    told = f"published runs; memory: {median}% median, {worst}% at worst of {runs} published runs"
+    assert f"{told} of all classes loader:" in flat
 
     # A command is one line in a terminal of any width, and quoted, so that it can be copied.
     command, faster, *_ = re.findall(r"\n  (python -m hpctrain -m .{80,})\n", text)

@@ -145,17 +145,16 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
             outputs[names[module]] = outputs.get(names[module], 0) + size
 
     handles = [module.register_forward_hook(note) for module in names]
-    counts: dict[str, Any] = {}
-    batch = meta_batch(sample)
+    batch, counter = meta_batch(sample), FlopCounterMode(display=False)
     try:
-        with dry_run(model), FlopCounterMode(display=False) as counter, torch.no_grad():
+        with dry_run(model), counter, torch.no_grad():
             copy.copy(task)(model, batch)
-        counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
     except Exception:  # it needs values: the table has parameters only
         outputs = {}
     finally:
         for handle in handles:
             handle.remove()
+    counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
     rows = len(batch["mask"])
     return [
         Layer(

@@ -100,11 +100,9 @@ class Comparison:
             ]
             if peaks:
                 peak = None if one.found is None else one.found.peak_bytes
-                cells += [
-                    _text(one.predicted_peak / GIB, "{:.2f} GiB"),
-                    _text(peak and peak / GIB, "{:.2f} GiB"),
-                    _text(one.peak_error, "{:+.1%}"),
-                ]
+                sizes = one.predicted_peak / GIB, peak and peak / GIB
+                cells += [_text(size, "{:.2f} GiB") for size in sizes]
+                cells += [_text(one.peak_error, "{:+.1%}")]
             table.add_row(*cells)
         return table
 

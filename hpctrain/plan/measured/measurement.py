@@ -261,9 +261,6 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
 def minutes(estimates: Sequence[Estimate]) -> int:
     """Return a time limit that lets the jobs start soon; never more than that of the run."""
     launch = estimates[0].layout.config.launch
-    times = [estimate.time for estimate in estimates]
-    slowest = max(math.inf if time is None else time.step_s for time in times)
-    if slowest == math.inf:
-        return launch.limit_min
+    slowest = max(math.inf if one.time is None else one.time.step_s for one in estimates)
     seconds = _START_S + _SLOWER * STEPS * slowest + launch.warn_s
-    return min(launch.limit_min, math.ceil(seconds / 60))
+    return math.ceil(min(60 * launch.limit_min, seconds) / 60)

@@ -1,8 +1,8 @@
 """`plan --simulate`: the chosen recipe of a rank at full rank count, with one step of training.
 
+fake process group (collectives do nothing) ── one rank of the world
 part_of() ── what the rank holds                          (meta tensors)
 step      ── collectives by kind and dimension of the mesh (fake tensors)
-picture() ── which rank is where
 """
 
 import math
@@ -125,10 +125,8 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
     degrees = layout.degrees
     enter(rank, world)
     try:
-        task = instantiate("task", config.task)
-        divided = getattr(task, "loss_parallel", False)
-        build = partial(instantiate, "model", config.model)
-        part, model = part_of(build, config, loss_parallel=divided)
+        task, build = instantiate("task", config.task), partial(instantiate, "model", config.model)
+        part, model = part_of(build, config, loss_parallel=getattr(task, "loss_parallel", False))
         sample = of_shape(task, parse_shape(shape)) if shape else of_data(config.data)
         counter, why = CollectiveCounter(degrees), ""
         try:
@@ -137,8 +135,7 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     finally:
         _leave()
-    traffic = [] if why else counter.traffic
-    seconds = time.perf_counter() - began
+    traffic, seconds = [] if why else counter.traffic, time.perf_counter() - began
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return _Simulation(rank, degrees, per_node, part, traffic, why, seconds, rss)
 
@@ -203,10 +200,8 @@ def _step(
     with FakeTensorMode(allow_non_fake_inputs=True), _without_values():
         model.module.to_empty(device="cpu")
         model.precision.device = torch.device("cpu")
-        batch = {
-            name: torch.zeros((rows, *values.shape[1:]), dtype=values.dtype)
-            for name, values in sample.items()
-        }
+        shapes = ((name, (rows, *v.shape[1:]), v.dtype) for name, v in sample.items())
+        batch = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in shapes}
         with counter:
             _, values = model.forward_backward(on_part(task, mesh.sequence_part), batch)
             mesh.add(torch.as_tensor(values))  # the one reduction of a step's sums
@@ -228,17 +223,12 @@ def _leave() -> None:
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Let a step run on tensors that have no values.
+    """Let a step run on tensors without values, which a training reads in two places."""
 
-    A training reads values in two places. The ranks agree on their next block in the first step:
-    here all have the same. And on a CPU the sums of a loss are numbers: here they stay tensors.
-    """
-
-    def agreed(_: Any, number: int) -> int:
-        return number
-
-    def flat(sums: Sums) -> torch.Tensor:
+    def flat(sums: Sums) -> torch.Tensor:  # on a CPU the sums of a loss are numbers
         return torch.stack([torch.as_tensor(v).double() for pair in sums.values() for v in pair])
 
-    with patch.object(Lockstep, "_agreed", agreed), patch.object(parallel_model, "flat", flat):
+    # The ranks agree on their next block in the first step: here all have the same.
+    agreed = patch.object(Lockstep, "_agreed", lambda _, number: number)
+    with agreed, patch.object(parallel_model, "flat", flat):
         yield

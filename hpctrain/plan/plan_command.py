@@ -147,39 +147,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
-    parser.add_argument("--config-dir", help="a folder with more configs, and hardware/*.yaml")
-    parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
-    parser.add_argument(
-        "--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,..."
-    )
-    parser.add_argument("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
-    parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
-    parser.add_argument("--max-cost", help="leave out what costs more: 500 or 500USD")
-    parser.add_argument("--mtbf", help="the mean time between failures of a node: 150d")
-    parser.add_argument("--restart", help="the time from a failure to the next start: 10min")
-    parser.add_argument("--layers", action="store_true", help="show the table of layers")
-    parser.add_argument(
-        "--from-run",
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="a run directory whose measured times replace the assumed ones; may be repeated",
-    )
-    parser.add_argument(
-        "--simulate",
-        nargs="?",
-        const=0,
-        type=int,
-        metavar="RANK",
-        help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
-    )
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="submit the best three layouts as an array of short jobs, wait, and compare",
-    )
-    parser.add_argument("--json", action="store_true", help="print one object")
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
+    add("--config-dir", help="a folder with more configs, and hardware/*.yaml")
+    add("--nodes", help="numbers of nodes to look at: 1,2,4")
+    add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
+    add("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
+    add("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
+    add("--max-cost", help="leave out what costs more: 500 or 500USD")
+    add("--mtbf", help="the mean time between failures of a node: 150d")
+    add("--restart", help="the time from a failure to the next start: 10min")
+    add("--layers", action="store_true", help="show the table of layers")
+    text = "a run directory whose measured times replace the assumed ones; may be repeated"
+    add("--from-run", action="append", default=[], metavar="RUN", help=text)
+    text = "run the recipe of a rank (0) at full rank count: what it holds, what it sends"
+    add("--simulate", nargs="?", const=0, type=int, metavar="RANK", help=text)
+    text = "submit the best three layouts as an array of short jobs, wait, and compare"
+    add("--measure", action="store_true", help=text)
+    add("--json", action="store_true", help="print one object")
     return parser
 
 
@@ -218,10 +203,8 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     return config
 
 
-_DATA, _NO_DATA = (
-    {"experiment", "data", "data.path", "data.mixture"},
-    ("data=null", "data.path=null"),
-)
+_DATA = {"experiment", "data", "data.path", "data.mixture"}
+_NO_DATA = ("data=null", "data.path=null")
 _LAYOUT = {"launch", "launch.nodes", "launch.tasks_per_node"}
 _LAYOUT |= {f"train.{n}" for n in ("accumulate", "micro_batch_size", "activation_checkpointing")}
 

@@ -1,6 +1,6 @@
 """Counts the collective operations of a step, by the dimensions of the mesh that they cross.
 
-all-gather, reduce-scatter, all-reduce, all-to-all, broadcast, send ── calls and bytes
+rank = (((pp x dp_replicate + r) x dp_shard + s) x cp + c) x tp + t        as hpctrain.parallel.mesh
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.plan.simulating.rank_places import coordinates
 
+ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # the outermost first
 # They are in the names of torch's operators, with or without underscores. The first counts.
 _KINDS = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "broadcast", "send")
 _SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -94,6 +94,14 @@ def _named(name: str) -> tuple[int, ...] | None:
     except (RuntimeError, ValueError, KeyError):  # a string of another meaning, such as "sum"
         return None
     return tuple(distributed.get_process_group_ranks(group))
+
+
+def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
+    """Return the place of a rank, by the names of the degrees."""
+    found = {}
+    for name in reversed(ORDER):
+        rank, found[name] = divmod(rank, getattr(degrees, name))
+    return {name: found[name] for name in ORDER}
 
 
 def dimensions(degrees: Degrees, ranks: Sequence[int]) -> str:

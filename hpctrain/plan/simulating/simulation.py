@@ -35,11 +35,24 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.plan.inspecting.activations import NEED_VALUES
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.simulating.collective_counter import CollectiveCounter, Traffic
-from hpctrain.plan.simulating.rank_places import held_by, picture
+from hpctrain.plan.simulating.collective_counter import (
+    ORDER,
+    CollectiveCounter,
+    Traffic,
+    coordinates,
+)
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums, Task, on_part
 from hpctrain.units import MIB
+
+_SHOWN_NODES = 8
+_HOLDS = {
+    "pp": "the layers of stage {0}",
+    "dp_shard": "part {0} of {1} of each parameter",
+    "dp_replicate": "replica {0}",
+    "cp": "part {0} of {1} of each sequence",
+    "tp": "part {0} of {1} of each layer",
+}
 
 
 @dataclass(frozen=True)
@@ -232,3 +245,34 @@ def _without_values() -> Iterator[None]:
     agreed = patch.object(Lockstep, "_agreed", lambda _, number: number)
     with agreed, patch.object(parallel_model, "flat", flat):
         yield
+
+
+def held_by(degrees: Degrees, rank: int) -> str:
+    """Return what a rank holds, in words."""
+    place = coordinates(degrees, rank)
+    parts = [
+        text.format(place[name], getattr(degrees, name))
+        for name, text in _HOLDS.items()
+        if getattr(degrees, name) > 1
+    ]
+    return ", ".join(parts) or "everything"
+
+
+def picture(degrees: Degrees, per_node: int) -> Iterator[str]:
+    """Yield the lines of a picture: a line for each node, with the place of each of its ranks."""
+    names = [name for name in ORDER if getattr(degrees, name) > 1] or ["dp_replicate"]
+    yield f"ranks by {' . '.join(names)} (the last one are neighbours)"
+    nodes = -(-degrees.ranks // per_node)
+    width = len(str(degrees.ranks - 1))
+    shown = range(nodes) if nodes <= _SHOWN_NODES else [*range(_SHOWN_NODES - 1), nodes - 1]
+    before = -1
+    for node in shown:
+        if node != before + 1:
+            yield f"  ...    {node - before - 1} nodes"
+        before = node
+        ranks = range(node * per_node, min(degrees.ranks, (node + 1) * per_node))
+        cells = []
+        for rank in ranks:
+            place = coordinates(degrees, rank)
+            cells.append(f"{rank:>{width}}:{'.'.join(str(place[name]) for name in names)}")
+        yield f"  node {node:<3} {'  '.join(cells)}"

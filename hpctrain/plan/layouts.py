@@ -56,7 +56,7 @@ class Layout:
     @property
     def label(self) -> str:
         """The kind and the ranks: `zero3 on 8 ranks`."""
-        return f"{self.kind} on {self.ranks} rank{'s' * (self.ranks > 1)}"
+        return _label(self.kind, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def layouts(
         try:
             validate(found[0].config, found[0].ranks)
         except ConfigError as error:
+            # It is named as it was asked for, also where a degree that takes what is left is 1.
             kind = _kind(degrees, degrees.get("zero", 0), "offload" in degrees)
-            label = found[0].label.replace(found[0].kind, kind)  # also of one rank for each part
-            excluded[label] = str(error).splitlines()[0]
+            excluded[_label(kind, found[0].ranks)] = str(error).splitlines()[0]
         else:
             yield found
 
@@ -158,6 +158,10 @@ def _kind(degrees: Mapping[str, int], zero: int, offload: bool) -> str:
     name = "hsdp" if replicated and divided else f"zero{zero}" if divided else "ddp" * replicated
     others = [f"{n}{d}" for n in ("cp", "tp", "pp", "ep") if (d := degrees.get(n, 1)) > 1]
     return "+".join(part for part in (name, *others, "offload" * offload) if part) or "single"
+
+
+def _label(kind: str, ranks: int) -> str:
+    return f"{kind} on {ranks} rank{'s' * (ranks > 1)}"
 
 
 def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:

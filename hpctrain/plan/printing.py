@@ -26,7 +26,7 @@ def print_summaries(
     first, and after it only what is faster on as many ranks. `overrides` are those of the user.
     """
     first = layouts[0]
-    for place, (one, *_) in enumerate(by_ranks(layouts)):
+    for place, (one, *_) in enumerate(_by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
             if first.fits and order(first) <= order(one):
@@ -66,7 +66,7 @@ def needs(parameters: int, one: Estimate, most: float) -> str:
     return f"{big(parameters)} parameters need {needed} on {where}{_divided(one)}"
 
 
-def by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
+def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
     """Return the layouts of each number of ranks; that of the command line is apart."""
     groups = groupby(layouts, lambda one: (one.layout.named, one.layout.ranks))
     return [list(alike) for _, alike in groups]
@@ -197,7 +197,7 @@ def print_layouts(console: Console, estimates: list[Estimate]) -> None:
     amounts, price = costs(first, lambda each: f"{each.amount:g}"), first.price
     told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
     console.print(f"\nestimates on {first.hardware.title}{told}")
-    shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
+    shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
     _print_mark(console, shown)
     if more := len(estimates) - len(shown):

@@ -87,7 +87,7 @@ class _Simulation:
             "rank": self.rank,
             "ranks": self.degrees.ranks,
             "degrees": asdict(self.degrees),
-            "holds": held_by(self.degrees, self.rank),
+            "holds": _held_by(self.degrees, self.rank),
             "part": asdict(self.part),
             "collectives": [asdict(each) for each in self.traffic],
             "not_simulated": self.not_simulated,
@@ -101,7 +101,7 @@ class _Simulation:
         part = self.part
         yield f"simulation of rank {self.rank} of {self.degrees.ranks} ({self.seconds:.1f} s)"
         yield from picture(self.degrees, self.per_node)
-        yield f"rank {self.rank} holds {held_by(self.degrees, self.rank)}:"
+        yield f"rank {self.rank} holds {_held_by(self.degrees, self.rank)}:"
         yield (
             f"  parameters {part.local_parameters / MIB:,.1f} MiB, gradients "
             f"{part.local_gradients / MIB:,.1f} MiB, AdamW's state "
@@ -247,7 +247,7 @@ def _without_values() -> Iterator[None]:
         yield
 
 
-def held_by(degrees: Degrees, rank: int) -> str:
+def _held_by(degrees: Degrees, rank: int) -> str:
     """Return what a rank holds, in words."""
     place = coordinates(degrees, rank)
     parts = [

@@ -146,8 +146,8 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        asking: tuple[Stop | Timer | Agreement, ...]
-        asking = self.stop, self.timer, self.save_timer, self.saving
+        timers = self.timer, self.save_timer
+        asking: list[Stop | Timer | Agreement] = [self.stop, *timers, self.saving]
         flags = [each.flags() for each in asking]
         mine = self.model.joined(self.model.loads.joined(joined(values, [*chain(*flags)])))
         reduced = self.model.settled(over_ranks(mine, mesh))

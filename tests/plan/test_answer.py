@@ -35,6 +35,7 @@ from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
+from hpctrain.plan.predicting import accuracy
 from hpctrain.plan.predicting.estimate import Estimate, order
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
@@ -133,6 +134,9 @@ def test_what_a_run_may_cost_and_take(
     assert max(map(len, [*table, *first.splitlines()])) <= 80
     assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 950\)", flat)
     assert flat.index("assumptions kind:") > flat.index("excluded:")
+    runs, median, _, worst = accuracy.MEMORY
+    told = f"published runs; memory: {median}% median, {worst}% at worst of {runs} published runs"
+    assert f"{told} of all classes loader:" in flat
 
     # A command is one line in a terminal of any width, and quoted, so that it can be copied.
     command, faster, *_ = re.findall(r"\n  (python -m hpctrain -m .{80,})\n", text)
@@ -355,13 +359,8 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
 def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:
     config, sizes = Config(), ModelSizes.counted(1000, 4, 0)
     config.parallel.zero = 3
-
-    def parameters(degrees: Degrees) -> int:
-        parallel, precision = config.parallel, config.precision
-        return memory_of(sizes, degrees, parallel, precision, config.optimizer).parameters
-
-    assert parameters(Degrees(cp=2)) == 4 * 4000
-    assert parameters(Degrees(dp_shard=2, cp=2)) == 4 * 1000
+    assert memory_of(sizes, Degrees(cp=2), config).parameters == 4 * 4000
+    assert memory_of(sizes, Degrees(dp_shard=2, cp=2), config).parameters == 4 * 1000
 
 
 class NeedsValues(nn.Module):

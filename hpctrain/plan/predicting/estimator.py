@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from functools import partial
 from inspect import signature
 from typing import Any, Self
 
@@ -68,7 +67,8 @@ class Estimator:
         build = build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
         model = build_on_meta(build)
         check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
-        facts = explained(partial(facts_of, model, task, sample), "plan: the model")
+        with explained("plan: the model"):
+            facts = facts_of(model, task, sample)
         compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
         dtype = None if compute is None else DTYPES[compute]
         activations = Measured(build, task, sample, dtype, config.train)

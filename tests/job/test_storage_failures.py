@@ -63,7 +63,7 @@ def test_a_full_disk(train: Train, small: Callable[[int], Path], size: int) -> N
     assert "No space left on device" in last
     if size > 2000:
         assert "the checkpoint was not written (No space left" in last
-        (log,) = folder.glob("runs/*/logs/*")
+        (log,) = folder.glob("runs/*/logs/*.log")
         assert "Traceback" not in log.read_text()
 
 

@@ -30,8 +30,9 @@ from hpctrain.record import (
 
 log = logging.getLogger(__name__)
 
-# Such a text becomes a part of a path, or an argument of squeue.
+# Such a text becomes a part of a path, of a batch script, or an argument of squeue.
 _Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
+Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
 _User = Annotated[str, matching(r"([^-\s,=][^\s,=]*)?", "the name of a user")]
 _LEAST_RATE = 1e-9  # steps a second; a clock that was set back makes it negative
 
@@ -96,7 +97,7 @@ class Attempt(Record, frozen=True):
     fingerprint: str = ""
     ended_at: Count | None = None  # the global step that was reached
     verdict: str = ""
-    avoid: tuple[str, ...] = ()
+    avoid: tuple[Host, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property

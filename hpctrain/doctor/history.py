@@ -19,8 +19,9 @@ from hpctrain.disk import LARGEST_JSON, open_below
 from hpctrain.doctor.finding import Finding, Verdict, worst
 from hpctrain.errors import DamageError, StorageError
 from hpctrain.record import Finite, Record, Time, decode, read_bytes
+from hpctrain.run_record import Host
 from hpctrain.slurm import excluded_hosts
-from hpctrain.slurm.excluded_hosts import Host, folder_of
+from hpctrain.slurm.excluded_hosts import folder_of
 
 _NAME, _PARTS = "history.jsonl", 2
 # The beginnings of checks that are not about the host.

@@ -6,15 +6,13 @@ OUTPUT_DIR/doctor/excluded.json    {"node3": {"time": 1767225600.0, "why": "GPU 
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
 
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.lock import file_lock, patience
-from hpctrain.record import Record, Time, matching, read_known, written
+from hpctrain.record import Record, Time, read_known, written
+from hpctrain.run_record import Host
 
-# They are written into batch scripts, so nothing else than a name may stand there.
-Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
 _NAME, _LOCK_S = "excluded.json", 10.0
 # The beginnings of the reasons of a host that was only unlike most hosts of a job.
 _UNLIKE = "same GPUs: name", "same GPUs: memory_bytes"

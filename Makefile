@@ -10,13 +10,14 @@ BIN    := $(VENV)/bin
 TORCH_INDEX ?= pypi
 TORCH := $(if $(filter-out pypi,$(TORCH_INDEX)),$(VENV)/.torch-$(TORCH_INDEX))
 
-.PHONY: train test test-all system-packages docs gpu lint types format clean help
+.PHONY: train test test-all faults system-packages docs gpu lint types format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   environment, real data into HDF5 shards, a tracked training run"
 	@echo "make test    everything that the tests need, a SLURM cluster included, then the tests"
 	@echo "make test-all   the slow tests too: soak tests, Hydra's pre-releases"
+	@echo "make faults  kills and other faults at random moments of real runs (docs/faults.md)"
 	@echo "make docs    the documentation as a web site, in site/"
 	@echo "make gpu     what one GPU can show: a table of results within minutes (docs/gpu.md)"
 	@echo "make lint | types | format | clean"
@@ -37,6 +38,13 @@ test-all:
 	@HPCTRAIN_TESTS=all $(MAKE) --no-print-directory -j 2 system-packages $(VENV)/.slow-libraries
 	@HPCTRAIN_TESTS=all tests/run.sh $(BIN)
 
+# KILLS=300 SEED=7: so many random kills beside each event; CLUSTER=1: those of a Slurm cluster, too.
+KILLS ?= 20
+SEED  ?= 0
+faults: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills $(KILLS) --seed $(SEED) \
+		$(if $(CLUSTER),--cluster)
+
 system-packages:
 	@tests/system_packages.sh
 
@@ -51,7 +59,8 @@ gpu: $(VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh slurm/*.sbatch; \
+	@if command -v shellcheck >/dev/null; then \
+		shellcheck .ci/run tests/*.sh hpctrain/slurm/steps.sh slurm/*.sbatch; \
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test

@@ -91,6 +91,12 @@ class Attempt(Record, frozen=True):
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
+    # What `hpctrain.restarts.policy` has decided on the end, and why.
+    cause: str = ""
+    fingerprint: str = ""
+    ended_at: Count | None = None  # the global step that was reached
+    verdict: str = ""
+    avoid: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -158,7 +164,7 @@ class RunRecord(Record, frozen=True):
     rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
-    preflight_requeues: Count = 0
+    preflight_requeues: Count = 0  # of older versions
     notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
@@ -237,6 +243,7 @@ class Progress(Record, frozen=True):
     stepped: Time = 0.0
     step_s: Seconds | None = None
     longest_step_s: Seconds = 0.0
+    stop_s: Seconds = 0.0  # the longest step and the longest save, together
     doing: str = ""
     steps_per_s: Finite | None = None
     metric: str = ""

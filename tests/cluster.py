@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 def require() -> None:
     """Skip the test where no cluster can run; fail it instead where CI=true."""
-    problem = _problem()
-    if problem and os.environ.get("CI") == "true":
-        pytest.fail(problem)
-    if problem:
-        pytest.skip(problem)
+    if (found := problem()) and os.environ.get("CI") == "true":
+        pytest.fail(found)
+    if found:
+        pytest.skip(found)
 
 
 @functools.cache
-def _problem() -> str:
+def problem() -> str:
+    """Start a cluster if there is none; return why none can be used here, or ""."""
     if "PYTEST_XDIST_WORKER" in os.environ or "SLURM_CONF" not in os.environ:
         return _start_own()
     try:
@@ -140,7 +140,9 @@ def job_state(job: str) -> str:
     ).stdout.split()
     # `CANCELLED by 0` is one state.
     accounting = ("sacct", "-X", "--noheader", "--parsable2", "--jobs", job, "--format=State")
-    states = queued or [line.split()[0] for line in slurm(*accounting).splitlines()]
+    # A job that has lost a node has a line of its time with this node, too: RESIZING.
+    lines = slurm(*accounting).splitlines()
+    states = queued or [line.split()[0] for line in lines if line != "RESIZING"]
     return states[0] if states else ""
 
 
@@ -157,7 +159,7 @@ def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
     return answer
 
 
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 
 
 def queue() -> list[str]:

@@ -19,7 +19,7 @@ from hpctrain.estimates.like_runs import runs_of_model
 from hpctrain.estimates.memory_fit import on_gpu, on_host
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, of_section
-from hpctrain.units import GIB
+from hpctrain.units import ELEMENT_BYTES, GIB
 
 # The largest batch, as a multiple of the base, for which the papers of the rules show results.
 _STATED = {
@@ -145,10 +145,9 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
     partly |= config.train.lora.match is not None
     # Gradients on a GPU come as activations go.
     states = 0 if partly else offload + optimizer_states(config.optimizer)
-    size = 2 if config.precision.params == "bf16" else 4
     ranks, divided = degrees.dp_shard * degrees.tp * degrees.pp, degrees.dp_shard > 1 or offload
     ranks *= degrees.cp if divided else 1  # without dp_shard they are replicas
-    needed = count * size * (1 + states) / ranks
+    needed = count * ELEMENT_BYTES[config.precision.params] * (1 + states) / ranks
     optimizer = config.optimizer._target_.rpartition(".")[2]
     of_model = f"{count:,} parameters" + f" and the state of {optimizer}" * (states > 0)
     if offload:
@@ -190,8 +189,7 @@ def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardwar
     if not (peak and hardware.memory_bandwidth and tokens):
         return
     rows = batch.micro * tokens // degrees.cp
-    size = 4 if config.precision.compute in ("fp32", "tf32") else 2
-    needed = peak / hardware.memory_bandwidth * size / 2
+    needed = peak / hardware.memory_bandwidth * ELEMENT_BYTES[config.precision.compute] / 2
     if rows < needed:
         yield (
             f"a micro-batch of {batch.micro} x {tokens} tokens leaves the GPU idle: its matrix "

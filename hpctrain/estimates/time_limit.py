@@ -101,7 +101,8 @@ def _duration(config: Config, run: MeasuredRun, steps: int) -> _Duration:
     if train.eval_every:
         evaluations = steps / train.eval_every
     seconds += run.evaluation_s * math.ceil(evaluations)
-    seconds += run.checkpoint_s * (steps // (config.checkpoint.every_steps or steps) + 1)
+    saves = steps // (config.checkpoint.every_steps or steps) + 1
+    seconds += run.checkpoint_s * (saves + seconds // (config.checkpoint.every_s or math.inf))
     return _Duration(seconds, steps, run)
 
 

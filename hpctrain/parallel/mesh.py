@@ -73,6 +73,12 @@ class Mesh:
         return self._mesh[names or ("dp_shard",)]
 
     @property
+    def replicas(self) -> list[dist.ProcessGroup]:
+        """The groups of ranks that may have the same weights: along each dimension of the data."""
+        names = [name for name in ("dp_replicate", "dp_shard") if self._sizes[name] > 1]
+        return [self._mesh[name].get_group() for name in names]
+
+    @property
     def tp_mesh(self) -> DeviceMesh:
         """The ranks that divide each layer; all ranks ask for this and what follows together."""
         return self._mesh["tp"]

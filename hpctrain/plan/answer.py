@@ -14,18 +14,14 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.plan import printing, summary
+from hpctrain.plan import printing
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
-from hpctrain.plan.inspecting.model_facts import (
-    Layer,
-    ModelFacts,
-    layers_of,
-)
+from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts, layers_of
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
-from hpctrain.plan.predicting.accuracy import accuracy
+from hpctrain.plan.predicting.accuracy import MEMORY, accuracy
 from hpctrain.plan.predicting.calibration import hardware_of
 from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
 from hpctrain.plan.predicting.estimator import Estimator, calibration_of
@@ -67,9 +63,9 @@ class _Answer:
     ranking: Ranking
     hardware: Hardware | None
     loader: LoaderRate
-    kinds: list[Kind] = field(default_factory=list)
-    limits: Limits = field(default_factory=Limits)
-    assumptions: dict[str, Any] = field(default_factory=dict)
+    kinds: list[Kind]
+    limits: Limits
+    assumptions: dict[str, Any]
 
     @property
     def layouts(self) -> list[Estimate]:
@@ -131,7 +127,7 @@ class _Answer:
         """Print what a beginner asks first, then the tables, and what they rest on."""
         self._show_first(console, overrides)
         if self.layouts and self.hardware:
-            printing.print_layouts(console, self.layouts, self.hardware)
+            printing.print_layouts(console, self.layouts)
             printing.print_scaling(console, scaling(self.ranking.best))
         if self.kinds:
             printing.print_hardware(console, self.kinds)
@@ -142,32 +138,31 @@ class _Answer:
         if self.layers:
             printing.print_layers(console, self.layers)
         if self.layouts and self.hardware:
-            console.print(f"off published runs: {self.assumptions['accuracy']}", soft_wrap=True)
+            told = "off published runs: {accuracy}; memory: {memory accuracy}"
+            console.print(told.format_map(self.assumptions), soft_wrap=True)
             console.print(self.loader.text(self.layouts[0]))
         printing.print_excluded(console, self.ranking.excluded)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
-            if name != "accuracy":  # it stands below the table
+            if "accuracy" not in name:  # they stand below the table
                 console.print(f"  {name}: {text}")
 
     def _show_first(self, console: Console, overrides: Sequence[str]) -> None:
         size, named, hardware = self.facts.parameters, self.named, self.hardware
         if hardware is None and named is not None:
             most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
-            console.print(
-                f"{summary.needs(size, named, most)}; hardware=NAME shows layouts that fit"
-            )
+            needed = printing.needs(size, named, most)
+            console.print(f"{needed}; hardware=NAME shows layouts that fit")
         elif hardware is not None and self.layouts:
-            summary.print_summaries(console, size, self.layouts, hardware, overrides)
+            printing.print_summaries(console, size, self.layouts, overrides)
         elif hardware is not None:
-            console.print(
-                f"no layout of {summary.big(size)} parameters on {hardware.title} is possible"
-            )
+            what = f"{printing.big(size)} parameters on {hardware.title}"
+            console.print(f"no layout of {what} is possible")
         if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
             console.print(f"it {exceeded}", soft_wrap=True)
         if hardware and self.layouts and self.limits.excess(*self.layouts[0].bill) is None:
             console.print("whether that is within --deadline and --max-cost is unknown")
-        summary.print_first_kind(console, size, self.kinds)
+        printing.print_first_kind(console, size, self.kinds)
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
@@ -201,10 +196,9 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
         estimator.calibration = calibration_of(measured, hardware)
     if asked.failing is not None:
         saved = [each.checkpoint_bytes(run.config) for each, run in measured]
-        estimator.failures = Failures.of(
-            *(asked.failing, estimator.checkpoint_bytes(config), (loader.storage, loader.source)),
-            zip(asked.runs, saved, strict=True),
-        )
+        storage, runs = (loader.storage, loader.source), zip(asked.runs, saved, strict=True)
+        nbytes = estimator.checkpoint_bytes(config)
+        estimator.failures = Failures.of(asked.failing, nbytes, storage, runs)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named = None
     if asked.named or asked.hardware is None:
@@ -227,9 +221,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
             ranking = Ranking([found] if found else [], ranking.excluded)
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
     layers = layers_of(model, task, sample) if asked.layers else []
-    assumed = _assumptions(estimator, hardware)
-    if hardware is not None:
-        assumed["accuracy"] = accuracy(estimator.facts, config)
+    assumed = _assumptions(config, estimator, hardware)
     return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
 
 
@@ -262,7 +254,7 @@ def _half_the_base(
     return f"precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
 
 
-def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
+def _assumptions(config: Config, estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
     flops = estimator.facts.flops
     found: dict[str, Any] = {
         "kind": "all figures but the parameters are estimates",
@@ -284,4 +276,9 @@ def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, A
         found |= estimator.calibration.assumptions
     if estimator.failures is not None:
         found["failures"] = estimator.failures.text
+    if hardware is not None:
+        runs, median, _, worst = MEMORY
+        found["accuracy"] = accuracy(estimator.facts, config)
+        of = f"{runs} published runs of all classes"
+        found["memory accuracy"] = f"{median}% median, {worst}% at worst of {of}"
     return found

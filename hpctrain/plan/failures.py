@@ -6,8 +6,8 @@
 
 A failure loses the work since the last checkpoint. With t seconds of work between two saves, a
 second of work takes M e^(R / M) (e^((t + d) / M) - 1) / t seconds, and t is best near sqrt(2 d M)
-(Young 1974, doi:10.1145/361147.361115). Both the time and the next terms of the best interval are
-those of Daly (2006, doi:10.1016/j.future.2004.11.016), for failures that come at random.
+(Young 1974, doi:10.1145/361147.361115; both as Daly has them, 2006, for failures at random:
+doi:10.1016/j.future.2004.11.016).
 """
 
 import math
@@ -36,7 +36,7 @@ class Losses:
     restart_s: float  # from a failure until the training goes on
     every_steps: int  # between two checkpoints: the number that costs least
     lost: float  # the part of the time that saves, lost work and restarts take
-    every_steps_as_given: int  # `checkpoint.every_steps`
+    every_steps_as_given: int | None  # `checkpoint.every_steps`
     lost_as_given: float
 
     @property
@@ -46,7 +46,7 @@ class Losses:
             f"one of the nodes fails every {duration(self.mtbf_s / 3600)}, and a save takes "
             f"{duration(self.save_s / 3600)}: checkpoint.every_steps={self.every_steps} loses "
             f"least, {self.lost:.1%} of the time, which the hours have "
-            f"({self.every_steps_as_given} loses {self.lost_as_given:.1%})"
+            f"({self.every_steps_as_given or 'no other save'} loses {self.lost_as_given:.1%})"
         )
 
 
@@ -93,7 +93,7 @@ class Failures:
         return cls(3600 * mtbf, restart, rate, text)
 
     def losses(
-        self, nodes: int, nbytes: float, step_s: float, steps: int | None, given: int
+        self, nodes: int, nbytes: float, step_s: float, steps: int | None, given: int | None
     ) -> Losses:
         """Return what is lost with checkpoints of so many bytes; a ConfigError if all is.
 
@@ -103,10 +103,8 @@ class Failures:
         mtbf, save = self.mtbf_s / nodes, nbytes / (nodes * self.rate)
         restart, most = self.restart_s + save, math.inf if steps is None else steps
         every = int(max(1, min(round(best_interval(mtbf, save) / step_s), most)))
-        lost, as_given = (
-            1 - 1 / stretch(mtbf, save, restart, n * step_s)
-            for n in (every, min(given or most, most))
-        )
+        counts = every, min(given or most, most)
+        lost, as_given = (1 - 1 / stretch(mtbf, save, restart, n * step_s) for n in counts)
         if lost > _HOPELESS:
             raise ConfigError(
                 f"--mtbf: one of {nodes} nodes fails every {duration(mtbf / 3600)}, a save takes "

@@ -3,8 +3,10 @@
 Layouts keep the global batch.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
@@ -31,32 +33,35 @@ class Layout:
         return self.nodes * self.config.launch.tasks_per_node
 
     @property
+    def allocated(self) -> int:
+        """The ranks that the job would have with its spare nodes, which are paid for, too."""
+        return (self.nodes + self.config.launch.spares) * self.config.launch.tasks_per_node
+
+    @cached_property
     def degrees(self) -> Degrees:
         """The degrees of parallelism."""
         return Degrees.of(self.config.parallel, self.ranks)
 
-    @property
+    @cached_property
     def batch(self) -> BatchSizes:
         """The sizes of the batch and its parts."""
         return BatchSizes.of(self.config, self.degrees)
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The name of what happens to the data-parallel ranks, such as zero3."""
         degrees, parallel = self.degrees, self.config.parallel
-        if degrees.dp_shard > 1:
-            name = "hsdp" if degrees.dp_replicate > 1 else f"zero{parallel.zero}"
-        else:
-            name = "ddp" if degrees.dp_replicate > 1 else ""
-        others = [f"{n}{d}" for n in ("cp", "tp", "pp") if (d := getattr(degrees, n)) > 1]
-        others += [f"ep{parallel.ep}"] if parallel.ep > 1 else []
-        others += ["offload"] if parallel.fsdp.offload else []
-        return "+".join(part for part in (name, *others) if part) or "single"
+        return _kind(vars(degrees) | {"ep": parallel.ep}, parallel.zero, parallel.fsdp.offload)
 
     @property
     def name(self) -> str:
         """The kind; two of one kind are on the same ranks only if one of them was given."""
         return self.kind + ", as given" * self.named
+
+    @property
+    def label(self) -> str:
+        """The kind and the ranks: `zero3 on 8 ranks`."""
+        return _label(self.kind, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,7 @@ class Divisible:
 def of_command_line(config: Config, nodes: int) -> Layout:
     """Return the layout of a config itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(config, nodes, (), named=True)
-    ranks = layout.ranks
-    validate(config, ranks)
+    validate(config, layout.ranks)
     return layout
 
 
@@ -90,82 +94,79 @@ def layouts(
     """Yield the layouts of a number of ranks, by their degrees.
 
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
-    least memory.
+    least memory. `excluded` gets what is not possible, with the reason.
     """
-    ranks, divisible = nodes * per_node, divisible or Divisible()
+    divisible = divisible or Divisible()
     excluded |= _left_out(nodes, divisible)
-    for name, degrees in _degrees(nodes, per_node, divisible).items():
+    for degrees in _degrees(nodes, per_node, divisible):
         # torch cannot choose which results of experts to keep.
         possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
             _layout(config, nodes, per_node, degrees, mode, parts)
             for mode in possible
-            for parts in _parts(config, degrees, ranks)
+            for parts in _parts(config, degrees, nodes * per_node)
         ]
         try:
-            validate(found[0].config, ranks)
+            validate(found[0].config, found[0].ranks)
         except ConfigError as error:
-            label = f"{name} on {ranks} rank{'s' if ranks > 1 else ''}"
-            excluded[label] = str(error).splitlines()[0]
+            # It is named as it was asked for, also where a degree that takes what is left is 1.
+            kind = _kind(degrees, degrees.get("zero", 0), "offload" in degrees)
+            excluded[_label(kind, found[0].ranks)] = str(error).splitlines()[0]
         else:
             yield found
 
 
-def _degrees(nodes: int, per_node: int, divisible: Divisible) -> dict[str, dict[str, int]]:
-    """Return the degrees that are worth a look, by name; `offload` stands beside them."""
-    ranks = nodes * per_node
+def _degrees(nodes: int, per_node: int, divisible: Divisible) -> Iterator[dict[str, int]]:
+    """Yield the degrees that are worth a look; `offload` stands beside them."""
+    ranks, whole = nodes * per_node, {"dp_replicate": 1, "dp_shard": -1}
+    zero3 = whole | {"zero": 3}
     if ranks == 1:
         single = {"dp_replicate": 1, "dp_shard": 1}
-        return {"single": single, "offload": single | {"zero": 3, "offload": 1}}
-    found: dict[str, dict[str, int]] = {"ddp": {"dp_replicate": -1, "dp_shard": 1}}
-    for zero in (1, 2, 3):
-        found[f"zero{zero}"] = {"dp_replicate": 1, "dp_shard": -1, "zero": zero}
-    zero3 = found["zero3"]
+        yield from (single, single | {"zero": 3, "offload": 1})
+        return
+    yield {"dp_replicate": -1, "dp_shard": 1}
+    yield from (whole | {"zero": zero} for zero in (1, 2, 3))
+    hybrid = {"dp_replicate": -1, "dp_shard": per_node, "zero": 3}
     if nodes > 1 and per_node > 1:
-        found["hsdp"] = {"dp_replicate": -1, "dp_shard": per_node, "zero": 3}
+        yield hybrid
     inside = [tp for tp in (2, 4, 8) if tp <= per_node and per_node % tp == 0]
     for tp in inside:
-        found[f"zero3+tp{tp}"] = zero3 | {"tp": tp}
+        yield zero3 | {"tp": tp}
         if nodes > 1:
-            kind = "hsdp" if per_node > tp else "ddp"
-            found[f"{kind}+tp{tp}"] = {
-                "dp_replicate": -1,
-                "dp_shard": per_node // tp,
-                "zero": 3,
-                "tp": tp,
-            }
+            yield hybrid | {"dp_shard": per_node // tp, "tp": tp}
     cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and divisible.parts(cp)]
     eps = [ep for ep in (2, 4, 8, 16, 32, 64) if divisible.experts and divisible.experts % ep == 0]
     eps = [ep for ep in eps if ranks % ep == 0]
-    for pp in (2, 4, 8, 16):
-        if nodes < pp or nodes % pp:
-            continue
-        whole = {"dp_replicate": 1, "dp_shard": -1, "pp": pp}
+    narrow = inside[:-1][-1:]  # tensor parallel that leaves room for another dimension in a node
+    for pp in (pp for pp in (2, 4, 8, 16) if nodes >= pp and nodes % pp == 0):
         within = [cp for cp in cps if ranks % (pp * cp) == 0]
         near = [ep for ep in eps if ep <= per_node]
-        both = [{"cp": 2, "tp": tp} for tp in inside[:-1][-1:] if 2 in within]
-        both += [{"cp": 2, "ep": ep} for ep in near[-1:] if 2 in within]
-        others = [{}, *({"tp": tp} for tp in inside[-1:]), *({"cp": cp} for cp in within), *both]
+        others = [{}, *({"tp": tp} for tp in inside[-1:]), *({"cp": cp} for cp in within)]
+        if 2 in within:
+            others += [{"cp": 2, "tp": tp} for tp in narrow]
+            others += [{"cp": 2, "ep": ep} for ep in near[-1:]]
         others += [{"ep": ep} for ep in near]
-        for more in others:
-            found["zero1" + _suffix({"pp": pp} | more)] = whole | {"zero": 1} | more
+        yield from (whole | {"zero": 1, "pp": pp} | more for more in others)
         for more in others[: 1 + bool(inside)]:
             if ranks > pp * more.get("tp", 1):
-                found["zero3" + _suffix({"pp": pp} | more)] = whole | {"zero": 3} | more
-    for cp in cps:
-        found[f"zero3+cp{cp}"] = zero3 | {"cp": cp}
-    for ep in eps:
-        found[f"zero3+ep{ep}"] = zero3 | {"ep": ep}
-    for cp, ep in zip(cps[:1], eps[-1:], strict=False):
-        found[f"zero3+cp{cp}+ep{ep}"] = zero3 | {"cp": cp, "ep": ep}
-    for cp, tp in zip(cps[:1], inside[:-1][-1:], strict=False):
-        found[f"zero3+cp{cp}+tp{tp}"] = zero3 | {"cp": cp, "tp": tp}
-    found["zero3+offload"] = zero3 | {"offload": 1}
-    return found
+                yield zero3 | {"pp": pp} | more
+    yield from (zero3 | {"cp": cp} for cp in cps)
+    yield from (zero3 | {"ep": ep} for ep in eps)
+    yield from (zero3 | {"cp": cp, "ep": ep} for cp in cps[:1] for ep in eps[-1:])
+    yield from (zero3 | {"cp": cp, "tp": tp} for cp in cps[:1] for tp in narrow)
+    yield zero3 | {"offload": 1}
 
 
-def _suffix(degrees: dict[str, int]) -> str:
-    return "".join(f"+{n}{degrees[n]}" for n in ("cp", "tp", "pp", "ep") if n in degrees)
+def _kind(degrees: Mapping[str, int], zero: int, offload: bool) -> str:
+    """Return the name of degrees, of which -1 is what the others leave."""
+    replicated, divided = (degrees[name] != 1 for name in ("dp_replicate", "dp_shard"))
+    name = "hsdp" if replicated and divided else f"zero{zero}" if divided else "ddp" * replicated
+    others = [f"{n}{d}" for n in ("cp", "tp", "pp", "ep") if (d := degrees.get(n, 1)) > 1]
+    return "+".join(part for part in (name, *others, "offload" * offload) if part) or "single"
+
+
+def _label(kind: str, ranks: int) -> str:
+    return f"{kind} on {ranks} rank{'s' * (ranks > 1)}"
 
 
 def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
@@ -186,12 +187,11 @@ def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
 
 def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
     """Return the numbers of micro-batches that divide a share of the global batch."""
-    dp = ranks // (degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1))
-    share = config.train.global_batch_size // dp if dp else 0
-    if dp == 0 or config.train.global_batch_size % dp:
-        return [1]
+    dp = ranks // math.prod(degrees.get(name, 1) for name in ("tp", "pp", "cp"))
+    share, rest = divmod(config.train.global_batch_size, dp)
     least = degrees.get("pp", 1)  # each stage of a pipeline has one
-    return [n for n in range(least, min(share, _MOST_PARTS) + 1) if share % n == 0] or [1]
+    numbers = range(least, 1 if rest else min(share, _MOST_PARTS) + 1)
+    return [n for n in numbers if share % n == 0] or [1]
 
 
 def _layout(
@@ -213,10 +213,12 @@ def _layout(
 
 def _differences(config: Config, changed: Config) -> tuple[str, ...]:
     """Return the overrides that make the second config of the first."""
-    names = [f"launch.{name}" for name in ("nodes", "tasks_per_node", "gpus_per_node")]
-    names += [f"parallel.{name}" for name in (*Degrees.__dataclass_fields__, "zero", "ep")]
-    names += ["parallel.weights", "parallel.fsdp.offload"]
-    names += [f"train.{n}" for n in ("micro_batch_size", "accumulate", "activation_checkpointing")]
+    names = (
+        *("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),
+        *(f"parallel.{name}" for name in (*Degrees.__dataclass_fields__, "zero", "ep", "weights")),
+        *("parallel.fsdp.offload", "train.micro_batch_size", "train.accumulate"),
+        "train.activation_checkpointing",
+    )
     found = []
     for name in names:
         before, after = attrgetter(name)(config), attrgetter(name)(changed)

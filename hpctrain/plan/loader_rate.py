@@ -9,10 +9,9 @@ from statistics import median
 from typing import Any
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.data.places.origin import load_index
 from hpctrain.doctor import history
 from hpctrain.hardware import Hardware
-from hpctrain.plan.inspecting.sample_shape import samples_of_epoch
+from hpctrain.plan.inspecting.sample_shape import parts_of, samples_of_epoch
 from hpctrain.plan.predicting.estimate import Estimate
 
 _READING = "read_mb_s"  # the figure of `doctor`, for each host
@@ -58,24 +57,18 @@ def loader_rate(data: DataConfig | None, output_dir: str, hardware: Hardware | N
     sample_bytes = None if data is None else _sample_bytes(data)
     if hardware is not None and hardware.storage_rate is not None:
         return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")
-    newest: dict[str, float] = {}
-    for entry in history.read(output_dir):
-        if (value := entry.figures.get(_READING, 0)) > 0:
-            newest[entry.host] = 1e6 * value
-    if newest:
-        hosts = f"{len(newest)} host{'s' * (len(newest) > 1)}"
-        source = f"doctor, one process on each of {hosts}"
-        return LoaderRate(sample_bytes, median(newest.values()), source)
-    return LoaderRate(sample_bytes, None, "unknown")
+    found = ((entry.host, entry.figures.get(_READING, 0)) for entry in history.read(output_dir))
+    newest = {host: 1e6 * value for host, value in found if value > 0}
+    if not newest:
+        return LoaderRate(sample_bytes, None, "unknown")
+    source = f"doctor, one process on each of {len(newest)} host{'s' * (len(newest) > 1)}"
+    return LoaderRate(sample_bytes, median(newest.values()), source)
 
 
 def _sample_bytes(data: DataConfig) -> float:
     """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
-    total = 0.0
-    for part in data.mixture or [{"path": data.path}]:
-        split = part.get("split", data.train_split)
-        total += sum(s.bytes for s in load_index(part["path"]).shards if s.split == split)
     windows = data.windows
+    total = float(sum(shard.bytes for _, _, shards in parts_of(data) for shard in shards))
     if windows.field is not None and windows.length and windows.stride:
         total *= max(1.0, windows.length / windows.stride)
     return total / max(1, samples_of_epoch(data) // max(1, data.repeat))

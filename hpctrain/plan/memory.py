@@ -16,7 +16,7 @@ copy for each step. The paper's zero1 keeps gradients whole; ours needs to only 
 micro-batches of a step, because otherwise each block's gradients are reduced at once.
 
     sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_677_248)
-    print(memory_of(sizes, Degrees(dp_shard=64), parallel, precision, optimizer))
+    print(memory_of(sizes, Degrees(dp_shard=64), config))
 
 This module does not import torch, so that a login node can use it.
 """
@@ -26,19 +26,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
+from hpctrain.config.schema import Config, OptimizerConfig, ParallelConfig, PrecisionConfig
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.units import GIB
-
-_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # fp8 computes the rest in bf16
+from hpctrain.units import ELEMENT_BYTES
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one rank; with offload, the first three are in the memory of the host."""
 
-    kind: str  # strategy, ranks and formats, for a reader
     parameters: int  # that the optimizer updates
     gradients: int  # also those that are whole between micro-batches
     optimizer: int
@@ -48,7 +45,6 @@ class Memory:
     base: int  # on the device all the time
     begin: int  # what is there beside `base` and the activations when the backward pass begins
     end: int  # what is there beside `base` and the first block's work when it ends
-    offload: bool = False  # parameters, gradients and optimizer state are on the host
 
     @property
     def states(self) -> int:
@@ -74,32 +70,17 @@ class Memory:
             end=self.end + unpacked,
         )
 
-    def __str__(self) -> str:
-        place = " (host)" if self.offload else ""
-        lines = {
-            f"parameters{place}": self.parameters,
-            f"gradients{place}": self.gradients,
-            f"optimizer{place}": self.optimizer,
-            "gathered": self.gathered,
-            "buffers": self.buffers,
-            "peak": self.peak,
-        }
-        rows = (f"  {name:<18}{value / GIB:10.3f} GiB" for name, value in lines.items())
-        return "\n".join([f"{self.kind}, per rank without activations", *rows])
-
 
 def memory_of(
     sizes: ModelSizes,
     degrees: Degrees,
-    parallel: ParallelConfig,
-    precision: PrecisionConfig,
-    optimizer: OptimizerConfig,
+    config: Config,
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
-    """Return the bytes of each rank by formula."""
-    compute = _divided if by_fsdp(degrees, parallel) else _whole
-    return compute(sizes, trained or sizes, degrees, parallel, precision, optimizer, accumulate)
+    """Return the bytes of each rank by formula; without `trained`, all parameters are trained."""
+    compute = _divided if by_fsdp(degrees, config.parallel) else _whole
+    return compute(sizes, trained or sizes, degrees, config, accumulate)
 
 
 def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
@@ -122,15 +103,10 @@ def shards(degrees: Degrees, parallel: ParallelConfig) -> int:
 
 
 def _whole(
-    sizes: ModelSizes,
-    trained: ModelSizes,
-    degrees: Degrees,
-    parallel: ParallelConfig,
-    precision: PrecisionConfig,
-    optimizer: OptimizerConfig,
-    accumulate: int,
+    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
 ) -> Memory:
-    stored, computed, reduced = _formats(precision)
+    stored, computed, reduced = _formats(config.precision)
+    parallel, optimizer = config.parallel, config.optimizer
     count, learnt = sizes.count, trained.count
     # Nothing is left of the gradients of the step before, but DDP keeps its buckets.
     kept = accumulate > 1 or (degrees.dp_replicate > 1 and parallel.ddp.gradient_as_bucket_view)
@@ -150,7 +126,6 @@ def _whole(
     computing = gathered + buffers
     step = _temporaries(optimizer, stored * learnt)
     return Memory(
-        kind=_kind("ddp" if degrees.dp_replicate > 1 else "single", degrees, precision, optimizer),
         parameters=parameters,
         gradients=gradients,
         optimizer=state,
@@ -164,15 +139,10 @@ def _whole(
 
 
 def _divided(
-    sizes: ModelSizes,
-    trained: ModelSizes,
-    degrees: Degrees,
-    parallel: ParallelConfig,
-    precision: PrecisionConfig,
-    optimizer: OptimizerConfig,
-    accumulate: int,
+    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
 ) -> Memory:
-    stored, computed, reduced = _formats(precision)
+    stored, computed, reduced = _formats(config.precision)
+    parallel, optimizer = config.parallel, config.optimizer
     ranks, offload = shards(degrees, parallel), parallel.fsdp.offload
     replicas = ranks == 1 and not offload  # FSDP2 keeps parameters, and a copy for computing
     zero = 2 if replicas else parallel.zero
@@ -212,9 +182,7 @@ def _divided(
         forward = earlier + gathered + computed * block
     begin = earlier + gathered + buffers
     step = 0 if offload else gradients + _temporaries(optimizer, stored * own)
-    name = "replicas" if replicas else f"zero{zero}" + (" + offload" if offload else "")
     return Memory(
-        kind=_kind(name, degrees, precision, optimizer),
         parameters=parameters,
         gradients=waiting or gradients,
         optimizer=state,
@@ -224,23 +192,22 @@ def _divided(
         base=0 if offload else parameters + state,
         begin=max(forward, begin),
         end=end,
-        offload=offload,
     )
 
 
 def stored_bytes(precision: PrecisionConfig) -> int:
     """Return the bytes of an element of the parameters."""
-    return _BYTES[precision.params]
+    return ELEMENT_BYTES[precision.params]
 
 
 def computed_bytes(precision: PrecisionConfig) -> int:
     """Return the bytes of an element in which products are computed."""
-    return _BYTES[precision.compute]
+    return ELEMENT_BYTES[precision.compute]
 
 
 def reduced_bytes(precision: PrecisionConfig) -> int:
     """Return the bytes of an element of gradients that are added over the ranks."""
-    return _BYTES[precision.reduce or precision.params]
+    return ELEMENT_BYTES[precision.reduce or precision.params]
 
 
 def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
@@ -256,13 +223,3 @@ def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:
     """
     adam = optimizer._target_.rpartition(".")[2] in ("Adam", "AdamW", "NAdam", "RAdam")
     return parameters if adam and not optimizer.options.get("fused") else 0
-
-
-def _kind(
-    name: str, degrees: Degrees, precision: PrecisionConfig, optimizer: OptimizerConfig
-) -> str:
-    return (
-        f"{name}, {degrees}, "
-        f"{precision.compute} with {precision.params} parameters, "
-        f"{optimizer._target_.rpartition('.')[2]}"
-    )

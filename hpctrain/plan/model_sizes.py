@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -93,17 +93,18 @@ class ModelSizes:
     @property
     def largest_block(self) -> int:
         """The number of elements of the largest block."""
-        return max((_part(block + held, 1) for block, held in self._kinds), default=0)
+        blocks = (block + held for block, held in self._kinds)
+        return max((sum(map(math.prod, block)) for block in blocks), default=0)
 
     @property
     def outside(self) -> int:
         """The number of elements outside of the blocks."""
-        return _part(self.rest, 1)
+        return sum(map(math.prod, self.rest))
 
     @property
     def largest_parameter(self) -> int:
         """The number of elements of the largest parameter."""
-        return max((math.prod(shape) for shape in self._shapes()), default=0)
+        return max((elements for _, elements, _ in self._stored(1)), default=0)
 
     def part(self, ranks: int) -> int:
         """Return the number of elements that each of `ranks` ranks stores.
@@ -112,51 +113,51 @@ class ModelSizes:
         rows of some parameters are fewer than the ranks of a large job. Experts that expert
         parallel has divided are divided once more over the ranks that have the same ones.
         """
-        others, held = self._parts(ranks)
-        return others + held
+        return self._counted(ranks)[0]
+
+    def whole(self, ranks: int) -> int:
+        """Return the number of elements when what `ranks` ranks store is put together."""
+        return self._counted(ranks)[1]
 
     def pinned(self, ranks: int, size: int) -> int:
         """Return the bytes that `part` takes in pinned memory, with `size` bytes for an element.
 
         torch rounds each tensor there up to a power of two (ATen/core/CachingHostAllocator.h).
         """
-        same, total = max(1, ranks // self.ep), 0
+        stored = ((number, size * elements) for number, elements, _ in self._stored(ranks))
+        return sum(number << (nbytes - 1).bit_length() for number, nbytes in stored if nbytes)
+
+    def _counted(self, ranks: int) -> tuple[int, int]:
+        """Return `part` and `whole`, which all micro-batches of a layout ask for."""
+        if ranks not in self._found:
+            stored = [(number * elements, same) for number, elements, same in self._stored(ranks)]
+            whole = sum(elements * same for elements, same in stored)
+            self._found[ranks] = sum(elements for elements, _ in stored), whole
+        return self._found[ranks]
+
+    def _stored(self, ranks: int) -> Iterator[tuple[int, int, int]]:
+        """Yield parameters that are alike: their number, a rank's elements, and how many have it.
+
+        FSDP2 divides the width of experts, if they are too few for all ranks.
+        """
+        among_experts = max(1, ranks // self.ep)
         for (block, held), number in (*self._kinds.items(), ((self.rest, ()), 1)):
-            own = [_elements(shape, ranks) for shape in block]
-            own += [_elements(shape, same) for shape in held]
-            total += number * sum(1 << (size * n - 1).bit_length() for n in own if n)
-        return total
-
-    def whole(self, ranks: int) -> int:
-        """Return the number of elements when what `ranks` ranks store is put together."""
-        others, held = self._parts(ranks)
-        return others * ranks + held * max(1, ranks // self.ep)
-
-    def _parts(self, ranks: int) -> tuple[int, int]:
-        same = max(1, ranks // self.ep)
-        kinds = self._kinds.items()
-        others = sum(number * _part(block, ranks) for (block, _), number in kinds)
-        held = sum(number * _part(experts, same) for (_, experts), number in kinds)
-        return _part(self.rest, ranks) + others, held
-
-    def _shapes(self) -> Iterable[Shape]:
-        yield from (shape for block, held in self._kinds for shape in block + held)
-        yield from self.rest
+            for same, shapes in ((ranks, block), (among_experts, held)):
+                for shape in shapes:
+                    rows, *others = shape
+                    if len(shape) == 3 and rows % same and shape[1] % same == 0:
+                        yield number, math.prod(shape) // same, same
+                    else:
+                        yield number, -(-rows // same) * math.prod(others), same
 
     @cached_property
     def _kinds(self) -> Counter[tuple[tuple[Shape, ...], tuple[Shape, ...]]]:
         """The blocks with their experts, and how many of each: those of a model are alike."""
         return Counter(zip_longest(self.blocks, self.experts, fillvalue=()))
 
-
-def _part(shapes: Iterable[Shape], ranks: int) -> int:
-    return sum(_elements(shape, ranks) for shape in shapes)
-
-
-def _elements(shape: Shape, ranks: int) -> int:
-    if len(shape) == 3 and shape[0] % ranks and shape[1] % ranks == 0:
-        return math.prod(shape) // ranks  # experts are few, so FSDP2 divides their width
-    return -(-shape[0] // ranks) * math.prod(shape[1:])
+    @cached_property
+    def _found(self) -> dict[int, tuple[int, int]]:
+        return {}
 
 
 def _divided_axis(module: str, key: str, plan: Mapping[str, str]) -> int | None:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)
     if failing is None and restart is not None:
         raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
-    runs = [_measured(run) for run in given.from_run]
+    runs = [*map(_measured, given.from_run)]
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.plan.answer import Query, answer
@@ -66,12 +66,8 @@ def main(argv: list[str]) -> int:
 
     names = {text.partition("=")[0].lstrip("+") for text in given.overrides}
     asked = Query(
-        config,
-        hardware,
-        nodes,
-        given.sample_shape,
-        given.budget,
-        named=any(_names_layout(name) for name in names),
+        *(config, hardware, nodes, given.sample_shape, given.budget),
+        named=any(name in _LAYOUT or name.startswith("parallel") for name in names),
         layers=given.layers,
         runs=runs,
         measure=given.measure,
@@ -97,7 +93,7 @@ def main(argv: list[str]) -> int:
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
-        body |= {} if simulated is None else {"simulation": simulated.as_json()}
+        body |= {"simulation": simulated.as_json()} if simulated else {}
     else:
         found.show(console, trained)
         for line in () if simulated is None else simulated.lines():
@@ -131,8 +127,7 @@ def _measured(run: str) -> MeasuredRun:
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
     without = [text for text in overrides if text in _NO_DATA]
-    if shape is not None:
-        without.append(f"--sample-shape={shape}")
+    without += [] if shape is None else [f"--sample-shape={shape}"]
     if without:
         raise ConfigError(
             f"--measure with {without[0]}: measuring trains some steps, so it needs a data set: "
@@ -152,39 +147,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
-    parser.add_argument("--config-dir", help="a folder with more configs, and hardware/*.yaml")
-    parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
-    parser.add_argument(
-        "--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,..."
-    )
-    parser.add_argument("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
-    parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
-    parser.add_argument("--max-cost", help="leave out what costs more: 500 or 500USD")
-    parser.add_argument("--mtbf", help="the mean time between failures of a node: 150d")
-    parser.add_argument("--restart", help="the time from a failure to the next start: 10min")
-    parser.add_argument("--layers", action="store_true", help="show the table of layers")
-    parser.add_argument(
-        "--from-run",
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="a run directory whose measured times replace the assumed ones; may be repeated",
-    )
-    parser.add_argument(
-        "--simulate",
-        nargs="?",
-        const=0,
-        type=int,
-        metavar="RANK",
-        help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
-    )
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="submit the best three layouts as an array of short jobs, wait, and compare",
-    )
-    parser.add_argument("--json", action="store_true", help="print one object")
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
+    add("--config-dir", help="a folder with more configs, and hardware/*.yaml")
+    add("--nodes", help="numbers of nodes to look at: 1,2,4")
+    add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
+    add("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
+    add("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
+    add("--max-cost", help="leave out what costs more: 500 or 500USD")
+    add("--mtbf", help="the mean time between failures of a node: 150d")
+    add("--restart", help="the time from a failure to the next start: 10min")
+    add("--layers", action="store_true", help="show the table of layers")
+    text = "a run directory whose measured times replace the assumed ones; may be repeated"
+    add("--from-run", action="append", default=[], metavar="RUN", help=text)
+    text = "run the recipe of a rank (0) at full rank count: what it holds, what it sends"
+    add("--simulate", nargs="?", const=0, type=int, metavar="RANK", help=text)
+    text = "submit the best three layouts as an array of short jobs, wait, and compare"
+    add("--measure", action="store_true", help=text)
+    add("--json", action="store_true", help="print one object")
     return parser
 
 
@@ -201,10 +181,7 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         if not any(name == "task" or name.startswith("task.") for name in names):
             added.append(f"task={'language_model' if windows else 'classification'}")
         added += [] if "metric" in names else ["metric=val/loss"]
-    argv = [*without, *added]
-    if config_dir is not None:
-        argv = ["--config-dir", config_dir, *argv]
-    config = compose(argv)
+    config = compose([*(["--config-dir", config_dir] if config_dir else []), *without, *added])
     if config is None:
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if not config.model:
@@ -226,10 +203,10 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     return config
 
 
-_DATA, _NO_DATA = (
-    {"experiment", "data", "data.path", "data.mixture"},
-    ("data=null", "data.path=null"),
-)
+_DATA = {"experiment", "data", "data.path", "data.mixture"}
+_NO_DATA = ("data=null", "data.path=null")
+_LAYOUT = {"launch", "launch.nodes", "launch.tasks_per_node"}
+_LAYOUT |= {f"train.{n}" for n in ("accumulate", "micro_batch_size", "activation_checkpointing")}
 
 
 def _numbers(text: str) -> list[int]:
@@ -237,13 +214,6 @@ def _numbers(text: str) -> list[int]:
     if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
         raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
     return sorted({int(part) for part in parts})
-
-
-def _names_layout(name: str) -> bool:
-    return name.startswith("parallel") or name in (
-        *("launch", "launch.nodes", "launch.tasks_per_node"),
-        *("train.accumulate", "train.micro_batch_size", "train.activation_checkpointing"),
-    )
 
 
 def _per_node(config: Config, names: set[str]) -> int:

@@ -42,28 +42,27 @@ def rank(
     for nodes, per_node in sizes:
         groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
         for group in groups:
-            name = f"{group[0].kind} on {group[0].ranks} rank{'s' if group[0].ranks > 1 else ''}"
+            name = group[0].label
             try:
                 estimates = _of_group(group, estimator, hardware)
             except ConfigError as error:
                 excluded[name] = str(error).splitlines()[0]
                 continue
             possible = [estimate for estimate in estimates if estimate.fits is not False]
-            if possible:
-                # What is tight comes only where nothing leaves more room.
-                fastest = min(possible, key=lambda one: (one.fit.tight, order(one)))
-                excess = estimator.limits.excess(*fastest.bill)
-                if excess is None or excess <= 1:
-                    found.append(fastest)
-                else:
-                    excluded[name] = estimator.limits.exceeded(*fastest.bill)
-                    over.append(excess)
+            if not possible:
+                full = group[-1].config.train.activation_checkpointing == "full"
+                excluded[name] = (
+                    f"{estimates[-1].fit.reason}, also with "
+                    f"{'full activation checkpointing and ' * full}the smallest micro-batch"
+                )
                 continue
-            full = group[-1].config.train.activation_checkpointing == "full"
-            excluded[name] = (
-                f"{estimates[-1].fit.reason}, also with "
-                f"{'full activation checkpointing and ' * full}the smallest micro-batch"
-            )
+            # What is tight comes only where nothing leaves more room.
+            fastest = min(possible, key=lambda one: (one.fit.tight, order(one)))
+            if (excess := estimator.limits.excess(*fastest.bill) or 0.0) <= 1:
+                found.append(fastest)
+            else:
+                excluded[name] = estimator.limits.exceeded(*fastest.bill)
+                over.append(excess)
     found.sort(key=lambda e: (e.layout.ranks, order(e)))
     best = [replace(e, reason=_reason(e)) for e in found]
     return Ranking(best, excluded, min(over, default=None))
@@ -157,16 +156,14 @@ def on(config: Config, hardware: Hardware) -> Config:
 
 def _reason(estimate: Estimate) -> str:
     layout, degrees = estimate.layout, estimate.layout.degrees
-    mode, ep = layout.config.train.activation_checkpointing, layout.config.parallel.ep
-    parts = f"{layout.batch.accumulate} micro-batches"
+    mode, parallel = layout.config.train.activation_checkpointing, layout.config.parallel
+    parts, offload = f"{layout.batch.accumulate} micro-batches", parallel.fsdp.offload
     reasons = {
         WHY.get(layout.kind.partition("+")[0], ""): True,
         f"tensor parallel of {degrees.tp} inside a node divides wide layers": degrees.tp > 1,
         f"context parallel of {degrees.cp} divides each sequence": degrees.cp > 1,
-        f"the experts are divided over {ep} ranks": ep > 1,
-        "what the optimizer needs is in the memory of the host, which is slow": (
-            layout.config.parallel.fsdp.offload
-        ),
+        f"the experts are divided over {parallel.ep} ranks": parallel.ep > 1,
+        "what the optimizer needs is in the memory of the host, which is slow": offload,
         f"a pipeline of {degrees.pp} stages sends little between nodes": degrees.pp > 1,
         f"{mode} activation checkpointing makes room": mode != "none",
         f"{parts} keep its stages busy": degrees.pp > 1,
@@ -190,16 +187,13 @@ WHY = {
 def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
     """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
     fastest: dict[int, Estimate] = {}
-    widest: dict[int, int] = {}
-    for estimate in estimates:
-        layout = estimate.layout
-        if estimate.time is None or layout.ranks < widest.get(layout.nodes, 0):
-            continue
-        known = fastest.get(layout.nodes)
-        if known is None or layout.ranks > known.layout.ranks or order(estimate) < order(known):
-            fastest[layout.nodes], widest[layout.nodes] = estimate, layout.ranks
+    timed = (one for one in estimates if one.time is not None)
+    for one in sorted(timed, key=lambda one: (-one.layout.ranks, order(one))):
+        fastest.setdefault(one.layout.nodes, one)
     if len(fastest) < 2:
         return []
-    rows = [fastest[nodes] for nodes in sorted(fastest)]
-    rates = [(row.samples_per_s or 0.0) / row.layout.ranks for row in rows]
-    return [(row, rate / rates[0]) for row, rate in zip(rows, rates, strict=True)]
+    rates = [
+        (fastest[n], (fastest[n].samples_per_s or 0.0) / fastest[n].layout.ranks)
+        for n in sorted(fastest)
+    ]
+    return [(row, rate / rates[0][1]) for row, rate in rates]

@@ -83,4 +83,4 @@ def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     stopped = [each.step or 0 for each in record.attempts if each.state == "interrupted"]
     made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
     # The checkpoint of a step is written before the next step.
-    return max([*stopped, made if made > checkpoint.every_steps else 0])
+    return max([*stopped, made if made > (checkpoint.every_steps or made) else 0])

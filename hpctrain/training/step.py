@@ -7,11 +7,13 @@ gradient x global batch size / global count ── clip ── finite? ── op
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 
 from hpctrain.causes import is_out_of_memory
+from hpctrain.checkpoint.saving.agreement import Agreement
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
@@ -31,9 +33,9 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 from hpctrain.training.average import Average
-from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.silent_layers import SilentLayers
+from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.schedule import rate_ratios, set_rates
 
 
@@ -91,8 +93,9 @@ class TrainStep:
     learning rate that the optimizer was made with: groups of parameters with another one keep the
     ratio to it; None lets all have the same. `parts` are the micro-batches for each number of rows
     that a batch of this rank may have; empty if all steps have the same number. The flags of the
-    stop request are reduced together with the sums, and so is that of `timer`. `grad_norm` is the
-    norm of the global gradient before clipping.
+    stop request are reduced together with the sums, and so are those of `timer` (evaluations),
+    `save_timer` and `saving` (checkpoints). `grad_norm` is the norm of the global gradient before
+    clipping.
     """
 
     def __init__(
@@ -107,7 +110,9 @@ class TrainStep:
         micro_batches: MicroBatches | None = None,
         base_lr: float | None = None,
         average: Average | None = None,
-        timer: EvaluationTimer | None = None,
+        timer: Timer | None = None,
+        save_timer: Timer | None = None,
+        saving: Agreement | None = None,
         histograms: Histograms | None = None,
         silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
@@ -118,7 +123,8 @@ class TrainStep:
         groups = optimizer.param_groups
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
-        self.timer = timer or EvaluationTimer()
+        self.timer, self.save_timer = timer or Timer(), save_timer or Timer()
+        self.saving = saving or Agreement()
         self.histograms = histograms or Histograms()
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
@@ -140,14 +146,16 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        stopping = self.stop.flags()
-        flags = stopping + self.timer.flags()
-        mine = self.model.joined(self.model.loads.joined(joined(values, flags)))
+        timers = self.timer, self.save_timer
+        asking: list[Stop | Timer | Agreement] = [self.stop, *timers, self.saving]
+        flags = [each.flags() for each in asking]
+        mine = self.model.joined(self.model.loads.joined(joined(values, [*chain(*flags)])))
         reduced = self.model.settled(over_ranks(mine, mesh))
         sums, rest = reduced[: len(values)], reduced[len(values) :]
-        self.stop.offer(rest[: len(stopping)])
-        self.timer.offer(rest[len(stopping) : len(flags)])
-        balanced = self.model.loads.balance(rest[len(flags) :], names, sums)
+        for each, own in zip(asking, flags, strict=True):
+            each.offer(rest[: len(own)])
+            rest = rest[len(own) :]
+        balanced = self.model.loads.balance(rest, names, sums)
         place = 2 * names.index("loss")
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.

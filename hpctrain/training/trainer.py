@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,8 @@ from hpctrain.config.metric_registry import (
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.long_work import first_in_long_work
+from hpctrain.errors import HealthError
+from hpctrain.faults.health import RolledBack
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
@@ -56,7 +59,7 @@ class Every:
 
     log: int
     evaluate: int | None  # None: at each end of an epoch
-    checkpoint: int
+    checkpoint: int | None  # None: not by steps
     at_end: bool = True  # whether the last step of the run saves a checkpoint
 
 
@@ -108,6 +111,7 @@ class Trainer:
         first_step = self._resume()
         health = self.train_step.health
         self.display.start(self.step, self.max_steps)
+        self.train_step.save_timer.restart()
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
         with self._closing(), ending_here():
@@ -122,6 +126,7 @@ class Trainer:
                 self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
+                self._go_on_saving()
                 done = self.step == self.max_steps
                 logs = self.step % self.every.log == 0 or done
                 health.judge(late=not logs)
@@ -139,9 +144,9 @@ class Trainer:
                 over = self.patience.is_over
                 if over and not done:
                     self.train_step.finish()
-                due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
-                if due or ((done or over) and self.every.at_end):
-                    self._save()
+                last = (done or over) and self.every.at_end
+                if self._save_is_due() or last:
+                    self._save(background=not last)
                     saved = self.step
                 if over:
                     break
@@ -149,6 +154,7 @@ class Trainer:
                 stopped = stopped or (bool(self.stop.reason) and self.step < self.max_steps)
             if self.step != saved and (stopped or self.every.at_end):
                 self._save()
+            self._go_on_saving(wait=True)
         early = self.patience.is_over and self.step < self.max_steps
         reason = self.patience.reason if early and not stopped else ""
         return Outcome(not stopped, self.step, first_step, self.metrics, reason)
@@ -158,7 +164,14 @@ class Trainer:
         try:
             yield
             marks.enter(marks.END)
+        except (HealthError, RolledBack):  # all ranks raise these together
+            self._go_on_saving(wait=True)
+            raise
+        except BaseException:
+            self.checkpointer.saves.rescue()
+            raise
         finally:
+            self.checkpointer.saves.close()
             self.meter.close()
             self.display.close()
             self.loader.close()
@@ -222,6 +235,10 @@ class Trainer:
         every = self.every.evaluate
         return self.loader.epoch > epoch if every is None else self.step % every == 0
 
+    def _save_is_due(self) -> bool:
+        by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0
+        return by_steps or self.best.is_due(self.step) or self.train_step.save_timer.is_due()
+
     def _evaluated(self) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
         if not self.evaluation_due:
@@ -262,12 +279,13 @@ class Trainer:
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
 
-    def _save(self) -> None:
+    def _save(self, *, background: bool = False) -> None:
+        self._go_on_saving(wait=True)
         with self.meter.spent("checkpoint"), self.display.doing("a checkpoint"):
-            self._write_checkpoint()
-        self.hooks.after_save(self._state(), self.checkpointer.path(self.step))
+            self._write_checkpoint(background)
+        self._tell_saved()
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, background: bool) -> None:
         self.train_step.health.judge(late=False)
         self.tracker.sync()
         self.checkpointer.save(
@@ -282,9 +300,27 @@ class Trainer:
             }
             | {name: part.state_dict() for name, part in self._stateful.items()},
             best=self.best.step,
+            background=background,
         )
         self.train_step.health.judge_state(self.checkpointer.wrong)
-        self.best.mark(self.step)
+        self.train_step.save_timer.restart()
+
+    def _go_on_saving(self, *, wait: bool = False) -> None:
+        """Go on with a checkpoint that is written in the background; `wait` until it is there."""
+        saves = self.checkpointer.saves
+        if saves.under_way is not None:
+            with self.meter.spent("checkpoint"):
+                saves.finish() if wait else saves.advance()
+            self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Tell those who wait for the checkpoint that was committed, if any."""
+        committed = self.checkpointer.saves.committed
+        while committed:
+            saved = committed.pop(0)
+            self.best.mark(saved.step)
+            state = replace(self._state(), step=saved.step, metrics=saved.metrics)
+            self.hooks.after_save(state, self.checkpointer.path(saved.step))
 
     @property
     def _stateful(self) -> dict[str, Any]:
@@ -316,6 +352,11 @@ class Trainer:
 
     def _resume(self) -> int:
         marks.enter(marks.LOAD)
+        first = self.every.checkpoint or self.max_steps + 1
+        by_clock = bool(self.train_step.save_timer.flags())
+        if self.every.at_end or first <= self.max_steps or by_clock or self.best.metric is not None:
+            self.checkpointer.prove()
+        began = time.monotonic()
         progress = self.checkpointer.load_latest()
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]
@@ -327,7 +368,10 @@ class Trainer:
             for name, part in self._stateful.items():
                 part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
             if dist.get_rank() == 0:
-                log.info("going on from the checkpoint of step %d", self.step)
+                seconds = time.monotonic() - began
+                log.info(
+                    "going on from the checkpoint of step %d (read in %.1f s)", self.step, seconds
+                )
         else:
             self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.

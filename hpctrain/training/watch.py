@@ -206,10 +206,20 @@ class Watch:
         """Return what is known of the steps, as JSON."""
         blocks = [self._blocks, self._block, self._size]
         known = {"first": self._first, "blocks": blocks, "evaluated": self._evaluated}
-        return {} if math.isnan(self._first) else known  # JSON has no NaN
+        # train.watch=stop ends a run by these, so an attempt that was killed must not change them.
+        known |= {"recent": [*self._recent], "spike": self._spike, "silent": sorted(self._silent)}
+        known |= {"next": self._next, "diverged": self._diverged}
+        known |= {"limit": None if math.isinf(self._limit) else self._limit}
+        return {} if math.isnan(self._first) else known  # JSON has no NaN, and no infinity
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; older checkpoints do not have it."""
         if state:
             self._first, self._evaluated = state["first"], state["evaluated"]
             self._blocks, self._block, self._size = state["blocks"]
+        if "recent" in state:
+            self._recent.extend(state["recent"])
+            self._spike = state["spike"] and tuple(state["spike"])
+            self._silent, self._next = {*state["silent"]}, state["next"]
+            self._diverged = state["diverged"]
+            self._limit = math.inf if state["limit"] is None else state["limit"]

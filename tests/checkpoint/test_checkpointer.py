@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files import manifest
@@ -26,6 +28,7 @@ from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
+from hpctrain.rendezvous import leaving
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -324,6 +327,32 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
         saved.save(1, {})
 
 
+def test_a_rank_of_an_older_step_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other step begins while the files are written. The end of the process is an exception."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(leaving, "_exit", end)
+    epochs, folder = tmp_path / "epochs", tmp_path / "checkpoints"
+    _, saver = trained(folder)
+    saver.ranks = replace(saver.ranks, job_id="7")
+    epochs.write_text("7 0 0\n")
+    saver.save(1, {})
+    write = saver._write_state
+
+    def written_late(path: Path) -> None:
+        write(path)
+        epochs.write_text("7 0 0\n7 0 1\n")
+
+    monkeypatch.setattr(saver, "_write_state", written_late)
+    with pytest.raises(SystemExit):
+        saver.save(2, {})
+    assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000002.tmp"}
+
+
 def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:
     """PyTorch's own message is `[enforce fail at inline_container.cc:672] . unexpected pos`."""
     _, saved = trained(tmp_path)
@@ -357,6 +386,36 @@ def loaded(folder: Path) -> dict[str, int] | None:
     return checkpointer(folder, make(dropout=0.5)).load_latest()
 
 
+def reads(folder: Path, fails: bool) -> tuple[list[str], list[str], Any]:
+    """Load; return which tensors this rank has read, which files it has verified, and the weights.
+
+    With `fails`, rank 1 cannot read, and the error of this rank is in the place of the weights.
+    """
+    tensors: list[str] = []
+    files: list[str] = []
+    read, verify = dcp.FileSystemReader.read_data, manifest.digest
+
+    def reading(self: Any, plan: LoadPlan, planner: Any) -> Any:
+        if fails and torch.distributed.get_rank() == 1:
+            raise OSError("the storage is gone")
+        tensors.extend(i.dest_index.fqn for i in plan.items if i.type == LoadItemType.TENSOR)
+        return read(self, plan, planner)
+
+    def verifying(path: Path) -> str:
+        files.append(path.name)
+        return verify(path)
+
+    step = make(dropout=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dcp.FileSystemReader, "read_data", reading)
+        patch.setattr(manifest, "digest", verifying)
+        try:
+            checkpointer(folder, step).load_latest()
+        except StorageError as error:
+            return tensors, files, str(error)
+    return tensors, files, weights(step).tolist()
+
+
 def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: Path) -> None:
     first, second = run_ranks(saved_and_loaded, 2, tmp_path)
     for same, progress, drawn, again in (first, second):
@@ -364,6 +423,14 @@ def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: P
         assert drawn == again
     assert first[2] != second[2]
     assert run_ranks(loaded, 2, tmp_path) == [{"step": 1}] * 2
+    # Each tensor is read, and each file is verified, by one rank.
+    (read, verified, mine), (read_too, verified_too, its) = run_ranks(reads, 2, tmp_path, False)
+    parts = [name.partition(".")[0] for name in read + read_too]
+    assert (len({*read, *read_too}), {*parts}) == (len(parts), {"model", "optimizer", "random"})
+    assert (verified, verified_too) == (["__0_0.distcp", ".metadata"], ["__1_0.distcp"])
+    assert mine == its
+    failed = "it cannot be loaded (OSError: the storage is gone)"
+    assert all(failed in said for *_, said in run_ranks(reads, 2, tmp_path, True))
     # No rank loads the unfinished save of a killed job.
     (tmp_path / "step-00000001").rename(tmp_path / "step-00000001.tmp")
     assert run_ranks(loaded, 2, tmp_path) == [None] * 2

@@ -154,7 +154,9 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     if kill != signal.SIGKILL:
         assert run_json(run)["state"] == "interrupted"
     done = train(*common, new=kill == signal.SIGTERM)
-    (first,) = re.findall(r" going on from the checkpoint of step (\d+)\n", done.stderr)
+    (first,) = re.findall(
+        r" going on from the checkpoint of step (\d+) \(read in [\d.]+ s\)\n", done.stderr
+    )
     attempts = run_json(run)["attempts"]
     assert attempts[1]["first_step"] == int(first) > 0
     assert run_json(run)["state"] == "finished"

@@ -98,9 +98,7 @@ def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: An
         cut(bare, bare.plan, counts, rank * degrees.pp // world)
     sizes = ModelSizes.of(bare, list(present(bare, names)), plan, degrees.tp)
     del bare
-    formula = memory_of(
-        sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
-    )
+    formula = memory_of(sizes, degrees, config, config.train.accumulate)
     part, _ = part_of(build, config)
     return Report(
         **vars(part),

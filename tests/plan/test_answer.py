@@ -35,6 +35,7 @@ from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
+from hpctrain.plan.predicting import accuracy
 from hpctrain.plan.predicting.estimate import Estimate, order
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
@@ -64,6 +65,7 @@ def test_the_layout_of_the_command_line(
     capsys: pytest.CaptureFixture[str], composer: Composer
 ) -> None:
     named = ["parallel=zero3", "launch.tasks_per_node=8", "hardware=h100_sxm", "--nodes", "1"]
+    named += ["launch.spares=1"]  # paid for, but without ranks
     found = plan(capsys, *LM, *named, "--budget", "1e9tokens")
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
@@ -81,11 +83,11 @@ def test_the_layout_of_the_command_line(
     assert first["memory"]["optimizer"] == 1_328_256 * 8 // 8
     assert first["samples_per_s"] == pytest.approx(64 / first["step_s"])
     steps = -(-1_000_000_000 // (256 * 64))
-    assert first["gpu_hours"] == pytest.approx(steps * first["step_s"] * 8 / 3600)
-    assert first["kwh"] == pytest.approx(first["gpu_hours"] * 0.7)
+    assert first["gpu_hours"] == pytest.approx(steps * first["step_s"] * 16 / 3600)
+    assert first["kwh"] == pytest.approx(first["gpu_hours"] * 0.7 / 2)
     assert first["cost"] == pytest.approx(first["gpu_hours"] * 3)
     assert first["spot_cost"] == pytest.approx(first["gpu_hours"] * 2.91)
-    assert (first["currency"], first["hours"]) == ("USD", first["gpu_hours"] / 8)
+    assert (first["currency"], first["hours"]) == ("USD", first["gpu_hours"] / 16)
     assert others[0]["overrides"][:2] == ["launch.nodes=1", "launch.tasks_per_node=8"]
     assert all(entry["reason"] for entry in others)
     for entry in others:  # the ready command line is the layout
@@ -132,6 +134,9 @@ def test_what_a_run_may_cost_and_take(
     assert max(map(len, [*table, *first.splitlines()])) <= 80
     assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 950\)", flat)
     assert flat.index("assumptions kind:") > flat.index("excluded:")
+    runs, median, _, worst = accuracy.MEMORY
+    told = f"published runs; memory: {median}% median, {worst}% at worst of {runs} published runs"
+    assert f"{told} of all classes loader:" in flat
 
     # A command is one line in a terminal of any width, and quoted, so that it can be copied.
     command, faster, *_ = re.findall(r"\n  (python -m hpctrain -m .{80,})\n", text)
@@ -354,13 +359,8 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
 def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:
     config, sizes = Config(), ModelSizes.counted(1000, 4, 0)
     config.parallel.zero = 3
-
-    def parameters(degrees: Degrees) -> int:
-        parallel, precision = config.parallel, config.precision
-        return memory_of(sizes, degrees, parallel, precision, config.optimizer).parameters
-
-    assert parameters(Degrees(cp=2)) == 4 * 4000
-    assert parameters(Degrees(dp_shard=2, cp=2)) == 4 * 1000
+    assert memory_of(sizes, Degrees(cp=2), config).parameters == 4 * 4000
+    assert memory_of(sizes, Degrees(dp_shard=2, cp=2), config).parameters == 4 * 1000
 
 
 class NeedsValues(nn.Module):

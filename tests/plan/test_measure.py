@@ -21,8 +21,7 @@ from hpctrain.launch.entry import Entry
 from hpctrain.plan.answer import Query, answer
 from hpctrain.plan.measured import measurement
 from hpctrain.plan.measured.comparison import Comparison
-from hpctrain.plan.measured.measurement import Measured
-from hpctrain.plan.measured.short_run import STEPS, chosen, minutes, short_run
+from hpctrain.plan.measured.measurement import STEPS, Measured, chosen, minutes, short_run
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.timing import StepTime

@@ -71,9 +71,7 @@ def test_the_rows_of_deepspeeds_estimators(zero: int, published: float) -> None:
     config = Config()
     config.parallel.zero, config.precision.compute = zero, "bf16"
     sizes = ModelSizes.counted(layer, 1, count - layer)
-    found = memory_of(
-        *(sizes, Degrees(dp_shard=8), config.parallel, config.precision, config.optimizer)
-    )
+    found = memory_of(sizes, Degrees(dp_shard=8), config)
     assert found.states == 16 * count // 8
     if zero == 2:
         assert found.gathered == 2 * count

@@ -105,6 +105,14 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
     assert (time["idle"], time["startup"], time["restart"]) == (10, 14, 7)
     assert (time["lost"], time["shutdown"]) == (14, 7)
     assert "10 s of allocations in which the program did not begin" in notes(found)[0]
+    # In one job, a person or the batch script has started the second attempt.
+    whole = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 77, "COMPLETED", 1)
+    monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [whole]})
+    for state, expected in {"failed": (8, 5), "interrupted": (0, 13)}.items():
+        record["attempts"][0] |= {"state": state}
+        (resumed / "run.json").write_text(json.dumps(record))
+        time = account(resumed).time
+        assert (time["idle"], time["restart"]) == expected
 
 
 def test_without_records_of_time_nothing_is_guessed(tmp_path: Path) -> None:
@@ -290,10 +298,10 @@ def test_two_notes_do_not_contradict_each_other(tmp_path: Path) -> None:
             spent(1, 100, 20, compute=80, checkpoint=20),
             spent(2, 300, 60, compute=160, checkpoint=40),
         ],
-        config={"checkpoint": {"every_steps": 50}},
+        config={"checkpoint": {"every_steps": None, "every_s": 60.0}},
     )
-    (note,) = (text for text in notes(account(run)) if "every_steps" in text)
-    assert "went into checkpoints" in note
+    (note,) = (text for text in notes(account(run)) if "checkpoint." in text)
+    assert note.endswith("went into checkpoints: `checkpoint.every_s=420`")
 
 
 def test_requests_leave_what_a_gpu_needs_and_the_time_to_save(tmp_path: Path) -> None:

@@ -98,6 +98,22 @@ def test_what_is_said_of_a_dead_loss(kind: str) -> None:
     assert watched(loss, steps)[0] == topics
 
 
+@pytest.mark.parametrize("resumed_at", [0, 281, 295, 299])
+def test_a_kill_does_not_change_where_a_watched_run_ends(resumed_at: int) -> None:
+    watch = Watch(notes := Notes(), "stop", max_steps=400)
+    for step in range(1, 301):
+        notes.step = step
+        watch.seen(step, 2 * math.exp(-step / 80) if step < 280 else 40.0)
+        if step % 20 == 0 and step < 300:
+            watch.report(step, None, 0)
+        if step == resumed_at:
+            state = json.loads(json.dumps(watch.state_dict(), allow_nan=False))
+            watch = Watch(notes, "stop", max_steps=400)
+            watch.load_state_dict(state)
+    with pytest.raises(HealthError, match=r"diverged: it is 40 at step 300"):
+        watch.report(300, None, 0)
+
+
 def test_a_run_that_stops_early_is_judged_at_its_end() -> None:
     kept: list[Note] = []
     watch = Watch(Notes(record=lambda notes: kept.extend(notes)), "note", max_steps=10_000)

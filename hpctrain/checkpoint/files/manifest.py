@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -35,6 +35,11 @@ NAME = "manifest.json"
 VERSION = 1
 NOT_HEALTHY = "its parameters or buffers are not finite"
 Progress = dict[str, Any]
+NONE_INTACT = (
+    "%s: no checkpoint is intact and healthy; see the warnings above (if none can be brought back, "
+    "remove them: train.from_scratch=true then starts at step 0)"
+)
+PASSED_OVER = "%s is not intact (%s); trying the one before"
 _DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
 
 
@@ -150,26 +155,33 @@ def newest_healthy(folder: Path) -> Path | None:
 
 def newest_intact(folder: Path) -> Path | None:
     """Return the newest checkpoint that is intact and healthy; None if there are no checkpoints."""
-    found = checkpoints(folder)
-    for path in found:
-        if not is_healthy(path):
-            log.warning("%s is not healthy (%s); trying the one before", path, NOT_HEALTHY)
-        elif problem := damage(path):
-            log.warning("%s is not intact (%s); trying the one before", path, problem)
-        else:
+    for path in healthy(folder):
+        if not (problem := damage(path)):
             return path
-    if found:
-        raise StorageError(
-            f"{folder}: no checkpoint is intact and healthy; see the warnings above (if none can "
-            "be brought back, remove them: train.from_scratch=true then starts at step 0)"
-        )
+        log.warning(PASSED_OVER, path, problem)
+    if checkpoints(folder):
+        raise StorageError(NONE_INTACT % folder)
     return None
 
 
-def damage(checkpoint: Path) -> str:
-    """Return what is wrong with the files of a checkpoint, with the name of one; "" if nothing."""
+def healthy(folder: Path) -> Iterator[Path]:
+    """Yield the healthy checkpoints, the newest first, and say which are not."""
+    for path in checkpoints(folder):
+        if is_healthy(path):
+            yield path
+        else:
+            log.warning("%s is not healthy (%s); trying the one before", path, NOT_HEALTHY)
+
+
+def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
+    """Return what is wrong with the files of a checkpoint, with the name of one; "" if nothing.
+
+    Only every file whose place is `part` modulo `parts` is looked at: a rank gets its own ones.
+    """
     try:
-        for name, facts in Manifest.read(checkpoint).files.items():
+        files = Manifest.read(checkpoint).files
+        names = sorted(files, key=lambda name: (name.startswith("."), len(name), name))
+        for name, facts in ((name, files[name]) for name in names[part::parts]):
             if (size := (checkpoint / name).stat().st_size) != facts["bytes"]:
                 return f"{name} has {size} bytes instead of {facts['bytes']}"
             if digest(checkpoint / name) != facts["xxh3_128"]:

@@ -40,13 +40,24 @@ class CheckpointConfig:
         "The run goes on from the checkpoint of another run with this digest. The command `branch` "
         "fills it in.",
     )
-    every_steps: int = key(
-        200, "A checkpoint is written every this many steps.", count="steps", identity=False
+    every_steps: int | None = key(
+        200,
+        "A checkpoint is written every this many steps. Null means not by steps.",
+        count="steps",
+        identity=False,
+    )
+    every_s: float | None = key(
+        None,
+        "A checkpoint is written when this much time has passed since the last one, by the clock "
+        "of rank 0. With every_steps both ask for checkpoints. Null does not look at the time.",
+        unit="seconds",
+        above=0,
+        identity=False,
     )
     at_end: bool = key(
         True,
         "The last step of the run saves a checkpoint. With false the run leaves no weights behind "
-        "beyond those of every_steps and best, for runs that only measure.",
+        "beyond those of every_steps, every_s and best, for runs that only measure.",
         identity=False,
     )
     keep: int = key(
@@ -73,5 +84,15 @@ class CheckpointConfig:
         None,
         "Lower values of best are better (min), or higher ones (max). Null takes it from the name.",
         choices=(None, "min", "max"),
+        identity=False,
+    )
+    staging_gb: float | None = key(
+        64.0,
+        "While the training goes on, a process of each rank writes a copy of its part of a "
+        "checkpoint. The copies of a node take at most this much of its memory, and at most half "
+        "of what is free. Larger checkpoints, those below about 200 MB a rank, and all with 0 or "
+        "null are written while the training waits.",
+        unit="GiB",
+        at_least=0,
         identity=False,
     )

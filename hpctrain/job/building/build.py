@@ -17,6 +17,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
@@ -37,13 +38,14 @@ from hpctrain.training.average import Average
 from hpctrain.training.display import choose_display
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
+from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
+from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,9 @@ def build(
         micro_batches=micro_batches,
         base_lr=config.optimizer.lr,
         average=average,
-        timer=EvaluationTimer(train.eval_every_s, decides=ranks.is_main),
+        timer=Timer(train.eval_every_s, decides=ranks.is_main),
+        save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
+        saving=checkpointer.saves.agreement,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(train.log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
@@ -239,6 +243,8 @@ def _checkpointer(
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
         layout=layout,
+        states=optimizer_states(config.optimizer),
+        staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
     )
 
 

@@ -107,7 +107,7 @@ class Measured:
 
         def step(rows: int) -> StepBytes:
             with fake:
-                return self._step(model, rows, torch.empty)
+                return self._step(model, rows)
 
         try:
             with used_evenly(model):
@@ -125,20 +125,29 @@ class Measured:
             if isinstance(error, NEED_VALUES):
                 log.info("activations cannot be measured: %s", error)
                 return Activations(0, 0, 0, 0, exact=False)
-            explained(partial(_raise, error), _called(self._sample))
+            with explained(self._called):
+                raise error
         model = _prepared(self._build(), None, train, FakeTensorMode())
+        with explained(self._called):
+            step = partial(self._step, model, values=_values)
+            return _per_sample(model, step, self._tokens, by_block=False)
 
-        def step(rows: int) -> StepBytes:
-            return self._step(model, rows, _values)
-
-        called = partial(_per_sample, model, step, self._tokens, by_block=False)
-        found: Activations = explained(called, _called(self._sample))
-        return found
-
-    def _step(self, model: nn.Module, rows: int, values: Callable[..., Any]) -> StepBytes:
+    def _step(
+        self, model: nn.Module, rows: int, values: Callable[..., Any] = torch.empty
+    ) -> StepBytes:
         sample = self._sample.items()
         batch = {name: values((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample}
         return step_bytes(model, self._task, batch, self._compute)
+
+    @property
+    def _called(self) -> str:
+        """Which call an error is about."""
+        fields = ", ".join(
+            f"{name} {'x'.join(map(str, tensor.shape[1:])) or 'one number'}"
+            for name, tensor in self._sample.items()
+            if name != "mask"
+        )
+        return f"plan: the call of the task and the model with a sample of {fields}"
 
 
 def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
@@ -215,20 +224,4 @@ def _per_sample(
 def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.rand(shape, dtype=dtype)
-    return (
-        torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.zeros(shape, dtype=dtype)
-    )
-
-
-def _called(sample: Batch) -> str:
-    """Return which call an error is about."""
-    fields = ", ".join(
-        f"{name} {'x'.join(map(str, tensor.shape[1:])) or 'one number'}"
-        for name, tensor in sample.items()
-        if name != "mask"
-    )
-    return f"plan: the call of the task and the model with a sample of {fields}"
-
-
-def _raise(error: Exception) -> None:
-    raise error
+    return torch.full(shape, int(dtype == torch.bool), dtype=dtype)

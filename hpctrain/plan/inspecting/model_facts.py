@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         experts=min((n for n, _, _ in experts), default=0),
         of_experts=sum(held for _, _, held in experts),
         per_token=max((used for _, used, _ in experts), default=0),
-        adapted=sum(_elements(layer.weight) for _, layer in adapted(model)),
+        adapted=sum(w.numel() for w in frozen_weights(model)),
         context=isinstance(plan, Plan) and plan.context,
     )
 
@@ -145,17 +145,16 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
             outputs[names[module]] = outputs.get(names[module], 0) + size
 
     handles = [module.register_forward_hook(note) for module in names]
-    counts: dict[str, Any] = {}
-    batch = meta_batch(sample)
+    batch, counter = meta_batch(sample), FlopCounterMode(display=False)
     try:
-        with dry_run(model), FlopCounterMode(display=False) as counter, torch.no_grad():
+        with dry_run(model), counter, torch.no_grad():
             copy.copy(task)(model, batch)
-        counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
     except Exception:  # it needs values: the table has parameters only
         outputs = {}
     finally:
         for handle in handles:
             handle.remove()
+    counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
     rows = len(batch["mask"])
     return [
         Layer(
@@ -171,10 +170,11 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
     ]
 
 
-def explained(call: Callable[[], Any], what: str) -> Any:
-    """Return what a call returns; its error becomes a ConfigError with the line that fails."""
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise a ConfigError with the line that fails in place of an error within."""
     try:
-        return call()
+        yield
     except HpctrainError:
         raise
     except Exception as error:
@@ -186,8 +186,10 @@ def explained(call: Callable[[], Any], what: str) -> Any:
         raise ConfigError(f"{what} fails{place}\n{type(error).__name__}: {reason}") from error
 
 
-def _elements(weight: Any) -> int:
-    return 0 if weight.requires_grad else int(weight.numel())
+def frozen_weights(model: nn.Module) -> list[torch.Tensor]:
+    """Return the frozen parameters that have an adapter, which may be held in 4 bits."""
+    weights: list[Any] = [layer.weight for _, layer in adapted(model)]
+    return [weight for weight in weights if not weight.requires_grad]
 
 
 def _experts(module: nn.Module) -> tuple[int, int, int] | None:

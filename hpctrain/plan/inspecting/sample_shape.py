@@ -5,6 +5,7 @@ data.path/index.json ──┐
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hpctrain.data.places.origin import load_index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.errors import ConfigError
+from hpctrain.shards.index import Shard
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
 
@@ -66,21 +68,25 @@ def of_shape(task: Any, shapes: _Shapes) -> Batch:
         targets = _names(getattr(task, "target", None))
         whole.update(targets)
         shapes = dict.fromkeys(_names(task.input), shapes[""]) | dict.fromkeys(targets, ())
-    fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
-    for name, shape in shapes.items():
-        dtype = torch.int64 if name in whole else torch.float32
-        fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
-    return fields
+    return _sample(
+        {n: (s, torch.int64 if n in whole else torch.float32) for n, s in shapes.items()}
+    )
 
 
 def _names(field: Any) -> list[str]:
     return [] if not field else [field] if isinstance(field, str) else list(field)
 
 
+def _sample(fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Batch:
+    """Return a batch of one sample without memory."""
+    made = {n: torch.empty((1, *s), dtype=dtype, device="meta") for n, (s, dtype) in fields.items()}
+    return {"mask": torch.empty(1, dtype=torch.bool, device="meta"), **made}
+
+
 def of_data(data: DataConfig) -> Batch:
     """Return a sample by the index of the data set; a ConfigError if a field's length varies."""
     path = data.mixture[0]["path"] if data.mixture else data.path
-    fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
+    fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for name, field in load_index(path).fields.items():
         if data.fields and name not in data.fields and name != data.windows.field:
             continue
@@ -88,7 +94,7 @@ def of_data(data: DataConfig) -> Batch:
         dtype = getattr(torch, str(field.dtype), torch.int64)
         if name == data.windows.field and data.windows.length is not None:
             shape, dtype = (data.windows.length,), torch.int64
-            fields[f"{name}_document"] = torch.empty((1, *shape), dtype=dtype, device="meta")
+            fields[f"{name}_document"] = shape, dtype
         elif name == data.images.field:
             size = data.images.size or [224, 224]
             shape, dtype = (data.images.channels or 3, size[0], size[1]), torch.uint8
@@ -97,18 +103,24 @@ def of_data(data: DataConfig) -> Batch:
                 f"{path}: {name} has another length in each sample; --sample-shape says which "
                 f"length to plan for: {_EXAMPLES}"
             )
-        fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
-    return fields
+        fields[name] = shape, dtype
+    return _sample(fields)
 
 
 def samples_of_epoch(data: DataConfig) -> int:
     """Return the number of samples of an epoch; a DataError if there is no such data set."""
     total = 0
-    for part in data.mixture or [{"path": data.path}]:
-        split = part.get("split", data.train_split)
-        count = sum(s.count for s in load_index(part["path"]).shards if s.split == split)
+    for path, split, shards in parts_of(data):
+        count = sum(shard.count for shard in shards)
         if (name := data.windows.field) is not None and data.windows.length is not None:
-            reader = Reader(part["path"], split, [name])
+            reader = Reader(path, split, [name])
             count = len(Windows(reader, name, data.windows.length, data.windows.stride))
         total += count
     return total * data.repeat
+
+
+def parts_of(data: DataConfig) -> Iterator[tuple[str, str, list[Shard]]]:
+    """Yield the folder, the split and the shards of each part of the training data."""
+    for part in data.mixture or [{"path": data.path}]:
+        split = part.get("split", data.train_split)
+        yield part["path"], split, [s for s in load_index(part["path"]).shards if s.split == split]

@@ -7,10 +7,9 @@ from typing import Any
 
 from hpctrain.console import Console, Table
 from hpctrain.errors import LaunchError
-from hpctrain.plan.measured.measurement import Measured
-from hpctrain.plan.measured.short_run import MOST
+from hpctrain.plan.measured.measurement import MOST, Measured
 from hpctrain.plan.predicting.estimate import Estimate
-from hpctrain.plan.summary import command_of
+from hpctrain.plan.printing import command_of
 from hpctrain.units import GIB
 
 
@@ -93,7 +92,7 @@ class Comparison:
         for one in self.ranked:
             time = one.estimate.time
             predicted = None if time is None else time.step_s
-            rate = one.tokens_per_s_per_gpu if tokens else one.samples_per_s
+            rate = one.speed.tokens_per_s_per_gpu if tokens else one.speed.samples_per_s
             cells = [
                 *(one.estimate.layout.name, str(one.estimate.layout.ranks)),
                 *(_text(predicted, "{:.4f} s"), _text(one.step_s, "{:.4f} s", "failed")),
@@ -101,11 +100,9 @@ class Comparison:
             ]
             if peaks:
                 peak = None if one.found is None else one.found.peak_bytes
-                cells += [
-                    _text(one.predicted_peak / GIB, "{:.2f} GiB"),
-                    _text(peak and peak / GIB, "{:.2f} GiB"),
-                    _text(one.peak_error, "{:+.1%}"),
-                ]
+                sizes = one.predicted_peak / GIB, peak and peak / GIB
+                cells += [_text(size, "{:.2f} GiB") for size in sizes]
+                cells += [_text(one.peak_error, "{:+.1%}")]
             table.add_row(*cells)
         return table
 

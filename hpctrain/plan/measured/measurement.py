@@ -3,10 +3,15 @@
 best layouts ── short_run ── Sweep: one array for each number of nodes ── wait ── measured_run
                                 └── Ctrl-C, or a refused job: those in the queue are cancelled
 
-A layout that fails in its job has the cause in place of its times.
+A layout that fails in its job has the cause in place of its times. A short training makes 5 steps
+that start everything, and after a report 20 steps in 4 reports, which count. It makes no evaluation
+and no checkpoint, tells nobody, and its metrics stay in its journal. A learning rate that rises
+over all steps keeps the numbers finite, and takes no time.
 """
 
+import copy
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,14 +23,15 @@ from typing import Any
 
 from hpctrain import run_record
 from hpctrain.causes import one_line
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.estimates.measured_run import MeasuredRun, measured_run
+from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import RunJob
 from hpctrain.launch.output import Bars, say
 from hpctrain.launch.sweeps.sweep import Sweep
-from hpctrain.plan.measured.short_run import STEPS, chosen, minutes, short_run
 from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.predicting.timing import StepTime
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
@@ -33,6 +39,10 @@ from hpctrain.slurm import queue
 
 _POLL_S = (1.0, 5.0)  # seconds between two looks at the jobs: at first, and at most
 _ENDED = ("finished", "failed")
+MOST = 3  # layouts that are measured on each number of ranks
+_REPORT = 5
+STEPS = _REPORT + ENOUGH_STEPS
+_START_S, _SLOWER = 600.0, 3.0  # what the time limit allows beside the predicted time
 
 
 @dataclass(frozen=True)
@@ -51,15 +61,10 @@ class Measured:
         return None if self.found is None else self.found.step_s
 
     @property
-    def samples_per_s(self) -> float | None:
-        """The samples of all ranks in a second."""
-        return self.estimate.layout.batch.global_size / self.step_s if self.step_s else None
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float | None:
-        """The tokens of a rank in a second; None if samples have none."""
-        rate, tokens = self.samples_per_s, self.estimate.tokens
-        return rate * tokens / self.estimate.layout.ranks if rate and tokens else None
+    def speed(self) -> Estimate:
+        """The layout with the measured time of a step in place of the predicted one."""
+        time = self.step_s and StepTime(self.step_s, *[math.nan] * 6)
+        return dataclasses.replace(self.estimate, time=time or None)
 
     @property
     def step_error(self) -> float | None:
@@ -83,44 +88,16 @@ class Measured:
         if self.found is None:
             return None
         found = ("steps", "mfu", "data_wait", "communication", "peak_bytes")
-        own = ("step_s", "samples_per_s", "tokens_per_s_per_gpu", "step_error", "peak_error")
+        rates = ("samples_per_s", "tokens_per_s_per_gpu")
         return {
             "run": str(self.run),
             "job": self.job,
             **{name: getattr(self.found, name) for name in found},
-            **{name: getattr(self, name) for name in own},
+            "step_s": self.step_s,
+            **{name: getattr(self.speed, name) for name in rates},
+            "step_error": self.step_error,
+            "peak_error": self.peak_error,
         }
-
-
-@dataclass
-class Followed:
-    """A job that is waited for."""
-
-    name: str  # for a reader
-    job: RunJob
-    state: str = "pending"  # in words
-
-    @property
-    def step(self) -> int:
-        """The step that the run has reached."""
-        return run_record.Progress.of(self.job.run.path).step or 0
-
-    def look(self) -> bool:
-        """Look at the job; return whether it has ended."""
-        if self.state in _ENDED:
-            return True
-        ended = self.job.done()
-        failed = self.job.run.read().state == "failed"
-        if failed and not ended and self.job.state == "PENDING":
-            # Out of memory: it would start again with smaller micro-batches, as another layout.
-            self.job.cancel(check=False)
-            ended = True
-        if not ended:
-            self.state = self.job.state.lower()
-            return False
-        finished = self.job.run.read().state == "finished"
-        self.state = "finished" if finished else "failed"
-        return True
 
 
 def measure(
@@ -149,38 +126,46 @@ def measure(
             _add(sweep, overrides, one, minutes(group))
     try:
         sweep.submit()
-        jobs = [
-            Followed(f"{one.layout.kind}, {one.layout.ranks} ranks", job)
-            for one, job in zip(best, sweep.jobs(), strict=True)
-            if isinstance(job, RunJob)
-        ]
-        wait(jobs)
+        jobs = [job for job in sweep.jobs() if isinstance(job, RunJob)]
+        names = (f"{one.layout.kind}, {one.layout.ranks} ranks" for one in best)
+        wait([*zip(names, jobs, strict=True)])
     except BaseException:
         _cancel(sweep.entries, folder)
         raise
-    return [_result(estimate, each.job) for estimate, each in zip(best, jobs, strict=True)]
+    return [_result(estimate, job) for estimate, job in zip(best, jobs, strict=True)]
 
 
-def wait(jobs: Sequence[Followed]) -> None:
-    """Return when all jobs have ended; their states are kept up to date."""
-    pause = _POLL_S[0]
+def wait(jobs: Sequence[tuple[str, RunJob]]) -> None:
+    """Return when all jobs have ended; each has a bar, or a line for each of its states."""
+    pause, states = _POLL_S[0], [""] * len(jobs)
     with Bars("{task.description}") as progress:
-        bars = [
-            progress.add_task(f"{one.name} ({one.job.job_id})", total=STEPS, note="")
-            for one in jobs
-        ]
-        told = [""] * len(jobs)
+        titles = [f"{name} ({job.job_id})" for name, job in jobs]
+        bars = [progress.add_task(title, total=STEPS, note="") for title in titles]
         while True:
-            ended = [one.look() for one in jobs]
-            for i, one in enumerate(jobs):
-                progress.update(bars[i], completed=one.step, note=one.state)
-                if progress.disable and one.state != told[i]:
-                    say(f"{one.name} ({one.job.job_id}): {one.state}")
-                told[i] = one.state
-            if all(ended):
+            for i, (_, job) in enumerate(jobs):
+                if states[i] in _ENDED:
+                    continue
+                before, states[i] = states[i], _state(job)
+                step = run_record.Progress.of(job.run.path).step or 0
+                progress.update(bars[i], completed=step, note=states[i])
+                if progress.disable and states[i] != before:
+                    say(f"{titles[i]}: {states[i]}")
+            if {*states} <= {*_ENDED}:
                 return
             time.sleep(pause)
             pause = min(_POLL_S[1], pause * 1.2)
+
+
+def _state(job: RunJob) -> str:
+    """Return the state of a job in words; one of `_ENDED` if it has ended."""
+    ended, state = job.done(), job.run.read().state
+    if state == "failed" and not ended and job.state == "PENDING":
+        # Out of memory: it would start again with smaller micro-batches, as another layout.
+        job.cancel(check=False)
+        ended = True
+    if not ended:
+        return job.state.lower()
+    return "finished" if state == "finished" else "failed"
 
 
 def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:
@@ -233,3 +218,49 @@ def _smaller(estimate: Estimate, record: RunRecord) -> str:
     if rows is None or asked == "auto" or rows >= batch.micro:
         return ""
     return f"out of memory with micro-batches of {batch.micro}, measured with {rows}"
+
+
+def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
+    """Return the layouts to measure: the first three of each number of nodes and ranks.
+
+    Those of one number are one list, because the jobs of an array have the same resources.
+    """
+    found: dict[tuple[int, int], list[Estimate]] = {}
+    for estimate in estimates:
+        if estimate.fits is not False:
+            size = estimate.layout.nodes, estimate.layout.ranks
+            found.setdefault(size, []).append(estimate)
+    return [group[:MOST] for group in found.values()]
+
+
+def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
+    """Return the config of the training that measures a layout."""
+    config, nothing = copy.deepcopy(estimate.layout.config), Config()
+    config.output_dir, config.metric, config.scaling = str(folder), "train/loss", None
+    data, train, checkpoint = config.data, config.train, config.checkpoint
+    data.val_split, data.val_splits, data.val_sets, data.fold = None, [], [], None
+    data.group = None if data.subset is None else data.group
+    config.evaluation, config.notify = nothing.evaluation, nothing.notify
+    config.scheduler = nothing.scheduler
+    config.scheduler.kind, config.scheduler.warmup_steps = "constant", STEPS
+    train.max_steps, train.max_epochs, train.log_every = STEPS, None, _REPORT
+    train.batch_size_ramp, train.eval_every, train.eval_every_s = [], None, None
+    train.early_stopping, train.sample_prompt = nothing.train.early_stopping, None
+    train.histograms_every = train.profile = None
+    checkpoint.best, checkpoint.keep_every, checkpoint.at_end = None, None, False
+    checkpoint.every_steps = STEPS + 1
+    tracking = config.tracking
+    tracking.enabled, tracking.upload, tracking.required = True, False, False
+    tracking.also, tracking.log_model = [], False
+    launch = config.launch
+    launch.nodes, launch.wait, launch.rerun = estimate.layout.nodes, False, nothing.launch.rerun
+    launch.time_min = minutes
+    return config
+
+
+def minutes(estimates: Sequence[Estimate]) -> int:
+    """Return a time limit that lets the jobs start soon; never more than that of the run."""
+    launch = estimates[0].layout.config.launch
+    slowest = max(math.inf if one.time is None else one.time.step_s for one in estimates)
+    seconds = _START_S + _SLOWER * STEPS * slowest + launch.warn_s
+    return math.ceil(min(60 * launch.limit_min, seconds) / 60)

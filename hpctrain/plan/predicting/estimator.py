@@ -1,8 +1,8 @@
 """Predicts layouts of one model: its facts, what they take, and how long."""
 
 import contextlib
+import math
 from collections.abc import Sequence
-from functools import partial
 from inspect import signature
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from torch import nn
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
-from hpctrain.estimates.memory_fit import on_gpu, on_host, worst
+from hpctrain.estimates.memory_fit import Fit, on_gpu, on_host, staged_bytes, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.parallel.precision import DTYPES
@@ -67,7 +67,8 @@ class Estimator:
         build = build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
         model = build_on_meta(build)
         check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
-        facts = explained(partial(facts_of, model, task, sample), "plan: the model")
+        with explained("plan: the model"):
+            facts = facts_of(model, task, sample)
         compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
         dtype = None if compute is None else DTYPES[compute]
         activations = Measured(build, task, sample, dtype, config.train)
@@ -115,17 +116,23 @@ class Estimator:
             memory = self.calibration.bytes(memory)
         losses = None
         if self.failures is not None and time is not None:
+            saves = layout.config.checkpoint
+            by_time = math.ceil(saves.every_s / time.step_s) if saves.every_s else None
             losses = self.failures.losses(
                 *(layout.nodes, self.checkpoint_bytes(layout.config), time.step_s),
-                *(self.budget.steps, layout.config.checkpoint.every_steps),
+                self.budget.steps,
+                min(filter(None, (saves.every_steps, by_time)), default=None),
             )
         limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
         ranks = launch.tasks_per_node
+        copy, kept = self.checkpoint_bytes(layout.config) / layout.nodes, ranks * memory.host
+        staged = staged_bytes(copy, kept, ranks, layout.config.checkpoint.staging_gb, launch.mem_gb)
         fit = worst(
             on_gpu(memory.total, limit, complete=memory.activations is not None),
-            on_host(ranks * memory.host, ranks, launch.mem_gb),
+            on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
-        return Estimate(layout, memory, fit, time, self.budget, hardware, self.facts.tokens, losses)
+        about = (self.budget, hardware, self.facts.tokens, losses)
+        return Estimate(layout, memory, fit, time, *about, staged=staged)
 
 
 def calibration_of(

@@ -51,10 +51,7 @@ class RankMemory:
 
 
 class MemoryModel:
-    """Computes the memory of layouts of one model, which is on the meta device.
-
-    The activations are those of a sample, by `train.activation_checkpointing`.
-    """
+    """Computes the memory of layouts of one model, which is on the meta device."""
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self._model, self._facts, self._activations = model, facts, activations
@@ -83,10 +80,7 @@ class MemoryModel:
     ) -> RankMemory:
         config, degrees, batch = layout.config, layout.degrees, layout.batch
         (sizes, trained), parallel = both, config.parallel
-        states = memory_of(
-            *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
-            trained,
-        )
+        states = memory_of(sizes, degrees, config, batch.accumulate, trained)
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(config.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
@@ -141,10 +135,7 @@ class MemoryModel:
         return saved
 
     def _received(self, layout: Layout, stage: int) -> int:
-        """Return the bytes of what a rank of a pipeline receives.
-
-        torch's stages have a buffer for the input and for the gradient of each micro-batch.
-        """
+        """Return the bytes of a pipeline's buffers: for input and gradient of each micro-batch."""
         degrees, schedule = layout.degrees, layout.config.parallel.pipeline.schedule
         numbers = numbers_of(schedule, degrees.pp, stage)
         count = degrees.pp * SCHEDULES[schedule]
@@ -152,10 +143,7 @@ class MemoryModel:
         return buffers * layout.batch.share * self._residual(layout) // degrees.cp
 
     def _gathered_keys(self, layout: Layout) -> int:
-        """Return the bytes of a sample by which gathered keys and values exceed a rank's own.
-
-        Each block keeps them whole instead of its own part: 1 - 1 / cp of a sequence is added.
-        """
+        """Return the bytes of a sample by which gathered keys and values exceed a rank's own."""
         degrees, size = layout.degrees, computed_bytes(layout.config.precision)
         own = self._facts.tokens * self._facts.keys_values * size * self._blocks // degrees.tp
         return int((1 - 1 / degrees.cp) * own)

@@ -1,7 +1,6 @@
 """The shapes of the parameters that a layout leaves to each rank of a pipeline."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -9,11 +8,11 @@ from torch import nn
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.plan.inspecting.model_facts import frozen_weights
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import shards
 from hpctrain.plan.model_sizes import ModelSizes
@@ -97,10 +96,7 @@ class StageSizes:
 
     def packed(self, layout: Layout) -> list[torch.Tensor]:
         """Return the weights that are held in 4 bits."""
-        if not layout.config.train.lora.quantize:
-            return []
-        weights: list[Any] = [layer.weight for _, layer in adapted(self._model)]
-        return [weight for weight in weights if not weight.requires_grad]
+        return frozen_weights(self._model) if layout.config.train.lora.quantize else []
 
     def gathers(self, layout: Layout) -> int:
         """Return how many layers get an input that tensor parallel puts together."""

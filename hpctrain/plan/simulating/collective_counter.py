@@ -1,6 +1,6 @@
 """Counts the collective operations of a step, by the dimensions of the mesh that they cross.
 
-all-gather, reduce-scatter, all-reduce, all-to-all, broadcast, send ── calls and bytes
+rank = (((pp x dp_replicate + r) x dp_shard + s) x cp + c) x tp + t        as hpctrain.parallel.mesh
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.plan.simulating.rank_places import coordinates
 
-# What the names of torch's operators contain, and how we call them. The first that fits counts.
-_KINDS = {
-    "reduce_scatter": "reduce-scatter",
-    "all_gather": "all-gather",
-    "allgather": "all-gather",
-    "all_reduce": "all-reduce",
-    "allreduce": "all-reduce",
-    "all_to_all": "all-to-all",
-    "alltoall": "all-to-all",
-    "broadcast": "broadcast",
-    "send": "send",
-}
+ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # the outermost first
+# They are in the names of torch's operators, with or without underscores. The first counts.
+_KINDS = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "broadcast", "send")
 _SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
@@ -67,21 +57,19 @@ class CollectiveCounter(TorchDispatchMode):
         return found
 
     def _count(self, name: str, values: Any) -> None:
-        kind = next((kind for word, kind in _KINDS.items() if word in name), None)
+        bare = name.replace("_", "")
+        kind = next((kind for kind in _KINDS if kind.replace("-", "") in bare), None)
         ranks = _ranks(tree_leaves(values))
         if kind is None or ranks is None:
             return
-        sizes = [v.numel() * v.element_size() for v in _tensors(values)]
+        tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         if (kind, ranks) not in self._found:
             crossed = dimensions(self._degrees, ranks)
             self._found[kind, ranks] = Traffic(kind, crossed, len(ranks))
         traffic = self._found[kind, ranks]
         traffic.calls += 1
         traffic.nbytes += max(sizes, default=0)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def _ranks(leaves: Sequence[Any]) -> tuple[int, ...] | None:
@@ -106,6 +94,14 @@ def _named(name: str) -> tuple[int, ...] | None:
     except (RuntimeError, ValueError, KeyError):  # a string of another meaning, such as "sum"
         return None
     return tuple(distributed.get_process_group_ranks(group))
+
+
+def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
+    """Return the place of a rank, by the names of the degrees."""
+    found = {}
+    for name in reversed(ORDER):
+        rank, found[name] = divmod(rank, getattr(degrees, name))
+    return {name: found[name] for name in ORDER}
 
 
 def dimensions(degrees: Degrees, ranks: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
 """`plan --simulate`: the chosen recipe of a rank at full rank count, with one step of training.
 
+fake process group (collectives do nothing) ── one rank of the world
 part_of() ── what the rank holds                          (meta tensors)
 step      ── collectives by kind and dimension of the mesh (fake tensors)
-picture() ── which rank is where
 """
 
 import math
@@ -35,11 +35,24 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.plan.inspecting.activations import NEED_VALUES
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.simulating.collective_counter import CollectiveCounter, Traffic
-from hpctrain.plan.simulating.rank_places import held_by, picture
+from hpctrain.plan.simulating.collective_counter import (
+    ORDER,
+    CollectiveCounter,
+    Traffic,
+    coordinates,
+)
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums, Task, on_part
 from hpctrain.units import MIB
+
+_SHOWN_NODES = 8
+_HOLDS = {
+    "pp": "the layers of stage {0}",
+    "dp_shard": "part {0} of {1} of each parameter",
+    "dp_replicate": "replica {0}",
+    "cp": "part {0} of {1} of each sequence",
+    "tp": "part {0} of {1} of each layer",
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class _Simulation:
             "rank": self.rank,
             "ranks": self.degrees.ranks,
             "degrees": asdict(self.degrees),
-            "holds": held_by(self.degrees, self.rank),
+            "holds": _held_by(self.degrees, self.rank),
             "part": asdict(self.part),
             "collectives": [asdict(each) for each in self.traffic],
             "not_simulated": self.not_simulated,
@@ -88,7 +101,7 @@ class _Simulation:
         part = self.part
         yield f"simulation of rank {self.rank} of {self.degrees.ranks} ({self.seconds:.1f} s)"
         yield from picture(self.degrees, self.per_node)
-        yield f"rank {self.rank} holds {held_by(self.degrees, self.rank)}:"
+        yield f"rank {self.rank} holds {_held_by(self.degrees, self.rank)}:"
         yield (
             f"  parameters {part.local_parameters / MIB:,.1f} MiB, gradients "
             f"{part.local_gradients / MIB:,.1f} MiB, AdamW's state "
@@ -125,10 +138,8 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
     degrees = layout.degrees
     enter(rank, world)
     try:
-        task = instantiate("task", config.task)
-        divided = getattr(task, "loss_parallel", False)
-        build = partial(instantiate, "model", config.model)
-        part, model = part_of(build, config, loss_parallel=divided)
+        task, build = instantiate("task", config.task), partial(instantiate, "model", config.model)
+        part, model = part_of(build, config, loss_parallel=getattr(task, "loss_parallel", False))
         sample = of_shape(task, parse_shape(shape)) if shape else of_data(config.data)
         counter, why = CollectiveCounter(degrees), ""
         try:
@@ -137,8 +148,7 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     finally:
         _leave()
-    traffic = [] if why else counter.traffic
-    seconds = time.perf_counter() - began
+    traffic, seconds = [] if why else counter.traffic, time.perf_counter() - began
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return _Simulation(rank, degrees, per_node, part, traffic, why, seconds, rss)
 
@@ -203,10 +213,8 @@ def _step(
     with FakeTensorMode(allow_non_fake_inputs=True), _without_values():
         model.module.to_empty(device="cpu")
         model.precision.device = torch.device("cpu")
-        batch = {
-            name: torch.zeros((rows, *values.shape[1:]), dtype=values.dtype)
-            for name, values in sample.items()
-        }
+        shapes = ((name, (rows, *v.shape[1:]), v.dtype) for name, v in sample.items())
+        batch = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in shapes}
         with counter:
             _, values = model.forward_backward(on_part(task, mesh.sequence_part), batch)
             mesh.add(torch.as_tensor(values))  # the one reduction of a step's sums
@@ -228,17 +236,43 @@ def _leave() -> None:
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Let a step run on tensors that have no values.
+    """Let a step run on tensors without values, which a training reads in two places."""
 
-    A training reads values in two places. The ranks agree on their next block in the first step:
-    here all have the same. And on a CPU the sums of a loss are numbers: here they stay tensors.
-    """
-
-    def agreed(_: Any, number: int) -> int:
-        return number
-
-    def flat(sums: Sums) -> torch.Tensor:
+    def flat(sums: Sums) -> torch.Tensor:  # on a CPU the sums of a loss are numbers
         return torch.stack([torch.as_tensor(v).double() for pair in sums.values() for v in pair])
 
-    with patch.object(Lockstep, "_agreed", agreed), patch.object(parallel_model, "flat", flat):
+    # The ranks agree on their next block in the first step: here all have the same.
+    agreed = patch.object(Lockstep, "_agreed", lambda _, number: number)
+    with agreed, patch.object(parallel_model, "flat", flat):
         yield
+
+
+def _held_by(degrees: Degrees, rank: int) -> str:
+    """Return what a rank holds, in words."""
+    place = coordinates(degrees, rank)
+    parts = [
+        text.format(place[name], getattr(degrees, name))
+        for name, text in _HOLDS.items()
+        if getattr(degrees, name) > 1
+    ]
+    return ", ".join(parts) or "everything"
+
+
+def picture(degrees: Degrees, per_node: int) -> Iterator[str]:
+    """Yield the lines of a picture: a line for each node, with the place of each of its ranks."""
+    names = [name for name in ORDER if getattr(degrees, name) > 1] or ["dp_replicate"]
+    yield f"ranks by {' . '.join(names)} (the last one are neighbours)"
+    nodes = -(-degrees.ranks // per_node)
+    width = len(str(degrees.ranks - 1))
+    shown = range(nodes) if nodes <= _SHOWN_NODES else [*range(_SHOWN_NODES - 1), nodes - 1]
+    before = -1
+    for node in shown:
+        if node != before + 1:
+            yield f"  ...    {node - before - 1} nodes"
+        before = node
+        ranks = range(node * per_node, min(degrees.ranks, (node + 1) * per_node))
+        cells = []
+        for rank in ranks:
+            place = coordinates(degrees, rank)
+            cells.append(f"{rank:>{width}}:{'.'.join(str(place[name]) for name in names)}")
+        yield f"  node {node:<3} {'  '.join(cells)}"

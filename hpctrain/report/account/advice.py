@@ -64,11 +64,10 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_cures(account, 'communication') or 'fewer ranks wait less'}"
         )
     saves, lost = share["checkpoint"], share["lost"]
-    every = int(account.value("checkpoint.every_steps", 200) or 200)
     if saves > 0.05 and saves >= lost:
         yield (
             f"{_percent(saves)} of the time went into checkpoints: "
-            f"`checkpoint.every_steps={every * math.ceil(saves / 0.02)}`"
+            f"{_saves(account, math.ceil(saves / 0.02))}"
         )
     if share["evaluation"] > 0.2:
         steps, seconds = account.value("train.eval_every"), account.value("train.eval_every_s")
@@ -83,7 +82,7 @@ def _shares(account: RunAccount) -> Iterator[str]:
     if lost > 0.03 and lost > saves:
         yield (
             f"{_percent(lost)} of the time went into steps that were made again after a "
-            f"restart: `checkpoint.every_steps={max(1, every // 2)}`"
+            f"restart: {_saves(account, 0.5)}"
         )
     limited = any(span.facts.reason == "SIGUSR2" for span in account.spans)
     if share["restart"] > 0.1 and limited:
@@ -91,6 +90,14 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_percent(share['restart'])} of the time went into starting again: a longer "
             "`launch.time_min` starts less often"
         )
+
+
+def _saves(account: RunAccount, factor: float) -> str:
+    """Return the keys that say when checkpoints are written, for `factor` times the distance."""
+    given = {"every_steps": account.value("checkpoint.every_steps", 200)}
+    given["every_s"] = account.value("checkpoint.every_s")
+    keys = {f"checkpoint.{key}": max(1, int(factor * v)) for key, v in given.items() if v}
+    return ", ".join(f"`{key}={value}`" for key, value in keys.items())
 
 
 def _cures(account: RunAccount, kind: str, power: int = 2) -> str:

@@ -1,6 +1,6 @@
-"""`train.eval_every_s`: an evaluation after so many seconds, at the same step on every rank.
+"""`train.eval_every_s` and `checkpoint.every_s`: by the clock, on all ranks alike.
 
-rank 0's clock ── a flag in the reduction of the step ── all ranks evaluate after the same step
+rank 0's clock ── a flag in the reduction of the step ── all ranks do it after the same step
 
 The clocks of ranks differ, so only that of rank 0 counts. As for a stop request, the flag is read
 after the step on the CPU, and after the next one on a GPU (`hpctrain.faults.copied`).
@@ -14,8 +14,8 @@ import torch
 from hpctrain.faults.copied import Copied
 
 
-class EvaluationTimer:
-    """Tells when the seconds since the last evaluation are over.
+class Timer:
+    """Tells when the seconds since the last evaluation, or the last checkpoint, are over.
 
     Without `every_s` it is the null form, which adds nothing to the reduction. The clock of one
     rank alone `decides`; it returns seconds that never decrease.
@@ -44,20 +44,20 @@ class EvaluationTimer:
             self._totals.offer(totals)
 
     def is_due(self) -> bool:
-        """Return whether the ranks have agreed on an evaluation; the same on every rank."""
+        """Return whether the ranks have agreed that it is time; the same on every rank."""
         return any(totals[0] > 0 for totals, _ in self._totals.take(late=True))
 
     def restart(self) -> None:
-        """Count from now on, after an evaluation."""
+        """Count from now on, after what the timer was for."""
         self._since = self._clock()
-        self._totals = Copied()  # a flag on its way asked for the evaluation that was just made
+        self._totals = Copied()  # a flag on its way asked for what was just done
 
     @property
     def _passed(self) -> float:
         return self._clock() - self._since
 
     def state_dict(self) -> dict[str, float]:
-        """Return the seconds since the last evaluation, as JSON; rank 0's are saved."""
+        """Return the seconds that have passed, as JSON; rank 0's are saved."""
         return {} if self._every_s is None else {"passed_s": self._passed}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:

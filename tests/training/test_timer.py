@@ -1,4 +1,4 @@
-"""`train.eval_every_s`: all ranks evaluate after the same step, by the clock of rank 0."""
+"""`eval_every_s`, `checkpoint.every_s`: all ranks do it after the same step, by rank 0's clock."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,8 @@ from torch import distributed, nn
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
+from hpctrain.training.hooks import Hook, Hooks, RunState
+from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every
 from tests.ranks import run_ranks
@@ -45,14 +46,26 @@ class Evaluated(NullTracker):
             self.steps.append(step)
 
 
-def evaluations(folder: Path, late: bool, every: int, stop_at: int) -> list[int]:
+class Saved(Hook):
+    """Notes the steps after which the rank has saved."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def after_save(self, state: RunState, folder: Path) -> None:
+        self.steps.append(state.step)
+
+
+def evaluations(
+    folder: Path, late: bool, every: int | None, stop_at: int, saves: bool = False
+) -> list[int]:
     """Train on a rank whose clock ticks once per step, a hundred times as fast on rank 1.
 
     Returns:
-        The steps after which the rank has evaluated.
+        The steps after which the rank has evaluated, or has saved if the timer is that of `saves`.
     """
     rank = distributed.get_rank()
-    stop, tracker = Stop(), Evaluated()
+    stop, tracker, saved = Stop(), Evaluated(), Saved()
     model = alone(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters, lr=0.1)
     task = Squares(stop, stop_at, None)
@@ -60,7 +73,7 @@ def evaluations(folder: Path, late: bool, every: int, stop_at: int) -> list[int]
     def seconds() -> float:
         return task.step * (100.0 if rank else 1.0)
 
-    class Timer(EvaluationTimer):
+    class Clocked(Timer):
         """One whose numbers are on their way, as from a GPU."""
 
         def restart(self) -> None:
@@ -68,19 +81,22 @@ def evaluations(folder: Path, late: bool, every: int, stop_at: int) -> list[int]
             if late:
                 self._totals = Late([])
 
-    timer = Timer(3.0, decides=rank == 0, clock=seconds)
+    timer = Clocked(3.0, decides=rank == 0, clock=seconds)
     if late:
         timer._totals, stop._totals = Late([]), Late([])
     # The evaluation calls the task, too, and so takes one second of rank 0's clock.
-    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, timer=timer)
+    timers = {"save_timer" if saves else "timer": timer}
+    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, **timers)
     trainer = trainer_of(
-        *(step, folder / "checkpoints", STEPS, Every(log=100, evaluate=every, checkpoint=100)),
+        *(step, folder / "checkpoints", STEPS),
+        Every(log=100, evaluate=100 if saves else every, checkpoint=every if saves else None),
         loader=numbers(STEPS),
-        evaluations={"val": OneBatch()},
+        evaluations={} if saves else {"val": OneBatch()},
         tracker=tracker,
+        hooks=Hooks([saved]),
     )
     trainer.fit()
-    return tracker.steps
+    return saved.steps if saves else tracker.steps
 
 
 def on_ranks(folder: Path, **how: Any) -> list[int]:
@@ -110,12 +126,26 @@ def test_all_ranks_evaluate_after_the_same_step(
     assert on_ranks(tmp_path, late=late, every=every, stop_at=0) == steps
 
 
+@pytest.mark.parametrize(
+    ("late", "every", "steps"),
+    [
+        (False, None, [3, 6, 9, 12]),
+        (True, None, [4, 8, 12]),
+        (False, 5, [3, 5, 8, 10, 12]),
+    ],
+)
+def test_all_ranks_save_after_the_same_step(
+    late: bool, every: int | None, steps: list[int], tmp_path: Path
+) -> None:
+    assert on_ranks(tmp_path, late=late, every=every, stop_at=0, saves=True) == steps
+
+
 def test_the_seconds_go_on_after_a_resume(tmp_path: Path) -> None:
     assert on_ranks(tmp_path, late=False, every=100, stop_at=2) == []
     assert on_ranks(tmp_path, late=False, every=100, stop_at=0) == [3, 6, 9, 12]
 
 
 def test_without_seconds_nothing_is_added_to_the_reduction() -> None:
-    timer = EvaluationTimer()
+    timer = Timer()
     timer.offer([])
     assert (timer.flags(), timer.is_due(), timer.state_dict()) == ([], False, {})

@@ -1,0 +1,168 @@
+"""The race: a job of two nodes in which a rank is killed every so many steps, until it has ended.
+
+    python -m tests.benchmarks.faults_race --steps 2000 --every 200
+
+A table of wall times, beside those without a failure, and of the seconds from each kill to the
+next new step. It needs a Slurm cluster, and starts the development cluster if there is none. The
+rivals take part where their packages are installed: Lightning, whose job asks for its requeue when
+srun has failed, as its users write it, and ft_launcher of nvidia-resiliency-ext.
+"""
+
+import argparse
+import importlib.util
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import cluster
+from tests.conftest import run_module
+from tests.faults.cluster_events import Job
+from tests.faults.disturbed import signal_to
+
+SAVE_EVERY, STEP_S = 50, 0.05
+
+LIGHTNING = """\
+import os, pathlib, sys, time
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+HERE, STEPS, EVERY, PAUSE = pathlib.Path(__file__).parent, *map(float, sys.argv[1:])
+RANK = os.environ["SLURM_PROCID"]
+
+class Noted(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        with open(HERE / f"steps.{RANK}", "a") as file:
+            file.write(f"{trainer.global_step} - - {os.getpid()} {time.monotonic()}\\n")
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(),
+            torch.nn.Linear(256, 10))
+
+    def training_step(self, batch, _):
+        time.sleep(PAUSE)
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+data = torch.utils.data.TensorDataset(torch.rand(1415, 64), torch.randint(0, 10, (1415,)))
+saves = ModelCheckpoint(HERE, every_n_train_steps=int(EVERY), save_last=True)
+trainer = L.Trainer(
+    accelerator="cpu", num_nodes=2, devices=1, strategy="ddp", max_steps=int(STEPS), logger=False,
+    enable_progress_bar=False, callbacks=[saves, Noted()])
+last = HERE / "last.ckpt"
+trainer.fit(Net(), torch.utils.data.DataLoader(data, 32), ckpt_path=last if last.exists() else None)
+"""
+
+
+@dataclass
+class Ours(Job):
+    """The job of hpctrain."""
+
+    steps_asked: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.more = (
+            *(f"train.max_steps={self.steps_asked}", f"checkpoint.every_steps={SAVE_EVERY}"),
+            *("train.early_stopping.metric=null", "train.eval_every=1000"),
+        )
+        for rank in range(2):
+            self.order(rank, f"slow {STEP_S}")
+
+
+@dataclass
+class Lightning(Ours):
+    """The job of Lightning."""
+
+    def start(self) -> None:
+        (self.folder / "train.py").write_text(LIGHTNING)
+        words = f"{sys.executable} train.py {self.steps_asked} {SAVE_EVERY} {STEP_S}"
+        script = f"srun --kill-on-bad-exit=1 {words} || scontrol requeue $SLURM_JOB_ID"
+        shape = ["--nodes=2", "--ntasks-per-node=1", "--requeue", f"--chdir={self.folder}"]
+        self.id = cluster.sbatch(script, *shape, "--open-mode=append", "--output=out")
+
+
+RIVALS = {"hpctrain": Ours, "Lightning, requeue": Lightning}
+
+
+@dataclass
+class Result:
+    """How a job has come to its end."""
+
+    seconds: float = 0.0  # from its first step to its last one
+    recoveries: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    state: str = ""
+
+
+def race(job: Ours, every: int | None, *, hurry: bool) -> Result:
+    """Run a job to its end, and kill a rank at each multiple of `every`."""
+    job.start()
+    result, kills, began = Result(), iter(range(every or 0, job.steps_asked, every or 1)), 0.0
+    victim, pending = next(kills, 0) if every else 0, 0
+    while (state := job.state) not in cluster.ENDED:
+        if state == "PENDING" and hurry and began:
+            cluster.tool("hurry", job.id)
+        seen = job.steps(0)
+        if began and seen[-1].time > began and seen[-1].pid != pending:
+            first = next(each for each in seen if each.time > began and each.pid != pending)
+            result.recoveries.append(first.time - began)
+            result.lost.append(max(e.number for e in seen if e.pid == pending) + 1 - first.number)
+            began = 0.0
+        if victim and not began and seen and seen[-1].number >= victim:
+            pending, began = seen[-1].pid, time.monotonic()
+            signal_to([job.pids()[1]], signal.SIGKILL)
+            victim = next(kills, 0)
+        time.sleep(0.2)
+    seen = job.steps(0)
+    result.seconds, result.state = seen[-1].time - seen[0].time, state
+    return result
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.faults_race")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--every", type=int, default=200, help="steps from one kill to the next")
+    parser.add_argument("--hurry", action="store_true", help="a requeued job starts at once")
+    asked = parser.parse_args()
+    if problem := cluster.problem():
+        sys.exit(problem)
+    known = {"Lightning, requeue": "lightning", "hpctrain": "hpctrain"}
+    head = f"{'':20}{'undisturbed s':>14}{'s':>9}{'ratio':>7}"
+    print(f"{head}{'recovery s: median, 90%, most':>32}  most steps lost", flush=True)
+    with tempfile.TemporaryDirectory(prefix="hpctrain-race-") as folder:
+        digits = Path(folder, "digits")
+        run_module("data_prep", "sample", "digits", str(digits))
+        for name, kind in RIVALS.items():
+            if importlib.util.find_spec(known[name]) is None:
+                print(f"{name:20} is not installed")
+                continue
+            place = Path(folder, name.partition(",")[0])
+            calm, wild = (
+                race(kind(place / how, digits, steps_asked=asked.steps), every, hurry=asked.hurry)
+                for how, every in (("calm", None), ("wild", asked.every))
+            )
+            times = sorted(wild.recoveries) or [0.0]
+            shown = [times[int(part * (len(times) - 1))] for part in (0.5, 0.9, 1.0)]
+            print(
+                f"{name:20}{calm.seconds:14.0f}{wild.seconds:9.0f}"
+                f"{wild.seconds / calm.seconds:7.2f}"
+                f"{', '.join(f'{x:.1f}' for x in shown):>32}  {max(wild.lost, default=0)} "
+                f"({len(wild.recoveries)} kills, {calm.state}, {wild.state})",
+                flush=True,
+            )
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        print("ft_launcher          is not installed (nvidia-resiliency-ext)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`make faults`: the fault suite, event by event, then random kills, then its table."""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests import cluster
+from tests.conftest import run_module
+from tests.faults import cluster_events
+from tests.faults.suite import EVENTS, KILLS, Suite
+
+
+@contextmanager
+def suite() -> Iterator[Suite]:
+    """Make the data set and the undisturbed training, in a folder that is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
+        run_module("data_prep", "sample", "digits", f"{folder}/digits")
+        yield Suite(Path(folder), Path(folder, "digits"))
+
+
+def main() -> int:
+    """Run the suite, and print its table."""
+    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
+    parser.add_argument("--kills", type=int, default=0, help="random kills, beside each event")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="events whose name has this text")
+    parser.add_argument("--cluster", action="store_true", help="also events of a Slurm cluster")
+    parser.add_argument("--list", action="store_true", help="print the rows and end")
+    asked = parser.parse_args()
+    if asked.cluster and (problem := cluster.problem()):
+        sys.exit(problem)
+    if asked.list:
+        for event in (*EVENTS, *cluster_events.ON_CLUSTER):
+            print(f"{event.name:34} {event.covered or 'here'}")
+        return 0
+    with suite() as made:
+        try:
+            _run(made, asked)
+        finally:
+            print("\n".join(made.table()), flush=True)
+        return bool(made.failed)
+
+
+def _run(made: Suite, asked: argparse.Namespace) -> None:
+    every = (*EVENTS, *(cluster_events.ON_CLUSTER if asked.cluster else ()))
+    chosen = [each for each in every if each.act and asked.only in each.name]
+    for number, event in enumerate(chosen):
+        try:
+            if event in EVENTS:
+                made.disturb([event], asked.seed + number)
+            else:
+                cluster_events.disturb(made, event, asked.seed + number)
+        except AssertionError as error:
+            made.rows[event.name].by_hand.append(f"seed {asked.seed + number}: {error}")
+        print(event.name, file=sys.stderr, flush=True)
+    rng, left = random.Random(asked.seed), asked.kills
+    while left > 0:
+        several = [rng.choice(KILLS) for _ in range(min(left, rng.randint(2, 6)))]
+        made.disturb(several, rng.randrange(10**9))
+        left -= len(several)
+        print(f"{left} kills are left", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

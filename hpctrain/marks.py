@@ -96,7 +96,8 @@ class OwnPage(Page):
 
     def begin(self) -> None:
         """Begin with the phase START_UP."""
-        _rank.__init__(self.bytes)  # type: ignore[misc]
+        global _rank
+        _rank = _Rank(self.bytes)
         self.is_alive()
 
     def is_alive(self) -> None:

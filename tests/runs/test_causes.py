@@ -99,8 +99,6 @@ def last(error: str) -> str:
         ("LateRankError: after step 9: rank 1 (n1) did not arrive at all_reduce", HANG),
         ("RuntimeError: [gloo/transport/tcp/pair.cc:144] Timed out waiting 1000ms", HANG),
         ("rank 1 (n1, pid 7) hangs after step 9, for 31 s in the phase step: it is", HANG),
-        ("rank 1 (n1, pid 7) has died after step 9, in the phase checkpoint", HANG),
-        ("ranks 2, 3 (n1): the node has given no sign of life for 31 s", HANG),
         ("ValueError: rank 1 (n1) hangs after step 9", CODE),
         # jade-hpc-gpu issue 194, LlamaFactory issue 8871, scope issue 749, nccl issue 1935.
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered" + ADVICE, GPU_FAULT),

@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,26 @@ def memory_limit(groups: Iterable[Path]) -> float:
     names = ("memory.max", "memory.limit_in_bytes")
     found = [text(group, name) for group in groups for name in names]
     return min((int(each) for each in found if each.isdigit()), default=math.inf)
+
+
+def memory_used(group: Path) -> int | None:
+    """Return the bytes in use. The cache of files is left out: the kernel gives it back."""
+    used = text(group, "memory.current") or text(group, "memory.usage_in_bytes")
+    if not used:
+        return None
+    stat = dict(line.split() for line in text(group, "memory.stat").splitlines())
+    cache = stat.get("total_inactive_file") or stat.get("inactive_file") or 0
+    return max(0, int(used) - int(cache))
+
+
+def memory_left(
+    membership: Path = OWN, root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")
+) -> float:
+    """Return the bytes that the node and the control groups of this process have left."""
+    found = re.search(r"MemAvailable: *(\d+) kB", meminfo.read_text())
+    groups = [*folders("memory", membership, root)]
+    free = [memory_limit([group]) - (memory_used(group) or 0) for group in groups]
+    return min([1024 * int(found[1]) if found else math.inf, *free])
 
 
 def cpu_quota(groups: Iterable[Path]) -> float:

@@ -225,7 +225,7 @@ def _trains(words: list[str], cwd: str) -> bool:
     values = [word for word in rest if "=" in word]
     return (
         module.startswith("torch.")
-        or module == "tests.ranks"
+        or module in ("tests.ranks", "hpctrain.checkpoint.saving.writer")
         or (
             module == "hpctrain"
             and "-m" not in rest

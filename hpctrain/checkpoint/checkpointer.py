@@ -9,16 +9,13 @@ a flipped bit silently, so loading takes the newest checkpoint whose digests are
 back to an older one.
 """
 
+import json
 import logging
-import shutil
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -34,14 +31,15 @@ from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
+from hpctrain.checkpoint.saving.proof import Sizes, prove
+from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state
-from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import MisfitError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.step_names import step_name, step_of
 
 log = logging.getLogger(__name__)
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
@@ -77,7 +75,9 @@ class Checkpointer:
     the multiples of `keep_every` and of the steps in `kept`. Rank 0 asks the `readers` which they
     need. A checkpoint that has an `average` is loaded into these tensors. `base` is the digest of
     the weights that the adapters of the model (LoRA) belong to: then its frozen parameters are
-    neither saved nor loaded. "" saves the whole model.
+    neither saved nor loaded. "" saves the whole model. The optimizer keeps about `states` tensors
+    for a parameter. `staging` are the bytes of memory that a copy of this rank's part may take,
+    while it is written in the background; 0 lets saves stop the training.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -98,41 +98,79 @@ class Checkpointer:
         base: str = "",
         readers: Readers | None = None,
         layout: Layout = lambda _: None,
+        states: int = 2,
+        staging: float = 0,
     ) -> None:
-        self.readers = readers or Readers()
-        self.folder, self.keep, self.ranks = folder, keep, ranks
-        self._keep_every, self._kept = keep_every, kept
+        self.readers, self.ranks = readers or Readers(), ranks
+        self.saves = Saves(folder, ranks, keep, keep_every, kept, self.readers)
+        self.path = self.saves.path
         self._average, self._base = average, base
         self.model, self.wrong = model, ""
         trained = [plain_name(name) for name in model.names], model.parameters
         self._optimizer = OptimizerState(optimizer, *trained, layout)
         self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
-        self._finite = FiniteValues(model.module)
+        self._finite, self._states, self._staging = FiniteValues(model.module), states, staging
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
         """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
-        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
+        found = objects.broadcast(self.saves.path(step).is_dir() if self.ranks.is_main else None)
         return bool(found)
 
-    def save(self, step: int, progress: Progress, best: int = 0) -> bool:
+    def prove(self) -> None:
+        """Write a little before the first step; all ranks call this before `load_latest`.
+
+        If the disk, its quota or a limit allows no checkpoint, it is a StorageError. If saves would
+        stop the training for long, the processes are started that write in the background.
+        """
+        layout, differ = self.model.layout, self.model.replicas_differ
+        weights = _bytes_of(self._state(model_only=True)["model"].values())
+        trained = _bytes_of(self.model.parameters)
+        own = weights + self._states * trained + _bytes_of(self._average.values())
+        replicas = layout.get("dp_replicate", 1)
+        replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
+        sizes = Sizes(weights, 2 * own if differ else own / replicas, self._staging)
+        prove(self.saves, self.ranks, sizes)
+
+    def save(
+        self, step: int, progress: Progress, best: int = 0, *, background: bool = False
+    ) -> bool:
         """Write and commit a checkpoint; every rank calls this at the same step.
 
         `progress` is all else that the run needs to continue, as JSON, of which rank 0's is
-        written. `best` is the step of the best checkpoint, which is kept; 0 if there is none.
+        written. `best` is the step of the best checkpoint, which is kept; 0 if there is none. In
+        the `background` it returns as soon as the state is copied, if there are writers.
 
         Returns whether all parameters are finite, and all buffers that were so at the start, the
         same on all ranks. Any other checkpoint is written for a look at it; no run resumes from it.
         Where it cannot be written (StorageError), older checkpoints stay as they are.
         """
+        self.saves.finish()
         if not self.model.replicas_differ:
             self._optimizer.check_numbers()
         with self.modes.evaluating():
-            return self._save(step, progress, best)
-
-    def path(self, step: int) -> Path:
-        """Return the folder of the checkpoint of a step, whether it exists or not."""
-        return self.folder / step_name(step)
+            self.model.share_buffers()
+            wrongs = objects.all_gather(self._finite.wrong())
+            self.wrong = next(filter(None, wrongs), "")
+            # A look at what is wrong must be possible when the run ends because of it.
+            background &= self.saves.agreement.look is not None and not self.wrong
+            differ = self.model.replicas_differ
+            self.saves.begin(
+                *(step, self._whole_state()),
+                # Else DCP would take parts of "model" from several ranks: these must fit together.
+                DefaultSavePlanner(dedup_save_to_lowest_rank=differ),
+                described={
+                    "progress": json.loads(json.dumps(progress)),  # the run goes on changing it
+                    "layout": dict(self.model.layout),
+                    "healthy": not self.wrong,
+                    "base": self._base,
+                },
+                best=best,
+                stage=background,
+            )
+            if not background:
+                self.saves.finish()
+        return not self.wrong
 
     def load_latest(self) -> Progress | None:
         """Load the newest intact checkpoint and return its progress; None when there is none.
@@ -186,63 +224,23 @@ class Checkpointer:
         with long_work("verifying the checkpoints"):
             if self.ranks.is_main:
                 try:
-                    newest = manifest.newest_intact(self.folder)
+                    newest = manifest.newest_intact(self.saves.folder)
                     chosen = {} if newest is None else {"name": newest.name}
                 except StorageError as error:
                     chosen = {"error": str(error)}
         chosen = objects.broadcast(chosen)
         if "error" in chosen:
             raise StorageError(chosen["error"])
-        return self.folder / chosen["name"] if chosen else None
+        return self.saves.folder / chosen["name"] if chosen else None
 
-    def _save(self, step: int, progress: Progress, best: int) -> bool:
-        final = self.path(step)
-        temporary = final.with_suffix(".tmp")
-        if self.ranks.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
-        dist.barrier()
-        run = self.folder.parent
-        if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
-            raise StorageError(f"{run} is gone, so no checkpoint can be written")
-        self.model.share_buffers()
-        try:
-            self._write_state(temporary)
-            known = objects.all_gather((self._finite.wrong(), dict(self._own_files(temporary))))
-            self.wrong = next((wrong for wrong, _ in known if wrong), "")
-            if self.ranks.is_main:
-                files = {name: facts for _, part in known for name, facts in part.items()}
-                Manifest(
-                    *(step, self.ranks.world_size, progress, files, time.time()),
-                    layout=dict(self.model.layout),
-                    healthy=not self.wrong,
-                    base=self._base,
-                ).write(temporary)
-                sync(temporary)
-                if final.exists():  # damaged, or it turned out to be the last one of the run
-                    shutil.rmtree(final)
-                temporary.rename(final)
-                sync(self.folder)
-                self.readers.saved()
-                self._remove_old(best)
-        except (OSError, dcp.api.CheckpointException) as error:
-            reason = str(error).strip().splitlines()[-1]
-            if temporary.is_dir():
-                # PyTorch's writer drops the system's error, "enforce fail at …", or the file.
-                reason = why_unwritten(temporary) or reason
-            raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
-        return not self.wrong
-
-    def _write_state(self, folder: Path) -> None:
-        """Write the files of this rank."""
+    def _whole_state(self) -> dict[str, Any]:
+        """Return what this rank saves, its own included."""
         state = self._state()
         state |= {self._own + name: value for name, value in self.model.state_dict().items()}
-        differ = self.model.replicas_differ
-        if differ:
+        if self.model.replicas_differ:
             parts = [n for n in ("model", "optimizer", "ema", "training") if n in state]
             state |= {self._replica + name: state[name] for name in parts}
-        # Else DCP would take parts of "model" from several ranks, and these must fit together.
-        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=differ)
-        dcp.save(state, checkpoint_id=folder, planner=planner)
+        return state
 
     def _own_parts(self, saved: Iterable[str], ranks: int) -> list[str]:
         """Return the names in a checkpoint of `ranks` ranks that only this rank loads."""
@@ -282,21 +280,7 @@ class Checkpointer:
             state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
         return state
 
-    def _own_files(self, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Sync this rank's files and yield their digests; DCP names the files by rank."""
-        patterns = [f"__{self.ranks.rank}_*"] + ([".metadata"] if self.ranks.is_main else [])
-        for path in (p for pattern in patterns for p in folder.glob(pattern)):
-            sync(path)
-            yield path.name, {"bytes": path.stat().st_size, "xxh3_128": manifest.digest(path)}
 
-    def _remove_old(self, best: int) -> None:
-        needed = {self.path(step) for step in (*self.readers.needed(), *self._kept)}
-        kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
-        for path in manifest.checkpoints(self.folder)[self.keep :]:
-            step = step_of(path)
-            if path in kept or (self._keep_every and step % self._keep_every == 0):
-                continue
-            # Renamed first, since a half-removed folder must not look like a checkpoint.
-            doomed = path.with_suffix(".tmp")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+def _bytes_of(values: Iterable[Any]) -> int:
+    """Return the bytes of what this rank has of tensors."""
+    return sum(local(each).nbytes for each in values if isinstance(each, torch.Tensor))

@@ -30,7 +30,14 @@ class FiniteValues:
             if self._judged.get(name) == buffer.shape:
                 judged[f"buffer {name}"] = buffer
         own = [local(value.detach()) for value in judged.values()]
-        finite = [value.isfinite().all().to(own[0].device) for value in own]
-        found = zip(judged, torch.stack(finite).tolist() if finite else (), strict=True)
+        # A sum is soon known. It is not finite if a value is not, and where it overflows.
+        if all(_listed([value.sum().isfinite() for value in own])):
+            return ""
+        found = zip(judged, _listed([value.isfinite().all() for value in own]), strict=True)
         kind, _, name = next((name for name, good in found if not good), "").partition(" ")
         return f"{kind} {plain_name(name)}" if kind else ""
+
+
+def _listed(flags: list[torch.Tensor]) -> list[bool]:
+    """Return the values of flags, whose devices may differ."""
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []

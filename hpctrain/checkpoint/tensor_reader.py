@@ -206,10 +206,10 @@ class _Planner(DefaultLoadPlanner):
         set_element(self.original_state_dict, place, content)
 
 
-class _Unpickler(pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
     """Makes only the objects that DCP's metadata consists of."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Any:  # noqa: D102
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
         if (module, name) == ("torch.serialization", "_get_layout"):
@@ -226,7 +226,7 @@ def _read_metadata(path: Path) -> classes.Metadata:
     try:
         try:
             with open_regular(path, parts=0) as file:
-                found = _Unpickler(file).load()
+                found = Unpickler(file).load()
         finally:
             touched = [name for made in _DCP for name in _restore(made, before[made])]
         if touched:

@@ -149,6 +149,7 @@ class Row:
             "swept": self.run.record.swept,
             "state": self.state.name,
             "reason": self.state.reason,
+            "cause": self.run.attempt.cause,  # of the end of the last attempt
             "job_id": self.run.job_id,
             "nodes": self.node,
             "restarts": self.run.restarts,

@@ -34,9 +34,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from hpctrain import forks
+from hpctrain import forks, frames, marks
 from hpctrain.faults import early_signals as signals
-from hpctrain.faults.collectives import place_of_main_thread
 from hpctrain.faults.copied import Copied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -132,10 +131,12 @@ class Stop:
 
     def _listen(self) -> None:
         while True:
-            if self._file is not None and os.path.exists(self._file):
-                self._ask("cancel")
-            if self._file is not None and not self.asked and (due_s := self.due_s()) is not None:
-                self._ask("SIGUSR2", due_s)
+            if self._file is not None:
+                self._look()
+                if os.path.exists(self._file):
+                    self._ask("cancel")
+                if not self.asked and (due_s := self.due_s()) is not None:
+                    self._ask("SIGUSR2", due_s)
             if time.monotonic() > self._exit_at:
                 self._exit()
             try:
@@ -148,6 +149,7 @@ class Stop:
                 if number not in SIGNALS:
                     continue
                 if number == signal.SIGINT and self.asked == "SIGINT":
+                    marks.leave()
                     os._exit(130)
                 self._ask(signal.Signals(number).name)
         self._reading.close()
@@ -170,16 +172,19 @@ class Stop:
 
     def _exit(self) -> None:
         """End this process: it has not stopped, and Slurm would kill it in a moment."""
-        place = place_of_main_thread() or "a place in Python or torch"
+        place = frames.place(frames.of_main_thread()) or "a place in Python or torch"
         took_s = time.monotonic() - self._began
         with suppress(Exception):  # a disk is full, or stderr is no file
             self.tell(f"asked to stop by {self.asked} {took_s:.0f} s ago, it is still at {place}")
             faulthandler.dump_traceback()
         os._exit(_EXIT)
 
-    def watch(self, file: Path) -> None:
-        """Take the existence of `file` as a stop request, too; one rank that looks is enough."""
-        self._file = file
+    def watch(self, file: Path, look: Callable[[], None] = lambda: None) -> None:
+        """Take the existence of `file` as a stop request, too; one rank that looks is enough.
+
+        Every few seconds `look` is called, too.
+        """
+        self._look, self._file = look, file
         self._reading.settimeout(_LOOK_EVERY_S)
         self._writing.send(b"\0")  # no signal has number 0: this only wakes the thread
 

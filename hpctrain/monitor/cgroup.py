@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-from hpctrain.cgroup import ROOT, cpu_quota, folders, memory_limit, text
+from hpctrain.cgroup import ROOT, cpu_quota, folders, memory_limit, memory_used, text
 
 
 class Use(NamedTuple):
@@ -48,7 +48,7 @@ class JobCgroup:
         return Use(
             _cpu_seconds(self._cpu[0]) if self._cpu else None,
             self._cores(),
-            _memory(self._memory[0]) if self._memory else None,
+            memory_used(self._memory[0]) if self._memory else None,
             int(min(machine, memory_limit(self._memory))),
         )
 
@@ -81,16 +81,6 @@ def _cpu_seconds(job: Path) -> float | None:
         return int(nanoseconds) / 1e9
     stat = dict(line.split() for line in text(job, "cpu.stat").splitlines())
     return int(stat["usage_usec"]) / 1e6 if "usage_usec" in stat else None
-
-
-def _memory(job: Path) -> int | None:
-    """Return the bytes in use. The cache of files is left out: the kernel gives it back."""
-    used = text(job, "memory.current") or text(job, "memory.usage_in_bytes")
-    if not used:
-        return None
-    stat = dict(line.split() for line in text(job, "memory.stat").splitlines())
-    cache = stat.get("total_inactive_file") or stat.get("inactive_file") or 0
-    return max(0, int(used) - int(cache))
 
 
 def _of_processes(pid: int) -> Use:

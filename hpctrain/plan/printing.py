@@ -69,6 +69,11 @@ def print_memory(console: Console, estimate: Estimate) -> None:
             f"each node keeps {readable(number * host)} of {number} ranks in its host "
             f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
         )
+    if estimate.staged:
+        console.print(
+            f"each node copies {readable(estimate.staged)} into its host memory for a checkpoint "
+            "that is written while the training goes on (checkpoint.staging_gb)"
+        )
 
 
 def print_layouts(console: Console, estimates: list[Estimate], hardware: Hardware) -> None:

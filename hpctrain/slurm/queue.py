@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hpctrain.errors import LaunchError
+from hpctrain.errors import DistributedError, LaunchError
+from hpctrain.rendezvous.hostlist import expand_hostlist
 from hpctrain.run_record import RunRecord
 from hpctrain.slurm.job_environment import clean_environment
 
@@ -36,8 +37,8 @@ NO_CONTROLLER = (
 Task = tuple[str, int]
 """The path of the script and the number of the array task."""
 
-_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
-_JOB = (r"\d+|N/A", r"\d\S*", r"[A-Z_]+", r"[^|]*", r"[^|]*", r"[^|]*", r".*")
+_SQUEUE = "%K|%i|%T|%r|%N|%S|%B|%o"  # the path comes last because it may contain a `|`
+_JOB = (r"\d+|N/A", r"\d\S*", r"[A-Z_]+", *[r"[^|]*"] * 4, r".*")
 # Lines of jobs, or their heading, in another form than the one that was asked for.
 _OTHER_FORM = re.compile(r"(.*\|){4}|\s*JOBID\b|\s*\d\S*(\s+\S+){3,}\s+[A-Z]{1,2}\s+[\d:-]+\s")
 # Messages of `scancel` about a job that has ended meanwhile. This is no error.
@@ -56,6 +57,7 @@ class Job:
     reason: str  # why it waits, or "None"
     nodes: str  # a Slurm hostlist; empty while it waits
     start: str  # when it has started or is expected to start: ISO local time, or "N/A"
+    batch_host: str = ""  # the node of its batch script
     # The ids of the jobs of its chain that wait for its end.
     behind: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -72,7 +74,18 @@ class Job:
             return f"held until somebody releases it: scontrol release {self.id}"
         if self.state in ("SUSPENDED", "STOPPED"):
             return f"suspended until the cluster or its administrator resumes it: {self.id}"
+        if self.state == "RUNNING" and self._lost_script():  # a job of `sbatch --no-kill`
+            return (
+                f"its batch script was lost with {self.batch_host}, so it runs nothing and never "
+                f"ends: scontrol requeue {self.id}"
+            )
         return ""
+
+    def _lost_script(self) -> bool:
+        try:
+            return bool(self.batch_host) and self.batch_host not in expand_hostlist(self.nodes)
+        except DistributedError:
+            return False
 
 
 @dataclass(frozen=True)

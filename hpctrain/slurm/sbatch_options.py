@@ -142,6 +142,7 @@ _NAMED = (
 )
 _OWN_KEYS = {
     "nodes": "launch.nodes",
+    "no-kill": "launch.spares",
     "ntasks": "launch.nodes and launch.tasks_per_node",
     "ntasks-per-node": "launch.tasks_per_node",
     "cpus-per-task": "launch.cpus_per_task",

@@ -9,14 +9,15 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
-from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_ON_NOTE, in_container, shell_words
+from hpctrain.slurm import steps
+from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
 from hpctrain.slurm.lead_time import GRACE, LEAD
 from hpctrain.slurm.node_range import choose_nodes, rank_options
@@ -53,7 +54,8 @@ unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 # which it ends the one before, which may still save. Who cancels a job means the run.
 _CHAIN = """
 chain={ids}
-# With an id in any case: without one, scancel would cancel all jobs that wait.
+# `run_steps` calls it when the run has ended for good. A job that goes on, or was preempted, leaves
+# the others. With an id in any case: without one, scancel would cancel all jobs that wait.
 end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev/null; }}
 before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
 if [[ -n $before ]]; then
@@ -68,24 +70,18 @@ if [[ -n $before ]]; then
 fi"""
 
 
-_AFTER_THE_RANKS = """
-code=$?
-# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+_RUN_STEPS = """
+ranks() {{
+    exec {ranks}
+}}
+verdict() {{
+    {verdict} "$@"
+}}
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
-    case $({verdict} "$run" "$code") in
-        # Requeue=1 heals sbatch --no-requeue and JobRequeue=0.
-        requeue) scontrol update "JobId=$job" Requeue=1; scontrol requeue "$job" ;;
-        cancel) {end}scancel "$job" ;;{otherwise}
-    esac
-fi{finished}
+
+{steps}
+run_steps
 exit "$code\""""
-# Where there is a chain, one that goes on, or was preempted, leaves it as it is.
-_END_CHAIN = {
-    "end": "end_chain; ",
-    "otherwise": "\n        *) end_chain ;;",
-    "finished": "\n((code)) || end_chain",
-}
 
 
 def sbatch_script(
@@ -142,8 +138,7 @@ def sbatch_script(
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if chain:
         parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
-    ends = _END_CHAIN if chain else dict.fromkeys(_END_CHAIN, "")
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, ends)]) + "\n"
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -199,9 +194,7 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(
-    config: Config, folder: Path, pythonpath: Sequence[Path], command: str, ends: Mapping[str, str]
-) -> Iterator[str]:
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
@@ -218,26 +211,31 @@ def _srun(
         *container_arguments,
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
+    in_steps = command == "run"  # the ranks of a function have no checkpoint to go on from
+    start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
     lines = [
-        " ".join(["srun --unbuffered --open-mode=append", *rank_options(launch)]),
+        " ".join(["srun" + ' "$@"' * in_steps, "--unbuffered --open-mode=append"]),
+        *([" ".join(options)] if (options := rank_options(launch)) else []),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shell_words(container)] if container else []),
-        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
+        f'{start} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
-    if site.container.runtime is not None:
-        yield f"\n{REQUEUE_ON_NOTE}"
+    if site.container.runtime is not None and in_steps:
+        yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
     yield from choose_nodes(launch, fitting_nodes(config))
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
-    yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
-    yield "trap : TERM"
-    yield " \\\n    ".join(lines)
-    if command != "run":  # the ranks of a function have no checkpoint to go on from
+    ranks = " \\\n    ".join(lines)
+    if not in_steps:
+        yield "\n# At Slurm's SIGTERM the ranks end; this shell must wait for them."
+        yield f"trap : TERM\n{ranks}"
         return
-    # In a container the decision is made in it, too, as the host may have no Python for it.
-    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    # In a container the decision is made in it, too, as the host may have no Python for it. Its
+    # step needs no GPU, so it may overlap with one whose tasks cannot be killed.
+    one_task = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *container_arguments]
+    words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _AFTER_THE_RANKS.format(verdict=shell_words(words), **ends)
+    yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=steps.TEXT)

@@ -67,7 +67,8 @@ class Hook:
         """Do something with a checkpoint that is complete on the disk.
 
         Args:
-            state: The state of the run.
+            state: The step and the metrics are those of the checkpoint. The model may have made
+                steps since, while the checkpoint was written.
             folder: The folder of the checkpoint. Later saves remove it.
         """
 

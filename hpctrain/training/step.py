@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hpctrain.causes import is_out_of_memory
+from hpctrain.checkpoint.saving.agreement import Agreement
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
@@ -91,8 +92,8 @@ class TrainStep:
     learning rate that the optimizer was made with: groups of parameters with another one keep the
     ratio to it; None lets all have the same. `parts` are the micro-batches for each number of rows
     that a batch of this rank may have; empty if all steps have the same number. The flags of the
-    stop request are reduced together with the sums, and so is that of `timer`. `grad_norm` is the
-    norm of the global gradient before clipping.
+    stop request are reduced together with the sums, and so are those of `timer` and of `saving`.
+    `grad_norm` is the norm of the global gradient before clipping.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class TrainStep:
         base_lr: float | None = None,
         average: Average | None = None,
         timer: EvaluationTimer | None = None,
+        saving: Agreement | None = None,
         histograms: Histograms | None = None,
         silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
@@ -118,7 +120,7 @@ class TrainStep:
         groups = optimizer.param_groups
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
-        self.timer = timer or EvaluationTimer()
+        self.timer, self.saving = timer or EvaluationTimer(), saving or Agreement()
         self.histograms = histograms or Histograms()
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
@@ -140,13 +142,15 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        stopping = self.stop.flags()
-        flags = stopping + self.timer.flags()
+        stopping, timing = self.stop.flags(), self.timer.flags()
+        flags = stopping + timing + self.saving.flags()
         mine = self.model.joined(self.model.loads.joined(joined(values, flags)))
         reduced = self.model.settled(over_ranks(mine, mesh))
         sums, rest = reduced[: len(values)], reduced[len(values) :]
+        own = len(stopping) + len(timing)
         self.stop.offer(rest[: len(stopping)])
-        self.timer.offer(rest[len(stopping) : len(flags)])
+        self.timer.offer(rest[len(stopping) : own])
+        self.saving.offer(rest[own : len(flags)])
         balanced = self.model.loads.balance(rest[len(flags) :], names, sums)
         place = 2 * names.index("loss")
         loss, count = sums[place], sums[place + 1]

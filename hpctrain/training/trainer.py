@@ -12,13 +12,14 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.metric_registry import (
     EPOCH,
@@ -29,9 +30,9 @@ from hpctrain.config.metric_registry import (
 )
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.faults.late_data import told_if_late
+from hpctrain.errors import HealthError
+from hpctrain.faults.health import RolledBack
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
@@ -123,6 +124,7 @@ class Trainer:
                 self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
+                self._go_on_saving()
                 done = self.step == self.max_steps
                 logs = self.step % self.every.log == 0 or done
                 health.judge(late=not logs)
@@ -141,8 +143,9 @@ class Trainer:
                 if over and not done:
                     self.train_step.finish()
                 due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
-                if due or ((done or over) and self.every.at_end):
-                    self._save()
+                last = (done or over) and self.every.at_end
+                if due or last:
+                    self._save(background=not last)
                     saved = self.step
                 if over:
                     break
@@ -150,6 +153,7 @@ class Trainer:
                 stopped = stopped or (bool(self.stop.reason) and self.step < self.max_steps)
             if self.step != saved and (stopped or self.every.at_end):
                 self._save()
+            self._go_on_saving(wait=True)
         early = self.patience.is_over and self.step < self.max_steps
         reason = self.patience.reason if early and not stopped else ""
         return Outcome(not stopped, self.step, first_step, self.metrics, reason)
@@ -158,7 +162,15 @@ class Trainer:
     def _closing(self) -> Iterator[None]:
         try:
             yield
+            marks.enter(marks.END)
+        except (HealthError, RolledBack):  # all ranks raise these together
+            self._go_on_saving(wait=True)
+            raise
+        except BaseException:
+            self.checkpointer.saves.rescue()
+            raise
         finally:
+            self.checkpointer.saves.close()
             self.meter.close()
             self.display.close()
             self.loader.close()
@@ -167,10 +179,10 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         left_out = self.train_step.health.left_out
-        loader = told_if_late("the first batch", self.loader, stacks)
-        batches = first_in_long_work("the first batch", loader)
+        batches = first_in_long_work("the first batch", self.loader)
         while self.step < self.max_steps:
             given = self.loader.state_dict()
+            marks.begin_step()
             try:
                 with self.stop.interrupts():
                     batch = next(batches, None)
@@ -262,12 +274,13 @@ class Trainer:
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
 
-    def _save(self) -> None:
+    def _save(self, *, background: bool = False) -> None:
+        self._go_on_saving(wait=True)
         with self.meter.spent("checkpoint"), self.display.doing("a checkpoint"):
-            self._write_checkpoint()
-        self.hooks.after_save(self._state(), self.checkpointer.path(self.step))
+            self._write_checkpoint(background)
+        self._tell_saved()
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, background: bool) -> None:
         self.train_step.health.judge(late=False)
         self.tracker.sync()
         self.checkpointer.save(
@@ -282,9 +295,26 @@ class Trainer:
             }
             | {name: part.state_dict() for name, part in self._stateful.items()},
             best=self.best.step,
+            background=background,
         )
         self.train_step.health.judge_state(self.checkpointer.wrong)
-        self.best.mark(self.step)
+
+    def _go_on_saving(self, *, wait: bool = False) -> None:
+        """Go on with a checkpoint that is written in the background; `wait` until it is there."""
+        saves = self.checkpointer.saves
+        if saves.under_way is not None:
+            with self.meter.spent("checkpoint"):
+                saves.finish() if wait else saves.advance()
+            self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Tell those who wait for the checkpoint that was committed, if any."""
+        committed = self.checkpointer.saves.committed
+        while committed:
+            saved = committed.pop(0)
+            self.best.mark(saved.step)
+            state = replace(self._state(), step=saved.step, metrics=saved.metrics)
+            self.hooks.after_save(state, self.checkpointer.path(saved.step))
 
     @property
     def _stateful(self) -> dict[str, Any]:
@@ -315,6 +345,10 @@ class Trainer:
         )
 
     def _resume(self) -> int:
+        marks.enter(marks.LOAD)
+        every = self.every
+        if every.at_end or every.checkpoint <= self.max_steps or self.best.metric is not None:
+            self.checkpointer.prove()
         progress = self.checkpointer.load_latest()
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]

@@ -150,9 +150,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., None]) -> None:
     site(
-        squeue_user="3|7_3|RUNNING|None|n1|2026-01-01T00:00:00|/a/b|c\nN/A|9|PENDING|Priority||N/A|x"
-        "\n0|12_0|PENDING|Dependency||N/A|/d\n0|11_0|RUNNING|None|n2|N/A|/d"
-        "\n0|10_0|COMPLETING|None|n1|N/A|/d",
+        squeue_user="3|7_3|RUNNING|None|n1|2026-01-01T00:00:00|n1|/a/b|c\n"
+        "N/A|9|PENDING|Priority||N/A|n/a|x\nN/A|8|RUNNING|None|n[2-3]|N/A|n1|y"
+        "\n0|12_0|PENDING|Dependency||N/A|n/a|/d\n0|11_0|RUNNING|None|n2|N/A|n2|/d"
+        "\n0|10_0|COMPLETING|None|n1|N/A|n1|/d",
         squeue_jobs="RUNNING",
         sacct_Reason="7_3|CANCELLED by 5|0:15|a|b|n1\n7_4|FAILED|1:0|None|n[1-2]",
         sacct_Submit="7_3|2026-01-01T00:00:00|2026-01-01T00:00:09|Unknown|RUNNING|2\nx|y",
@@ -162,13 +163,19 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
         scancel="",
     )
     jobs = queued(["me"])
-    assert jobs["/a/b|c", 3] == Job("7_3", "RUNNING", "None", "n1", "2026-01-01T00:00:00")
+    assert jobs["/a/b|c", 3] == Job("7_3", "RUNNING", "None", "n1", "2026-01-01T00:00:00", "n1")
     assert jobs["job 9", 0].reason == "Priority"
+    # The node of a batch script is no longer one of the job.
+    lost = (
+        "its batch script was lost with n1, so it runs nothing and never ends: scontrol requeue 8"
+    )
+    assert jobs["job 8", 0].needs == lost
+    assert [job.needs for job in jobs.values()].count("") == 5
     # The jobs of a chain, of which the first still ends.
     front = jobs["/d", 0]
     assert (front.id, front.state, front.behind) == ("11_0", "RUNNING", ("10_0", "12_0"))
     assert [jobs[f"job {each}", 0].state for each in front.behind] == ["COMPLETING", "PENDING"]
-    assert len(jobs) == 5
+    assert len(jobs) == 6
     tasks = {
         "7_3": Ended("CANCELLED by 5", "0:15", "a|b", "n1"),
         "7_4": Ended("FAILED", "1:0", "None", "n[1-2]"),

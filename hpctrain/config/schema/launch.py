@@ -45,6 +45,13 @@ class LaunchConfig:
         unit="nodes",
         check=_check_nodes,
     )
+    spares: int = key(
+        0,
+        "A job has this many nodes more than its ranks need, which count as used. When a node is "
+        "lost or excluded, the run goes on in the same job with a spare in its place.",
+        unit="nodes",
+        at_least=0,
+    )
     tasks_per_node: int = key(1, "Each node runs this many ranks.", count="ranks")
     gpus_per_node: int = key(
         0,

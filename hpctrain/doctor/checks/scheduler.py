@@ -73,7 +73,7 @@ def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
             check,
             usable,
             f"nodes: {states}",
-            warn_below=config.launch.node_numbers.start,
+            warn_below=config.launch.node_numbers.start + config.launch.spares,
             expected=f"launch.nodes={config.launch.nodes} that work",
             cure="The job waits until nodes come back: ask for fewer (launch.nodes).",
         )

@@ -17,7 +17,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
-from hpctrain.faults.late_data import late_told
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
@@ -45,6 +45,7 @@ from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
+from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def build(
         base_lr=config.optimizer.lr,
         average=average,
         timer=EvaluationTimer(train.eval_every_s, decides=ranks.is_main),
+        saving=checkpointer.saves.agreement,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(train.log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
@@ -167,8 +169,7 @@ def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
 def _feeds(parts: Parts) -> tuple[DevicePrefetcher, dict[str, DevicePrefetcher]]:
     """Return the feed of the training, and those of its evaluations, unless jobs make them."""
     # Nodes may differ by hours here: shards are staged on one and are there on another.
-    what = "preparing the data"
-    with long_work(what), late_told(what):
+    with long_work("preparing the data"):
         loader = parts.data.training()
         return loader, {} if parts.config.evaluation.job else dict(parts.data.evaluations())
 
@@ -241,6 +242,8 @@ def _checkpointer(
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
         layout=layout,
+        states=optimizer_states(config.optimizer),
+        staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
-from hpctrain.estimates.memory_fit import on_gpu, on_host, worst
+from hpctrain.estimates.memory_fit import Fit, on_gpu, on_host, staged_bytes, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.parallel.precision import DTYPES
@@ -121,11 +121,14 @@ class Estimator:
             )
         limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
         ranks = launch.tasks_per_node
+        copy, kept = self.checkpoint_bytes(layout.config) / layout.nodes, ranks * memory.host
+        staged = staged_bytes(copy, kept, ranks, layout.config.checkpoint.staging_gb, launch.mem_gb)
         fit = worst(
             on_gpu(memory.total, limit, complete=memory.activations is not None),
-            on_host(ranks * memory.host, ranks, launch.mem_gb),
+            on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
-        return Estimate(layout, memory, fit, time, self.budget, hardware, self.facts.tokens, losses)
+        about = (self.budget, hardware, self.facts.tokens, losses)
+        return Estimate(layout, memory, fit, time, *about, staged=staged)
 
 
 def calibration_of(

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError, LaunchError
-from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
+from hpctrain.restarts import policy
+from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
@@ -41,6 +42,7 @@ class Facts:
     evaluated: dict[str, float] = field(default_factory=dict)
     # Steps of the checkpoints that wait for such a job, or whose jobs have failed.
     unevaluated: list[int] = field(default_factory=list)
+    restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see
     unanswered: bool = False  # the run was submitted, but `sbatch` has not printed a job id
     job_id: str = ""  # of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm
@@ -48,6 +50,7 @@ class Facts:
     job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
     ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
     scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
+    hang: Hang | None = None  # which rank of the last attempt has not got on
     damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 
     @classmethod
@@ -62,7 +65,10 @@ class Facts:
             facts.evaluated = {} if last is None else last.metrics
         facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
+            facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
+        if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
+            facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
         facts.chain = _array_ids(submission.script) if submission else ()
         facts.unanswered = submission is not None and not facts.chain

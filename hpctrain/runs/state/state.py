@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.causes import ANOTHER_RANK, cause_of, one_line
+from hpctrain.causes import ANOTHER_RANK, cause_of, named, one_line
 from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
@@ -50,7 +50,12 @@ class State:
 def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
     state = _judge(run, now)
-    said = [state.reason, *run.record.noted()]
+    spent = run.restarted if state.name in ("running", "requeued", "interrupted") else ""
+    hang = run.hang if state.name not in ("requeued", "queued") else None
+    # The other ranks' errors only follow from it, and so do they stand behind it.
+    told = hang is not None and hang.sentence not in state.reason
+    cause = hang.sentence if hang and told and run.progress.stepped <= hang.time else ""
+    said = [cause, state.reason, spent, *run.record.noted()]
     return replace(state, reason="; ".join(filter(None, said)))
 
 
@@ -157,12 +162,13 @@ def _at_rest(run: Facts) -> State:
         error = one_line(run.attempt.error)
         # Rank 0 writes run.json; its own error may only say that another rank has died.
         follows = cause_of(error) is ANOTHER_RANK
-        return State("failed", f"another rank failed: {error}" if follows else error)
+        told = f"another rank failed: {error}" if follows else named(run.attempt.cause, error)
+        return State("failed", told)
     # A job of slurm/train.sbatch is not looked up with squeue: only sacct shows that it waits.
     word = "" if run.ended is None else _word(run.ended.state)
     if run.ended is not None and word in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)
-    cause = run.attempt.reason
+    cause = named(run.attempt.cause, run.attempt.reason)
     if run.stop_request is not None:
         cause = f"cancelled by {run.stop_request.by}"
     elif run.ended is not None and word not in ("COMPLETED", "FAILED"):

@@ -1,0 +1,105 @@
+"""Before the first step: can checkpoints be written, and may they be written in the background?
+
+    every rank   writes and syncs a small file      ── space, quota, permissions
+    rank 0       renames a folder                   ── some stores cannot
+    every rank   the bytes of its part              ── ulimit -f, free space, memory for a copy
+
+If only the first checkpoint shows it, the hours of GPUs until then are lost.
+"""
+
+import logging
+import os
+import resource
+from pathlib import Path
+from typing import NamedTuple
+
+from hpctrain.cgroup import memory_left
+from hpctrain.checkpoint.saving.saves import Saves
+from hpctrain.disk import temporary, why_unwritten
+from hpctrain.distributed import objects
+from hpctrain.errors import StorageError
+from hpctrain.estimates.memory_fit import OF_FREE, SMALL_PART
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.terminal import few
+from hpctrain.units import readable
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 3
+
+
+class Sizes(NamedTuple):
+    """Bytes: the weights that this rank holds, and the part of a checkpoint that it will write.
+
+    The part is an estimate, as most optimizers make their state in the first step. `staging` is
+    what this rank may use of the host's memory for a copy.
+    """
+
+    weights: float
+    part: float
+    staging: float
+
+
+class _Found(NamedTuple):
+    """What one rank finds; `copy` are the bytes of memory that it has for a copy."""
+
+    wrong: str
+    weights: float
+    part: float
+    free: float
+    copy: float
+
+
+def prove(saves: Saves, ranks: RankInfo, sizes: Sizes) -> None:
+    """Write a little, and start writers if saves would stop the training for long.
+
+    All ranks call this together. If no checkpoint can be written, it is a StorageError.
+    """
+    folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, sizes), 0.0
+    if not wrong:
+        disk = os.statvfs(folder)
+        free = float(disk.f_bavail * disk.f_frsize)
+    copy = min(sizes.staging, OF_FREE * memory_left() / ranks.local_world_size)
+    own = _Found(wrong, sizes.weights, sizes.part, free, copy)
+    found = [_Found(*each) for each in objects.all_gather(own)]
+    several = len(found) > 1
+    texts = [f"rank {i}: " * several + each.wrong for i, each in enumerate(found) if each.wrong]
+    if texts:
+        raise StorageError(f"{folder}: no checkpoint can be written ({few(texts, _SHOWN)})")
+    whole, free = sum(each.part for each in found), min(each.free for each in found)
+    text = f"a checkpoint takes about {readable(whole)}, and {folder} has {readable(free)} free"
+    if max(each.weights for each in found) > free:
+        raise StorageError(f"no checkpoint can be written: {text}")
+    if whole > free and ranks.is_main:
+        log.warning("the disk is nearly full: %s", text)
+    if not sizes.staging or max(each.part for each in found) < SMALL_PART:
+        return
+    tight = [each for each in found if each.part > each.copy]
+    if not tight:
+        saves.start_writers(sizes.staging)
+    elif ranks.is_main:
+        log.warning(
+            "saves stop the training: a copy takes about %s of each rank, of which %s may be used "
+            "(checkpoint.staging_gb, and half of the free memory of the node)",
+            *(readable(tight[0].part), readable(tight[0].copy)),
+        )
+
+
+def _wrong(folder: Path, ranks: RankInfo, sizes: Sizes) -> str:
+    """Return why this rank cannot write; "" if it can."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and sizes.weights > limit * ranks.world_size:
+        return f"its file has more bytes than a file may have, {limit:,} (ulimit -f)"
+    probe = temporary(folder / "probe")
+    other = probe.with_name(f"{probe.name}.tmp")
+    try:
+        folder.mkdir(exist_ok=True)
+        if ranks.is_main:
+            probe.mkdir()
+            try:
+                probe.rename(other)
+            finally:
+                (other if other.exists() else probe).rmdir()
+        return why_unwritten(folder)
+    except OSError as error:
+        return f"{error.strerror}"

@@ -1,0 +1,295 @@
+"""The saves of a run: one at a time is under way, and rank 0 commits it with a rename.
+
+    step 200       all ranks: plan, and copy the state to the memory of their writers
+    steps 201...   the reduction of each step: how many ranks still write? has one failed?
+    step 217       none writes: rank 0 writes the manifest and renames the folder
+    step 218       all ranks know that the checkpoint of step 200 is committed
+
+A save without writers does all this at once. What cannot be written is said, and each rank writes
+its part once more, by itself and from the same copy; if that fails as well, it is a StorageError.
+"""
+
+import logging
+import pickle
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.checkpoint.readers import Readers
+from hpctrain.checkpoint.saving.agreement import Agreement, Ranks
+from hpctrain.checkpoint.saving.part import (
+    METADATA,
+    Job,
+    Planned,
+    facts,
+    part_path,
+    read_part,
+    reason,
+)
+from hpctrain.checkpoint.saving.writer import Writer
+from hpctrain.disk import sync
+from hpctrain.distributed import objects
+from hpctrain.errors import StorageError
+from hpctrain.rendezvous import epochs
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.step_names import step_name, step_of
+from hpctrain.terminal import few
+
+log = logging.getLogger(__name__)
+_RESCUE_S = 30.0  # for the parts of other ranks, after an error
+_LOOK_S = 0.005
+_SHOWN = 3  # ranks that have failed
+
+
+@dataclass
+class Save:
+    """A save that is under way, or was committed.
+
+    `manifest` lacks the files, and `best` is the step of the best checkpoint, which stays.
+    """
+
+    manifest: Manifest
+    best: int
+    planned: Planned
+    job: Job
+    again: Callable[[], str]  # writes this rank's part, and returns why it has failed
+    staged: bool = False  # the writer writes it, and knows of errors
+    error: str = ""  # why this rank has failed, without its writer
+    complete: bool = False  # on rank 0: all but its name is there
+    committed: bool = False
+    uncommitted: str = ""  # why rank 0 could not commit it
+
+
+class Saves:
+    """The saves in `folder`, of which the newest `keep` stay, and what `Checkpointer` names.
+
+    Attributes:
+        agreement: What the ranks tell each other in each step.
+        committed: The saves that were committed, until somebody takes them.
+        under_way: The save that has begun and is not committed, if there is one on all ranks.
+        writer: The writer of this rank; without one its part is written while it waits.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: RankInfo,
+        keep: int,
+        keep_every: int | None,
+        kept: Collection[int],
+        readers: Readers,
+    ) -> None:
+        self.folder, self._ranks = folder, ranks
+        self._keep, self._keep_every, self._kept = keep, keep_every, kept
+        self._readers = readers
+        self.agreement = Agreement()
+        self.committed: list[Manifest] = []
+        self.under_way: Save | None = None
+        self.writer: Writer | None = None
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of a step, whether it exists or not."""
+        return self.folder / step_name(step)
+
+    def start_writers(self, limit: float) -> None:
+        """Write in the background from now on; all ranks call this. Copies take `limit` bytes."""
+        self.agreement.look = self.look
+        try:
+            self.writer = Writer(limit, self.folder.parent)
+        except OSError as error:
+            log.warning("no process can be started (%s), so saves stop the training", error)
+
+    def begin(
+        self,
+        step: int,
+        state: dict[str, Any],
+        planner: DefaultSavePlanner,
+        *,
+        stage: bool,
+        described: Mapping[str, Any],
+        best: int,
+    ) -> None:
+        """Write a state, or with `stage` copy it for the writers, if there are any.
+
+        All ranks call this together, and no other save is under way. `described` has the rest of
+        the `Manifest`. Without a writer the state must not change before `finish`.
+        """
+        temporary = self.path(step).with_suffix(".tmp")
+        if self.writer is not None:
+            self.writer.wait()  # it may still remove a folder
+            self.writer.revive()
+        if self._ranks.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
+        token = objects.broadcast(secrets.token_hex(8) if self._ranks.is_main else None)
+        run = self.folder.parent
+        if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
+            raise StorageError(f"{run} is gone, so no checkpoint can be written")
+        epochs.end_if_over(run, self._ranks.attempt_key)
+        planned = Planned(temporary)
+        try:
+            dcp.save(state, storage_writer=planned, planner=planner)
+        except (OSError, dcp.api.CheckpointException) as error:
+            raise self._unwritten(step, reason(error, temporary)) from error
+        job = Job(temporary, self._ranks.rank, token, planned.plan, planned.planner)
+        about = Manifest(step, self._ranks.world_size, files={}, time=time.time(), **described)
+        save = Save(about, best, planned, job, job.write)
+        if stage and self.writer is not None and (again := self.writer.stage(job)):
+            save.again, save.staged = again, True
+        else:
+            save.error = job.write()
+            if stage and save.error:  # the next step changes the state, so it is now or never
+                log.warning("%s; it is written once more", self._unwritten(step, save.error))
+                save.error = job.write()
+            if stage:
+                save.again = lambda: save.error
+        self.under_way = save
+
+    def look(self) -> tuple[str, Ranks]:
+        """Return the save under way, and how it stands on this rank."""
+        save = self.under_way
+        if save is None:
+            return "", Ranks()
+        error = self._error(save)
+        waits = self._ranks.is_main and not save.committed
+        return save.job.token, Ranks(error is None, bool(error or save.uncommitted), waits)
+
+    def advance(self) -> None:
+        """Go on with the save under way as far as the ranks have agreed; all call it each step."""
+        save = self.under_way
+        if save is None:
+            return
+        for ranks in self.agreement.agreed(save.job.token):
+            if ranks.failed:
+                self.finish()
+                return
+            if not ranks.uncommitted:
+                self._end(save)
+                return
+            if not ranks.writing and not save.committed:
+                save.uncommitted = self._commit(save)
+
+    def finish(self) -> None:
+        """Wait until the save under way is committed, if there is one; all ranks call it together.
+
+        It is a StorageError if it could not be written, nor once more.
+        """
+        save = self.under_way
+        if save is None:
+            return
+        for again in (False, True):
+            error = self._wait(save)
+            if not (reasons := self._gathered(error)):
+                reasons = self._gathered(self._commit(save))
+            if not reasons:
+                self._end(save)
+                return
+            failed = self._unwritten(save.manifest.step, reasons)
+            if self._ranks.is_main and not again:
+                log.warning("%s; it is written once more", failed)
+            if error and not again:
+                save.error, save.staged = save.again(), False
+                if self.writer is not None:
+                    self.writer.revive()
+        self.under_way = None
+        raise failed
+
+    def rescue(self) -> None:
+        """Commit the save under way after an error; the other ranks may be gone."""
+        save, self.under_way = self.under_way, None
+        if save is None or save.committed:
+            return
+        error, until = self._wait(save), time.monotonic() + _RESCUE_S
+        parts = [part_path(save.job.folder, rank) for rank in range(self._ranks.world_size)]
+        while not error and not save.complete and not all(path.exists() for path in parts):
+            if not self._ranks.is_main or time.monotonic() > until:
+                break
+            time.sleep(_LOOK_S)
+        if error := error or self._commit(save):
+            log.warning("%s", self._unwritten(save.manifest.step, error))
+
+    def close(self) -> None:
+        """End the writer."""
+        if self.writer is not None:
+            self.writer.close()
+
+    def _error(self, save: Save) -> str | None:
+        """Return why this rank has failed, "" if it has not, None while its writer writes."""
+        if save.committed:  # its writer may have died while it removed older ones
+            return ""
+        return self.writer.error if save.staged and self.writer is not None else save.error
+
+    def _wait(self, save: Save) -> str:
+        while (error := self._error(save)) is None:
+            time.sleep(_LOOK_S)
+        return error
+
+    def _gathered(self, error: str) -> str:
+        """Return the errors of all ranks as one text; "" without any."""
+        found = objects.all_gather(error)
+        if len(found) == 1:
+            return error
+        return few([f"rank {rank}: {text}" for rank, text in enumerate(found) if text], _SHOWN)
+
+    def _unwritten(self, step: int, why: str) -> StorageError:
+        temporary = self.path(step).with_suffix(".tmp")
+        return StorageError(f"{temporary}: the checkpoint was not written ({why})")
+
+    def _end(self, save: Save) -> None:
+        self.under_way = None
+        self.committed.append(save.manifest)
+
+    def _commit(self, save: Save) -> str:
+        """Let rank 0 commit a save whose parts are written; return why it has failed, or ""."""
+        if save.committed or not self._ranks.is_main:
+            return ""
+        folder, final = save.job.folder, self.path(save.manifest.step)
+        epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
+        try:
+            if not save.complete:
+                self._put_together(save)
+                save.complete = True
+            if folder.is_dir():  # else it was renamed, and what followed has failed
+                if final.exists():  # damaged, or it turned out to be the last one of the run
+                    shutil.rmtree(final)
+                folder.rename(final)
+            sync(self.folder)
+            self._readers.saved()
+            self._remove_old(save.best)
+        except (OSError, pickle.UnpicklingError, EOFError) as error:
+            return reason(error, folder)
+        save.committed = True
+        return ""
+
+    def _put_together(self, save: Save) -> None:
+        """Write `.metadata` and the manifest from the parts of all ranks, to the disk."""
+        folder, ranks = save.job.folder, range(self._ranks.world_size)
+        parts = [read_part(folder, rank, save.job.token) for rank in ranks]
+        save.planned.write_metadata(parts)
+        files = {name: each for part in parts for name, each in part["files"].items()}
+        files[METADATA] = facts(folder / METADATA)
+        replace(save.manifest, files=files).write(folder)
+        for rank in ranks:
+            part_path(folder, rank).unlink()
+        sync(folder)
+
+    def _remove_old(self, best: int) -> None:
+        needed = {self.path(step) for step in (*self._readers.needed(), *self._kept)}
+        kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
+        for path in manifest.checkpoints(self.folder)[self._keep :]:
+            step = step_of(path)
+            if path in kept or (self._keep_every and step % self._keep_every == 0):
+                continue
+            # Renamed first, since a half-removed folder must not look like a checkpoint.
+            doomed = path.with_suffix(".tmp")
+            path.rename(doomed)
+            if self.writer is None or not self.writer.remove(doomed):
+                shutil.rmtree(doomed)

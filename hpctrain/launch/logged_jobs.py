@@ -95,7 +95,7 @@ class LoggedJob:
         raise NotImplementedError
 
 
-class QueueWatcher(InfoWatcher):  # type: ignore[misc]
+class _QueueWatcher(InfoWatcher):  # type: ignore[misc]
     """Looks up the jobs of this process with one `squeue`, and one `sacct` for those that ended.
 
     It decides when to ask as submitit does: often at first, then less and less often.
@@ -171,7 +171,7 @@ def _tasks(job_id: str) -> list[str]:
 class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
     """A job of Slurm, with its logs and its batch script; or a chain, which ends with its last."""
 
-    watcher = QueueWatcher()
+    watcher = _QueueWatcher()
 
     def __init__(
         self, logs: Path, job_id: str, script: Path | None, behind: Sequence[str] = ()

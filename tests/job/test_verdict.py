@@ -243,6 +243,7 @@ def test_the_room_is_read_from_the_job() -> None:
 
 HUNG = {"sentence": "rank 1 (n2) is late in step 9", "rank": 1, "host": "n2", "time": 1.0}
 LATE = LateRankError("after step 9: rank 1 (n1) did not arrive at all_reduce number 29")
+STUCK = "rank 1 (n2): asked to stop by {} 110 s ago, it is still at mine.py:7 in f"
 ECC = "CUDA error: uncorrectable ECC error encountered"
 ON_GPU = f"GPU fault on {socket.gethostname()}: RuntimeError: {ECC}"
 ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
@@ -255,6 +256,19 @@ ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
         (None, "", {}, 1, "", "", ""),  # the ranks tell it
         (None, "", {}, 127, "", "", ""),
         (LATE, "", {}, TERMINATED, "restart", "hang", str(LATE)),
+        # It could not stop in time: another step in this allocation would be killed.
+        *(
+            (
+                LateRankError(STUCK.format(name)),
+                "",
+                {},
+                TERMINATED,
+                "requeue",
+                cause,
+                STUCK.format(name),
+            )
+            for name, cause in (("SIGUSR2", "time limit"), ("SIGTERM", "preempted"))
+        ),
         # An observer has seen the late rank, and what the others tell follows from it.
         (LATE, "C code", {}, KILLED, "restart", "hang", HUNG["sentence"]),
         (None, "dead", {}, KILLED, "restart", "rank killed", HUNG["sentence"]),

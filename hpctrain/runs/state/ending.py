@@ -8,6 +8,7 @@ sacct, cgroup ──── time limit, memory of the host ─────── 
 """
 
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 # States of the observers (`faults.process_state`), and those of a node that cannot be used again.
 _OF_STATE = {"dead": RANK_KILLED, "silent": NODE}
 _LOST = "uninterruptible", "silent"
+_ASKED = re.compile(r": asked to stop by (SIG\w+) ")  # and could not (`faults.stop`)
 
 
 def verdict(
@@ -101,6 +103,9 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
     if known.lowered_in == key:
         rows = known.micro_batch_rows
         return End(GPU_MEMORY, f"out of memory: now {rows} rows", step=step, smaller=True)
+    if error and (asked := _ASKED.search(error.error)):  # this allocation ends in a moment
+        text = error.error.removeprefix("LateRankError: ")
+        return End(policy.stopped(asked[1], left_s).cause, text, error.frame, step)
     cause = (by_name(error.cause) or cause_of(error.error)) if error else None
     if error and cause and cause not in (HANG, GPU_FAULT):
         own = by_name(now.cause) or cause_of(now.error) if now.state == "failed" else ANOTHER_RANK

@@ -59,7 +59,8 @@ gpu: $(VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh slurm/*.sbatch; \
+	@if command -v shellcheck >/dev/null; then \
+		shellcheck .ci/run tests/*.sh hpctrain/slurm/steps.sh slurm/*.sbatch; \
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test

@@ -46,11 +46,9 @@ class NoGpuError(ConfigError):
 
     Attributes:
         hosts: Those that show fewer GPUs than the job was given there.
-        requeued: Whether the job goes on by itself, on other nodes.
     """
 
     hosts: Sequence[str] = ()
-    requeued = False
 
 
 class DataError(HpctrainError):
@@ -76,13 +74,7 @@ class LateRankError(DistributedError):
 
 
 class PortTakenError(DistributedError):
-    """Another process listens on the port on which rank 0 must wait for the others.
-
-    Attributes:
-        requeued: Whether the job starts again by itself, with another port.
-    """
-
-    requeued = False
+    """Another process listens on the port on which rank 0 must wait for the others."""
 
 
 class StorageError(HpctrainError):
@@ -142,11 +134,6 @@ class HealthError(HpctrainError):
 
 
 class NodeError(HpctrainError):
-    """A node or the cluster does not pass a check, or is slower than it was.
-
-    Attributes:
-        requeued: Whether the job goes on by itself, on other nodes.
-    """
+    """A node or the cluster does not pass a check, or is slower than it was."""
 
     exit_code = 9
-    requeued = False

@@ -1,6 +1,7 @@
-"""What a run directory records of its run: `run.json` and `progress.json`.
+"""What a run directory records of its run: `run.json`, `progress.json` and `hang.json`.
 
-`hpctrain.runs.run_dir` writes run.json; `hpctrain.training.progress_file` writes progress.json.
+`hpctrain.runs.run_dir` writes run.json; `hpctrain.training.progress_file` writes progress.json;
+`hpctrain.faults.observer` writes hang.json.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hpctrain.record import (
     convert,
     matching,
     read,
+    read_known,
 )
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,43 @@ class Attempt(Record, frozen=True):
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
+    # What `hpctrain.restarts.policy` has decided on the end, and why.
+    cause: str = ""
+    fingerprint: str = ""
+    ended_at: Count | None = None  # the global step that was reached
+    verdict: str = ""
+    avoid: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def key(self) -> AttemptKey:
+        """What tells the attempt from others of its run."""
+        return AttemptKey(self.job_id, self.restart_count, self.step_id)
+
+
+class Hang(Record, frozen=True, kw_only=True):
+    """The content of hang.json: why the ranks of an attempt do not get on (`faults.observer`)."""
+
+    job_id: JobId = ""
+    restart_count: Count = 0
+    step_id: Count = 0
+    sentence: str
+    rank: Count
+    host: str
+    state: str  # one of those of `faults.process_state`
+    time: Time
+    step: Count = 0  # the global steps that were made
+    phase: str = ""
+    at: str = ""  # the user's line: FILE:LINE in NAME
+
+    @classmethod
+    def of(cls, run: Path, key: AttemptKey, since: float) -> Hang | None:
+        """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
+        found = read_known(cls, run / "hang.json")
+        if found is None or found.time < since:
+            return None
+        own = AttemptKey(found.job_id, found.restart_count, found.step_id)
+        return found if own == key else None
 
 
 class Note(Record, frozen=True):
@@ -126,7 +164,7 @@ class RunRecord(Record, frozen=True):
     rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
-    preflight_requeues: Count = 0
+    preflight_requeues: Count = 0  # of older versions
     notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
@@ -205,6 +243,7 @@ class Progress(Record, frozen=True):
     stepped: Time = 0.0
     step_s: Seconds | None = None
     longest_step_s: Seconds = 0.0
+    stop_s: Seconds = 0.0  # the longest step and the longest save, together
     doing: str = ""
     steps_per_s: Finite | None = None
     metric: str = ""

@@ -140,7 +140,9 @@ def job_state(job: str) -> str:
     ).stdout.split()
     # `CANCELLED by 0` is one state.
     accounting = ("sacct", "-X", "--noheader", "--parsable2", "--jobs", job, "--format=State")
-    states = queued or [line.split()[0] for line in slurm(*accounting).splitlines()]
+    # A job that has lost a node has a line of its time with this node, too: RESIZING.
+    lines = slurm(*accounting).splitlines()
+    states = queued or [line.split()[0] for line in lines if line != "RESIZING"]
     return states[0] if states else ""
 
 
@@ -157,7 +159,7 @@ def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
     return answer
 
 
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 
 
 def queue() -> list[str]:

@@ -28,7 +28,10 @@ from hpctrain.tracking.meta import Meta
 TRAINED, MADE = "digits-968707dd", "digits-0db66357"
 
 
-NEW = ("  watch: note", "  every_s: null")  # keys that have come since
+NEW = (  # keys that have come since
+    *("  watch: note", "hang:", "  floor_s: 30.0", "  times: 10.0", "  spares: 0"),
+    *("  chain: null", "  every_s: null"),
+)
 
 
 @pytest.fixture

@@ -257,6 +257,8 @@ def accept(words: list[str], run: Path) -> None:
             assert command in data_prep_cli.COMMANDS
         case ["sbatch", "slurm/mlflow-server.sbatch", _]:
             assert (ROOT / "slurm" / "mlflow-server.sbatch").is_file()
+        case ["sbatch", "--job-name=digits-a", "--dependency=singleton", *rest]:
+            accept(["sbatch", *rest], run)
         case ["sbatch", script, *rest]:
             assert (ROOT / script).is_file()
             checked([w.replace("$(cat mlflow/server.uri)", "http://node1:5000") for w in rest], 1)

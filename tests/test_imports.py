@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ causes cgroup console disk errors forks gpu_driver lock metric_names progress_bar "
-    "record run_record secrets slow step_names terminal units yaml_file"
+    "__init__ causes cgroup console disk errors forks frames gpu_driver lock marks metric_names "
+    "progress_bar record run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -27,21 +27,25 @@ ALLOWED = {
     "tasks": "data.sources.reader data.tokenizer shards",
     "tracking": "",
     "trackers": "tracking",
-    "faults": "distributed.objects shards.types",
+    "faults": (
+        "config.schema distributed.objects rendezvous.leaving rendezvous.port rendezvous.ranks "
+        "shards.types tracking.uploader_process"
+    ),
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.ranks",
+    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.expert_bank models.gpu_support models.lora models.plan "
         "models.quantized models.ties shards.types "
         "tasks"
     ),
-    "slurm": "config rendezvous.ranks",
+    "slurm": "config rendezvous.hostlist rendezvous.ranks",
+    "restarts": "",
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "runs": (
-        "checkpoint.files config data.places.origin "
-        "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
-        "tracking.recorded tracking.samples tracking.store"
+        "checkpoint.files config data.places.origin data.samplers.subset estimates "
+        "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
+        "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": (
         "config.schema rendezvous.ranks runs.state.stop_request tracking.samples "
@@ -62,7 +66,7 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel rendezvous runs shards slurm tasks trackers tracking training"
+        "parallel rendezvous restarts runs shards slurm tasks trackers tracking training"
     ),
     "commands": (
         "checkpoint.files config launch runs slurm tracking.pending_upload "
@@ -92,7 +96,7 @@ APART = {
     "cli": "*",
     "api": "*",
     "__main__": "cli",
-    "causes": "",
+    "causes": "errors frames",
     "cgroup": "",
     "errors": "",
     "secrets": "secret_text terminal",
@@ -101,6 +105,8 @@ APART = {
     "record": "disk errors",
     "run_record": "disk errors record",
     "forks": "",
+    "frames": "",
+    "marks": "forks",
     "gpu_driver": "",
     "lock": "disk forks",
     "metric_names": "",
@@ -117,10 +123,11 @@ APART = {
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
     "api causes cgroup checkpoint.files cli commands config console disk doctor errors estimates "
-    "faults.early_signals forks gpu_driver hardware job.compile_cache job.here job.verdict launch "
-    "lock metric_names monitor plan.memory progress_bar record rendezvous report run_record runs "
-    "secret_text secrets shards slow slurm step_names terminal tracking trained.commands units "
-    "yaml_file"
+    "faults.early_signals faults.limits faults.observed faults.observer faults.process_state "
+    "forks frames gpu_driver hardware job.compile_cache job.here job.verdict launch lock marks "
+    "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
+    "runs secret_text secrets shards slow slurm step_names terminal tracking trained.commands "
+    "units yaml_file"
 )
 WITH_TORCH = "doctor.measures shards.types"
 NO_HYDRA = (

@@ -41,6 +41,7 @@ from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import MisfitError, StorageError
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.step_names import step_name, step_of
 
@@ -210,6 +211,7 @@ class Checkpointer:
         run = self.folder.parent
         if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
             raise StorageError(f"{run} is gone, so no checkpoint can be written")
+        epochs.end_if_over(run, self.ranks.attempt_key)
         self.model.share_buffers()
         try:
             self._write_state(temporary)
@@ -224,6 +226,7 @@ class Checkpointer:
                     base=self._base,
                 ).write(temporary)
                 sync(temporary)
+                epochs.end_if_over(run, self.ranks.attempt_key)
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
                 temporary.rename(final)

@@ -100,10 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
-    """Wait until the runs have saved, at most so many seconds; return the results in words.
-
-    The run directories tell it: Slurm is not asked.
-    """
+    """Wait for the saves, of which the run directories tell; return the results in words."""
     end, pause = time.monotonic() + seconds, 0.1
     results: dict[Path, str] = {}
     while True:
@@ -147,9 +144,14 @@ def _carry_out(plan: list[Step]) -> None:
             with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
                 os.kill(step.run.attempt.pid, signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
-    cancelled = [step.run.job_id for step in plan if step.action == "cancel"]
+    cancelled = [job for step in plan if step.action == "cancel" for job in _jobs(step.run)]
     queue.cancel(signalled, "--signal=USR2")
     queue.cancel(cancelled)
+
+
+def _jobs(run: Facts) -> tuple[str, ...]:
+    """Return the ids of the job of a run and of those of its chain behind it."""
+    return (run.job_id, *(run.job.behind if run.job else ()))
 
 
 def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:

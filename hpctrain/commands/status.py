@@ -149,6 +149,7 @@ class Row:
             "swept": self.run.record.swept,
             "state": self.state.name,
             "reason": self.state.reason,
+            "cause": self.run.attempt.cause,  # of the end of the last attempt
             "job_id": self.run.job_id,
             "nodes": self.node,
             "restarts": self.run.restarts,
@@ -301,11 +302,7 @@ def _table(
 
 
 def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
-    """Return a line for each run that has a reason or, in a narrow terminal, swept values.
-
-    Those that are urgent come first; the others share a line if their reasons are the same. Longer
-    lines are cut: `logs` and --json have all of them.
-    """
+    """Return a line for each run with a reason, the urgent first; others alike share a line."""
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.state.name not in _URGENT):
         values = label(row.run.record.swept) if swept else ""

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from hpctrain import marks
 from hpctrain.errors import DistributedError
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ def long_work(what: str) -> Iterator[None]:
     other ranks nothing is waited for. `what` names the work in errors: a DistributedError says that
     another rank failed inside the context, or gives no sign of life.
     """
+    with marks.in_long_work():
+        yield from _together(what)
+
+
+def _together(what: str) -> Iterator[None]:
     if not _groups or _groups[-1].world_size == 1:
         yield
         return
@@ -96,7 +102,10 @@ def first_in_long_work(what: str, items: Iterable[Item]) -> Iterator[Item]:
         first = list(itertools.islice(remaining, 1))
     yield from first
     del first
-    yield from remaining
+    for item in remaining:
+        marks.go_on()
+        yield item
+        del item
 
 
 class _Meeting:

@@ -111,7 +111,7 @@ def probe(
 
     With `disks` probes are written, and DCGM's diagnostics run, which take a second or more.
     """
-    own = _own(uuids, ranks)
+    own = own_gpus(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
     first = ranks.local_rank if alone else min(own, default=0)
     nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
@@ -135,7 +135,7 @@ def probe(
     )
 
 
-def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
+def own_gpus(uuids: list[str], ranks: RankInfo) -> list[int]:
     """Return the numbers of the GPUs that this rank looks at: together the ranks see each once."""
     if len(uuids) < ranks.local_world_size:  # each rank sees GPUs of its own
         return list(range(len(uuids)))

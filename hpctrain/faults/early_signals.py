@@ -9,7 +9,7 @@ requeues and stops as soon as it can.
 import signal
 from types import FrameType
 
-from hpctrain import forks
+from hpctrain import forks, marks
 
 noted: list[int] = []
 
@@ -22,6 +22,7 @@ def note() -> None:
     """
     for number in (signal.SIGTERM, signal.SIGUSR2):
         forks.handle(number, _note)
+    marks.open_page()  # SIGUSR1 asks for stacks
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         forks.handle(signal.SIGINT, _note)
 

@@ -10,24 +10,31 @@ part of the reduction that every step makes anyway. On the CPU they are read aft
 a GPU after the next one (`hpctrain.faults.copied`). So no step waits for them, and all ranks see
 the same reason at the same step, whichever rank was asked first. A rank that is alone does not wait
 for the batch of the next step, which may take longer than the time that is left.
+
+A rank that cannot stop in time, because its step or its save does not end, says where it is and
+exits before Slurm kills it: the batch script can still requeue the job.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import logging
+import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 
-from hpctrain import forks
+from hpctrain import forks, frames, marks
 from hpctrain.faults import early_signals as signals
 from hpctrain.faults.copied import Copied
 
@@ -36,6 +43,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # the job must not be requeued.
 _REASONS = ("cancel", *(number.name for number in SIGNALS))
 _LOOK_EVERY_S = 5.0
+_KERNEL_LATER_S = 3.0
+_EXIT = 143  # as after a signal: the batch script requeues the job
+log = logging.getLogger(__name__)
 
 
 def stop_with_launcher() -> None:
@@ -59,10 +69,17 @@ class Stop:
         asked: The first stop request of this rank, one of _REASONS: the name of a signal, or
             "cancel" for the stop file; "" while there is none.
         reason: The reason that the ranks have agreed on, one of _REASONS; "" until then.
+        limits_s: How many seconds after a signal this rank exits, by the name of the signal.
+        tell: Called with the reason before it exits so.
+        due_s: Asked again and again after `watch`: the seconds left if the time limit is near.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits_s: Mapping[str, float] | None = None) -> None:
         self.asked = self.reason = ""
+        self.limits_s = limits_s or {}
+        self.tell: Callable[[str], None] = log.error
+        self.due_s: Callable[[], float | None] = lambda: None
+        self._began = self._exit_at = math.inf
         self._file: Path | None = None
         self._totals = Copied()
         self._waiting = False
@@ -81,6 +98,7 @@ class Stop:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.met()
         self._wakeup.__exit__(None, None, None)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -113,8 +131,14 @@ class Stop:
 
     def _listen(self) -> None:
         while True:
-            if self._file is not None and os.path.exists(self._file):
-                self._ask("cancel")
+            if self._file is not None:
+                self._look()
+                if os.path.exists(self._file):
+                    self._ask("cancel")
+                if not self.asked and (due_s := self.due_s()) is not None:
+                    self._ask("SIGUSR2", due_s)
+            if time.monotonic() > self._exit_at:
+                self._exit()
             try:
                 data = self._reading.recv(64)
             except TimeoutError:
@@ -125,16 +149,42 @@ class Stop:
                 if number not in SIGNALS:
                     continue
                 if number == signal.SIGINT and self.asked == "SIGINT":
+                    marks.leave()
                     os._exit(130)
                 self._ask(signal.Signals(number).name)
         self._reading.close()
 
-    def _ask(self, reason: str) -> None:
-        self.asked = self.asked or reason
+    def _ask(self, reason: str, limit_s: float | None = None) -> None:
+        if self.asked:
+            return
+        self.asked, self._began = reason, time.monotonic()
+        if (limit_s := limit_s or self.limits_s.get(reason)) is not None:
+            self._exit_at = self._began + limit_s
+            self._reading.settimeout(min(_LOOK_EVERY_S, max(0.1, limit_s / 10)))
+            # The thread cannot exit while C code holds Python's lock. The kernel can.
+            signal.setitimer(signal.ITIMER_REAL, limit_s + _KERNEL_LATER_S)
 
-    def watch(self, file: Path) -> None:
-        """Take the existence of `file` as a stop request, too; one rank that looks is enough."""
-        self._file = file
+    def met(self) -> None:
+        """Note that the training has stopped, so that this rank need not exit."""
+        if self._exit_at < math.inf:
+            self._exit_at = math.inf
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _exit(self) -> None:
+        """End this process: it has not stopped, and Slurm would kill it in a moment."""
+        place = frames.place(frames.of_main_thread()) or "a place in Python or torch"
+        took_s = time.monotonic() - self._began
+        with suppress(Exception):  # a disk is full, or stderr is no file
+            self.tell(f"asked to stop by {self.asked} {took_s:.0f} s ago, it is still at {place}")
+            faulthandler.dump_traceback()
+        os._exit(_EXIT)
+
+    def watch(self, file: Path, look: Callable[[], None] = lambda: None) -> None:
+        """Take the existence of `file` as a stop request, too; one rank that looks is enough.
+
+        Every few seconds `look` is called, too.
+        """
+        self._look, self._file = look, file
         self._reading.settimeout(_LOOK_EVERY_S)
         self._writing.send(b"\0")  # no signal has number 0: this only wakes the thread
 

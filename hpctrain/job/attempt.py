@@ -9,11 +9,13 @@ import math
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.causes import ANOTHER_RANK, cause_of
+from hpctrain.causes import ANOTHER_RANK, NODE, PORT, PREEMPTED, USER_STOP, cause_of, named
 from hpctrain.config.identity import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
@@ -28,14 +30,17 @@ from hpctrain.errors import (
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
-from hpctrain.job.preflight import lost_gpu
+from hpctrain.job.preflight import go_on, lost_gpu
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.restarts import policy
+from hpctrain.restarts.policy import GOES_ON, JUDGED_LATER, End, Room, stopped
 from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.slurm.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
+from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
@@ -129,27 +134,40 @@ class Attempt(NoAttempt):
             log.error("the end of this attempt is not recorded: %s", problem)
 
     def _record_failure(self, error: BaseException | None) -> None:
-        if isinstance(error, PortTakenError):
-            error.requeued = requeue_for_a_port(self._ranks, self._run.read().attempts)
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
+        if error is None:
+            return
+        self._decide(error)
+        now = self._run.read().attempt
+        if now.verdict in GOES_ON:  # decided here, or by the checks of the nodes
+            self.tracker.finish("KILLED", reason=now.reason)
+            return
+        cause, reason = cause_of(error), now.error or failure.described(error)
+        if cause is ANOTHER_RANK:  # the first rank that failed has told why
+            reason = failure.cause(self._run.path, self._ranks.attempt_key) or reason
+        if not now.verdict:
+            facts: dict[str, Any] = {"misfit": True} if isinstance(error, MisfitError) else {}
+            if isinstance(error, NodeError | NoGpuError | PortTakenError):
+                facts["verdict"] = "failed"  # of which rank 0 knows more than what it has told
+            self._run.end_attempt("failed", error=reason, cause=cause.name, **facts)
+        # The batch script may start the ranks again then (`hpctrain.job.verdict`).
+        final = cause not in JUDGED_LATER or self._ranks.launcher != "slurm" or now.verdict != ""
+        self.tracker.finish("FAILED", reason=named(cause.name, reason), final=final)
+
+    def _decide(self, error: BaseException) -> None:
+        """Decide at once on an error of the start, which only rank 0 knows."""
+        hosts: Sequence[str] = ()
         if isinstance(error, NoGpuError):
-            error.requeued = lost_gpu(self._config, self._run, self._ranks, error.hosts)
-        if isinstance(error, NoGpuError | NodeError | PortTakenError) and error.requeued:
-            self._run.end_attempt(
-                "interrupted", reason=str(error), step=self._run.last_checkpoint()
-            )
-            self.tracker.finish("KILLED", reason=str(error))
-        elif error is not None:
-            reason = failure.described(error)
-            if cause_of(reason) is ANOTHER_RANK:  # the first rank that failed has told why
-                reason = failure.read(self._run.path, self._ranks.attempt_key) or reason
-            misfit = {"misfit": True} if isinstance(error, MisfitError) else {}
-            self._run.end_attempt("failed", error=reason, **misfit)
-            # The batch script may requeue the job then (`hpctrain.job.verdict`).
-            final = cause_of(reason) is None or self._ranks.launcher != "slurm"
-            self.tracker.finish("FAILED", reason=reason, final=final)
+            hosts = lost_gpu(self._config, self._run, self._ranks, error.hosts)
+        # If MASTER_PORT names the port, a restart would find the same.
+        if hosts or (isinstance(error, PortTakenError) and "MASTER_PORT" not in os.environ):
+            cause = NODE if hosts else PORT
+            end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
+            go_on(self._run, self._ranks, end, self._config)
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         result = {"step": outcome.step} | outcome.metrics
         wrong = [
             f"{name} is {value}"
@@ -167,25 +185,33 @@ class Attempt(NoAttempt):
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
-        self._run.end_attempt("interrupted", reason=reason, step=outcome.step)
-        # Read after that write: NFS caches the content of a folder until the client writes there.
-        request = stop_request.read(self._run.path)
-        log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
+        run, step, slurm = self._run, outcome.step, self._ranks.launcher == "slurm"
+        run.update()  # NFS caches the content of a folder until the client writes there
+        request = stop_request.read(run.path)
+        cause = request.cause if request else USER_STOP
+        end = End(cause, reason) if request or not slurm else stopped(reason, policy.left_s())
+        answer = policy.answer(run.read(), end, Room(), step)
+        run.end_attempt(**answer.record(step))
+        log.info("stopped by %s at step %d, saved: it resumes there", reason, step)
         # The requeue comes first: the grace time may end before the rest is done.
-        if request is not None:
+        if request:
             log.info("cancelled by %s: not requeued", request.by)
-        elif self._ranks.launcher == "slurm" and reason != "SIGINT":
-            if may_requeue(self._ranks.restart_count, outcome.first_step, outcome.step):
-                requeue_from_rank(self._ranks.job_id)
-            else:
-                log.error("no step since the last restart: not requeued")
-        by = reason if request is None else request.by
-        self.tracker.finish("KILLED", reason=f"stopped by {by} at step {outcome.step}, saved")
+        elif answer.action == "failed":
+            log.error("%s", answer.reason)
+        elif answer.goes_on:
+            requeued = requeue_from_rank(self._ranks.job_id)
+            if not requeued and end.cause is PREEMPTED:  # or `scancel`, with the same signal
+                run.end_attempt(**answer.record(step) | {"cause": ""})
+        by, failed = request.by if request else reason, answer.action == "failed"
+        said = answer.reason if failed else f"stopped by {by} at step {step}, saved"
+        self.tracker.finish("FAILED" if failed else "KILLED", reason=said)
 
     def _drop_old_stop_request(self) -> None:
-        """Delete the stop request, except after a restart by Slurm: then it still holds."""
-        restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
-        submitted = self._run.read().submitted
+        """Delete the stop request, except after a restart in a job of Slurm: then it holds."""
+        ranks, record = self._ranks, self._run.read()
+        again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
+        restarted, submitted = ranks.launcher == "slurm" and again, record.submitted
         if not restarted or stop_request.read(self._run.path, since=submitted) is None:
             stop_request.clear(self._run.path)
 
@@ -209,6 +235,7 @@ class Attempt(NoAttempt):
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
+            check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),
         )
         if not others:
             return journal

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hpctrain import marks
 from hpctrain.causes import is_out_of_memory
 from hpctrain.config.advice import cures
 from hpctrain.config.schema import Config
@@ -22,23 +23,27 @@ from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
-from hpctrain.errors import ConfigError, MisfitError
+from hpctrain.errors import ConfigError, LateRankError, MisfitError
+from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
-from hpctrain.faults.late_ranks import LateRanks
+from hpctrain.faults.lease import lease
+from hpctrain.faults.observed import named_if_late
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.forks import ending_here
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.building.build import build
 from hpctrain.job.explain_error import explained
-from hpctrain.job.preflight import preflight
+from hpctrain.job.preflight import preflight, wait_for_gpus
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
 from hpctrain.runs.state.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
+from hpctrain.slurm.lead_time import LeadTime, limits_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
 from hpctrain.tracking.tracker import Tracker
@@ -62,25 +67,39 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
+    wait_for_gpus(config, run, ranks)
+    key = ranks.attempt_key
+
+    def tell(reason: str) -> None:
+        log.error("%s: this rank exits, so that the job can go on", reason)
+        with suppress(LateRankError), recorded(run.path, key):
+            raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
+
     # From here on a signal is a stop request and no longer ends the process.
     with (
-        Stop() as stop,
+        Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, ranks.attempt_key),
+        recorded(run.path, key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
     ):
+        stop.tell = tell
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
-            stop.watch(stop_file(run.path))
+            # A rank 0 that has outlived its job holds the lock of the run.
+            own = run.path, ranks.attempt_key
+            if ranks.launcher == "slurm":
+                stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
+            stop.watch(stop_file(run.path), partial(epochs.end_if_over, *own))
         preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
             outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
+        stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
@@ -107,9 +126,10 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    known, before = (config.parallel.timeout_s, ranks.host, stacks), {*sys.modules}
+    marks.open_page().where, before = partial(where, ranks.world_size, stacks), {*sys.modules}
     with (
-        LateRanks(run.logs, ranks.rank, ranks.world_size, long_work.store(), *known) as late,
+        named_if_late(run.path, ranks, config.parallel.timeout_s),
+        lease(long_work.store(), ranks.rank, ranks.master_port),
         deterministic(config.train.deterministic, device),
         ending_here(),
     ):
@@ -118,11 +138,9 @@ def _fit(
             trainer = build(config, run, ranks, device, tracker, stop, account)
             if ranks.is_main:
                 trained_code.record(config, run, modules.loaded(before))
-            late.step = partial(getattr, trainer, "step")
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
-            late.step = lambda: None
             del trainer
 
 
@@ -178,12 +196,12 @@ def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None)
     rows = None if sizes is None else sizes.smaller
     if sizes is None or rows is None:
         return
-    # If the requeue from here fails, `hpctrain.job.verdict` finds this and lets the host do it.
+    # `hpctrain.job.verdict` finds this, and lets the batch script start the ranks again.
     run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",
         *(sizes.rows, rows),
     )
-    if ranks.launcher == "slurm":
+    if ranks.launcher == "slurm" and not epochs.in_loop(run.path, ranks.attempt_key):
         requeue_from_rank(ranks.job_id)

@@ -141,6 +141,7 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
+    from hpctrain.faults.observed import observed
     from hpctrain.job import compile_cache
     from hpctrain.rendezvous import flight_recorder, leaving
     from hpctrain.rendezvous.variables import export
@@ -164,12 +165,13 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
         initialise(str(tracking.uri), tracking.experiment, tracking.required)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out.
-    gc.disable()
-    from hpctrain.job.fit import train
+    with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
+        gc.disable()
+        from hpctrain.job.fit import train
 
-    gc.freeze()
-    gc.enable()
-    return train(config, run, ranks, began)
+        gc.freeze()
+        gc.enable()
+        return train(config, run, ranks, began)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:

@@ -2,12 +2,12 @@
 
 all ranks   look, compare ── no failure ── train
 rank 0      remembers what was found
-            a node has failed ── it is excluded, the job is requeued ── all ranks end
+            a node has failed ── it is excluded, the run goes on without it ── all ranks end
 
 Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
 before, `lost_gpu` excludes its node.
 
-A job is requeued without the node while it finds other bad nodes, three times in a row at most. A
+The run goes on without the node while the budget of restarts lasts (`hpctrain.restarts.policy`). A
 failure that is not the fault of one node, such as a full file system, ends the run.
 """
 
@@ -18,24 +18,28 @@ from contextlib import suppress
 
 import torch
 
+from hpctrain.causes import NODE
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.doctor import comparison, history
+from hpctrain.doctor.checks import gpu_health
 from hpctrain.doctor.comparison import DRAIN, Places
 from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.measures import node_job
-from hpctrain.doctor.probe import Expectation, Probe, probe
+from hpctrain.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.errors import NodeError, StorageError
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.restarts.policy import End, Room
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import failure
+from hpctrain.runs.state.ending import decide
+from hpctrain.runs.state.failure import described
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.slurm.sbatch_options import joined_hosts
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
-_MOST_IN_A_ROW = 3
 
 
 def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
@@ -46,7 +50,7 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
         return
     begin = time.monotonic()
     places, figures = checked(Expectation.of(config), ranks, device, full=mode == "full")
-    requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
+    bad = _remember(config, run, ranks, places, figures) if ranks.is_main else []
     if ranks.is_main:
         seconds = time.monotonic() - begin
         nodes = f"{len(places)} node{'s' * (len(places) > 1)}"
@@ -62,26 +66,59 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     error = NodeError(
         f"launch.preflight={mode}: {few(failed, 5, '; ')}; launch.preflight=off trains all the same"
     )
-    error.requeued = bool(objects.broadcast(requeued))
+    if ranks.is_main and bad:
+        go_on(run, ranks, End(NODE, described(error), hosts=tuple(bad), bad=True), config)
+    objects.broadcast(None)  # Slurm ends all ranks with the first, so rank 0 decides before
     raise error
 
 
-def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> bool:
-    """Exclude a host that has lost a GPU; rank 0 calls it. Return whether the job is requeued.
+def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
+    """Wait until this rank's GPUs are free of what the step before in this job has left there.
+
+    A rank calls it before it uses a GPU. A process that cannot be killed keeps its memory: after a
+    minute the log says so, and the run tries all the same.
+    """
+    if epochs.follows(run.path, ranks.attempt_key) and config.parallel.device != "cpu":
+        uuids = node_job.visible_gpus(Expectation.of(config))
+        left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
+        for each in left:
+            log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
+
+
+def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
+    """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
+
+    Outside Slurm nobody starts the ranks again, and nothing is done.
+    """
+    if ranks.launcher != "slurm":
+        return
+    inside = epochs.in_loop(run.path, ranks.attempt_key)
+    room = Room.of(run.read(), inside=inside, warn_s=config.launch.warn_s)
+    # A batch script that restarts ranks asks what was decided, and does it.
+    if decide(run, end, room).goes_on and not inside:
+        own = str(config.site.sbatch.get("exclude") or "")
+        # It avoids also a host that was only unlike: the GPUs of one host may differ.
+        hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()
+        requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")
+
+
+def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> list[str]:
+    """Exclude hosts that have lost a GPU; rank 0 calls it. Return those to go on without.
 
     Of the `hosts`, which show fewer GPUs than the job has there, it is the one on which a GPU had a
-    fault in the attempt before. Without such a fault torch or the config may be to blame.
+    fault in the attempt before; or each, if other hosts of the job show all of theirs. Else torch
+    or the config may be to blame.
     """
-    faults = [one.reason for one in run.read().attempts[-2:-1]]
+    before = [one.reason for one in run.read().attempts[-2:-1]]
+    why = {host: text for host in hosts for text in before if f"GPU fault on {host}: " in text}
+    if len({*hosts}) < len(ranks.hosts):
+        why = dict.fromkeys(hosts, "the other nodes show all of theirs") | why
     places = {
-        host: [
-            Finding("number of GPUs", "fail", f"fewer than the job has, after: {fault}", "", DRAIN)
-        ]
-        for fault in faults
-        if (host := failure.host_of_gpu_fault(fault)) in hosts
+        host: [Finding("number of GPUs", "fail", f"fewer than the job has: {each}", "", DRAIN)]
+        for host, each in why.items()
     }
     if not places or config.launch.preflight == "off":
-        return False
+        return []
     return _remember(config, run, ranks, places, {})
 
 
@@ -101,8 +138,8 @@ def _remember(
     ranks: RankInfo,
     places: Places,
     figures: dict[str, dict[str, float]],
-) -> bool:
-    """Log and store what was found; return whether the job goes on without the failed nodes."""
+) -> list[str]:
+    """Log and store what was found; return the failed nodes if the run may go on without them."""
     for host, findings in places.items():
         for one in findings:
             if one.verdict in ("warn", "fail"):
@@ -113,19 +150,5 @@ def _remember(
         history.add(config.output_dir, run.name, places, figures)
         failed = history.exclude(config.output_dir, places)
     whole = [host for host, findings in places.items() if worst(findings) == "fail"]
-    again = run.read().preflight_requeues
-    if not whole:
-        if again:
-            run.update(preflight_requeues=0)
-        return False
     # Another try would find the same, unless all failures are those of single nodes.
-    if set(whole) != set(failed) or ranks.launcher != "slurm":
-        return False
-    if again >= _MOST_IN_A_ROW:
-        log.error("%d restarts in a row have met bad nodes: not requeued", again)
-        return False
-    run.update(preflight_requeues=again + 1)
-    # It avoids also a host that was only unlike: the GPUs of one host may differ.
-    hosts = sorted({*whole, *excluded_hosts.avoided(config)})
-    own = str(config.site.sbatch.get("exclude") or "")
-    return requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts))
+    return sorted(whole) if set(whole) == set(failed) and ranks.launcher == "slurm" else []

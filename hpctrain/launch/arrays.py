@@ -4,7 +4,8 @@
         job.sh        the batch script
         tasks         the run directories, one on each line, in the order of the array tasks
         batch/        output of the batch script itself
-        job_id        the array's job id, as soon as sbatch has printed it
+        job_id        the array's job id, as soon as sbatch has printed it; those of a chain, in
+                      their order, one on each line
     sweeps/2026-01-31_12-00-00/provenance/   each run takes a copy of it over when it starts
 
 Before `sbatch` is called, run.json says that the run is queued, and names the script. If this
@@ -13,7 +14,9 @@ process is killed after that, the next one finds the job in the queue by the scr
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -25,15 +28,19 @@ from pathlib import Path
 from hpctrain.config.frozen import plain
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.disk import sync_file_system, write_atomically
-from hpctrain.errors import StorageError
+from hpctrain.errors import LaunchError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
 from hpctrain.secrets import reference
 from hpctrain.slurm import excluded_hosts, sbatch
+from hpctrain.slurm.lead_time import lead_s
+from hpctrain.slurm.partition_limit import Road, road
 from hpctrain.slurm.queue import me
 from hpctrain.slurm.sbatch_options import check_folder
 from hpctrain.slurm.script import sbatch_script
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,11 +51,18 @@ class Array:
     entries: list[Entry]  # array task i is entry i
     max_running: int | None = None  # how many tasks may run at a time; None means no limit
     after: Array | None = None  # the array that must have ended before this one starts
-    job: str = ""  # the job id, as soon as the array is queued
+    links: int = 1  # so many times it is queued: the chain of one run
+    job: str = ""  # the job id, as soon as the array is queued; those of a chain, with colons
 
     @property
     def script(self) -> Path:  # noqa: D102
         return self.folder / "job.sh"
+
+    @property
+    def _job_name(self) -> str:
+        """A job name that only the jobs of the one run have."""
+        run = self.entries[0].run
+        return f"{run.name}-{hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]}"
 
     def text(self) -> str:
         """Return the text of the batch script."""
@@ -63,6 +77,9 @@ class Array:
             max_running=self.max_running,
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
             exclude=excluded_hosts.avoided(first.config),
+            chain=self._job_name if self.links > 1 else "",
+            lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
+            grace_s=_road(first).grace_s,
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:
@@ -117,12 +134,23 @@ class Array:
 
     def submit(self, inherit: list[int]) -> None:
         """Submit the script; store the jobs in the entries and the job id in the file `job_id`."""
-        self.job = sbatch.sbatch(self.script, self.entries[0].config, inherit)
+        ids: list[str] = []
+        while len(ids) < self.links:
+            try:
+                ids.append(sbatch.sbatch(self.script, self.entries[0].config, inherit, ids))
+            except LaunchError as error:
+                if not ids:
+                    raise
+                log.warning("launch.chain: %d of %d jobs queued: %s", len(ids), self.links, error)
+                break
+            write_atomically(self.folder / "job_id", "".join(f"{each}\n" for each in ids))
+        self.job = ":".join(ids)
         for task, entry in enumerate(self.entries):
             entry.mark(Status.QUEUED)
-            entry.job = f"{self.job}_{task}"
-            entry.handle = RunJob(entry.run, entry.config.metric, entry.job, self.script)
-        write_atomically(self.folder / "job_id", self.job + "\n")
+            entry.job, *entry.behind = (f"{each}_{task}" for each in ids)
+            entry.handle = RunJob(
+                entry.run, entry.config.metric, entry.job, self.script, behind=entry.behind
+            )
 
 
 def plan(
@@ -133,7 +161,8 @@ def plan(
     Each array keeps their order. `Array.write` creates the folders `array-N` in `folder`. With
     `launch.max_running` the arrays divide that number in proportion to their sizes, so that it
     holds for all arrays together. If there are more arrays than that number, some wait for the end
-    of others; and all wait for the end of those in the queue, whose job ids are `in_queue`.
+    of others; and all wait for the end of those in the queue, whose job ids are `in_queue`. A run
+    with a chain is an array of its own: a task of an array cannot wait for one task of another.
     """
     first = 1 + max(map(_number, folder.glob("array-*")), default=-1)
     groups: dict[str, list[Entry]] = {}
@@ -145,9 +174,11 @@ def plan(
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)
     arrays: list[Array] = []
     for group in groups.values():
-        for start in range(0, len(group), max_size):
-            number = first + len(arrays)
-            arrays.append(Array(folder / f"array-{number}", group[start : start + max_size]))
+        links = _road(group[0]).jobs
+        size = 1 if links > 1 else max_size
+        for start in range(0, len(group), size):
+            name = f"array-{first + len(arrays)}"
+            arrays.append(Array(folder / name, group[start : start + size], links=links))
     limits = [array.entries[0].config.launch.max_running for array in arrays]
     limit = min((limit for limit in limits if limit is not None), default=None)
     if limit is not None:
@@ -159,6 +190,10 @@ def plan(
         for number in range(limit, len(arrays)):
             arrays[number].after = arrays[number - limit]
     return arrays
+
+
+def _road(entry: Entry) -> Road:
+    return road(entry.config.site.partition, entry.config.launch.chain)
 
 
 def _number(folder: Path) -> int:

@@ -5,6 +5,7 @@ OPEN ── set_states: it is finished, under way, given twice ── it stays a
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -55,10 +56,12 @@ class Entry:
     # What run.json had when the sweep began; empty for a new run.
     before: RunRecord = field(default_factory=RunRecord)
     again: bool = False  # the run is finished and shall be repeated
-    replaces: str = ""  # its waiting job that shall be cancelled first (launch.rerun=queued)
+    # Its waiting jobs that shall be cancelled first (launch.rerun=queued).
+    replaces: tuple[str, ...] = ()
     status: Status = Status.OPEN
     detail: str = ""  # of the status
     job: str = ""  # `ARRAYJOB_TASK`, as soon as the run is queued
+    behind: Sequence[str] = ()  # the same of the jobs of its chain that wait behind it
     # The path of its script and its task number, as soon as these are written.
     task: Task | None = None
     # The job of submitit, if this process has submitted it.
@@ -99,7 +102,7 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
     seen: set[str] = set()
     for entry in entries:
         entry.mark(Status.OPEN)
-        entry.replaces = ""
+        entry.replaces = ()
         path = os.path.realpath(entry.run.path)
         record = entry.before
         state, rerun = record.state, entry.config.launch.rerun
@@ -110,10 +113,10 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
             entry.mark(Status.DONE)
         # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
         elif job and rerun == "queued" and job.state == "PENDING":
-            entry.replaces = job.id
+            entry.replaces = (job.id, *job.behind)
         elif job and not (job.is_ending and state in ("failed", "finished")):
             entry.mark(Status.UNDER_WAY, job.state.lower())
-            entry.job, entry.task = job.id, task
+            entry.job, entry.behind, entry.task = job.id, job.behind, task
         elif entry.run.is_locked():
             entry.mark(Status.ELSEWHERE)
         elif state == "finished":
@@ -128,10 +131,10 @@ def replace_waiting(todo: list[Entry]) -> list[Entry]:
     replaced = [entry for entry in todo if entry.replaces]
     if not replaced:
         return todo
-    queue.cancel_waiting(entry.replaces for entry in replaced)
+    queue.cancel_waiting(job for entry in replaced for job in entry.replaces)
     still = {job.id: job for job in queue_of(entry.before for entry in replaced).values()}
     for entry in replaced:
-        if (job := still.get(entry.replaces)) is not None:
+        if job := next((still[id] for id in entry.replaces if id in still), None):
             entry.mark(Status.UNDER_WAY, job.state.lower())
             entry.job = job.id
         elif entry.before.state == "queued":

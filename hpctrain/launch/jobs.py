@@ -8,6 +8,7 @@ submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. 
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class RunJob(_RunJob, SlurmLoggedJob):
     """A run that was submitted to Slurm, now or earlier.
 
     Its id is `ARRAYJOB_TASK`, or "" for a run that finished without a job, which has no script
-    either. Without a `user`, that of this process has submitted it.
+    either. Without a `user`, that of this process has submitted it. A chain has the id of the last
+    of the jobs `behind` it.
     """
 
     def __init__(
@@ -63,11 +65,12 @@ class RunJob(_RunJob, SlurmLoggedJob):
         job_id: str,
         script: Path | None = None,
         user: str | None = None,
+        behind: Sequence[str] = (),
     ) -> None:
         self.run, self._metric = run, metric
         if user is not None:
             self.watcher.users.add(user)
-        super().__init__(run.logs, job_id, script)
+        super().__init__(run.logs, job_id, script, behind)
 
     def _register_in_watcher(self) -> None:
         if self._job_id:

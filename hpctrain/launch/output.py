@@ -27,10 +27,7 @@ T = TypeVar("T")
 
 
 class _NoteColumn(ProgressColumn):
-    """The field `note` of a bar, the only column that is cut where the terminal is too narrow.
-
-    There is no ellipsis: a terminal without UTF-8 would get an escape of six characters.
-    """
+    """The field `note` of a bar, the only column that is cut where the terminal is too narrow."""
 
     def render(self, task: Task) -> Text:
         return Cell(task.fields["note"], no_wrap=True, overflow="crop")

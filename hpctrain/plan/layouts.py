@@ -31,6 +31,11 @@ class Layout:
         return self.nodes * self.config.launch.tasks_per_node
 
     @property
+    def allocated(self) -> int:
+        """The ranks that the job would have with its spare nodes, which are paid for, too."""
+        return (self.nodes + self.config.launch.spares) * self.config.launch.tasks_per_node
+
+    @property
     def degrees(self) -> Degrees:
         """The degrees of parallelism."""
         return Degrees.of(self.config.parallel, self.ranks)

@@ -11,11 +11,15 @@ open, and the process ends without the teardown of Python and torch, which may w
 This module does not import torch, because the command line imports it.
 """
 
+import logging
 import os
 import resource
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
+log = logging.getLogger(__name__)
+_NO_MEMBER = 143  # as if Slurm had ended it
 _open = False
 
 
@@ -40,8 +44,17 @@ def exit_at_once_if_group_is_open(code: int) -> None:
     Only a program that is nothing but a rank calls this, after everything was written to disk: not
     a notebook, nor a user's program that has called `hpctrain.train()`.
     """
-    if not _open:
-        return
+    if _open:
+        _exit(code)
+
+
+def end_at_once(why: str) -> NoReturn:
+    """End this rank, which no longer belongs to its run, and must not write there."""
+    log.error("%s", why)
+    _exit(_NO_MEMBER)
+
+
+def _exit(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()

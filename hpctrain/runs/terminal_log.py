@@ -67,7 +67,9 @@ def _open(folder: Path, rank: int) -> _File | None:
         path = folder / f"terminal_{number}.rank{rank}.log"
         try:
             folder.mkdir(exist_ok=True)
-            return _File(path, mode="x", encoding="utf-8", errors="backslashreplace")
+            path.touch(exist_ok=False)
+            # The observer of the ranks appends to it, too.
+            return _File(path, mode="a", encoding="utf-8", errors="backslashreplace")
         except FileExistsError:
             continue
         except OSError as error:

@@ -27,26 +27,6 @@ log = logging.getLogger(__name__)
 REQUEUE_NOTE = "HPCTRAIN_REQUEUE_NOTE"
 """The environment variable in which the batch script tells rank 0 the path of the requeue note."""
 
-# Slurm's SIGTERM also reaches this subshell. A cancelled job is no longer RUNNING, so it is not
-# requeued.
-REQUEUE_ON_NOTE = f"""\
-# The container has no scontrol: rank 0 leaves a note, and this shell requeues the job at once.
-export {REQUEUE_NOTE}="$run"/requeue
-rm -f "${REQUEUE_NOTE}"
-(
-    trap '' TERM
-    while sleep 1 && kill -0 $$ 2>/dev/null; do
-        [[ -e ${REQUEUE_NOTE} ]] || continue
-        job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-        hosts=$(<"${REQUEUE_NOTE}")
-        if [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]] &&
-            scontrol requeue "$job" && [[ -n $hosts ]]; then
-            scontrol update "JobId=$job" "ExcNodeList=$hosts"
-        fi
-        rm -f "${REQUEUE_NOTE}"
-    done
-) &"""
-
 GPUS = "$container_gpus"
 """The word of a command by which the container sees the node's GPUs; `CHOOSE_GPUS` sets it."""
 

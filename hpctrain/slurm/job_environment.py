@@ -18,7 +18,7 @@ _FOREIGN = re.compile(
     r"|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"  # ranks
     r"|(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"  # GPUs
     r"|(SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO)_\w*"  # personal defaults of Slurm's commands
-    r"|OMP_NUM_THREADS|HPCTRAIN_(LAUNCHER|REQUEUE_NOTE|GPUS)"
+    r"|OMP_NUM_THREADS|HPCTRAIN_(LAUNCHER|REQUEUE_NOTE|GPUS|LEAD_S|GRACE_S)"
 )
 # Slurm's commands need these to find the controller and to authenticate.
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}

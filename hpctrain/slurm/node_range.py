@@ -1,9 +1,13 @@
-"""The number of nodes of a job whose `launch.nodes` is a range.
+"""The number of nodes of a job whose `launch.nodes` is a range, or that has spare nodes.
 
     launch.nodes=3-9 ── 4 and 8 fit ── sbatch --nodes=4-8 ── the job gets 6 ── srun --nodes=4
 
 The scheduler knows no gaps in a range. So the ranks start on the largest number of nodes that fits,
 and the other nodes of the job stay idle.
+
+    launch.nodes=4 launch.spares=1 ── sbatch --nodes=5 --no-kill ── srun --nodes=4
+
+A spare takes the place of a node that is lost: with --no-kill Slurm only takes that one away.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +24,9 @@ def node_options(
     A `site.gpu_option` that does not work with a range is a ConfigError.
     """
     if len(launch.node_numbers) == 1:
-        return {"nodes": launch.node_numbers[0], "ntasks-per-node": launch.tasks_per_node}
+        nodes = launch.node_numbers[0] + launch.spares
+        lost = {"no-kill": True} if launch.spares else {}
+        return {"nodes": nodes, "ntasks-per-node": launch.tasks_per_node, **lost}
     if launch.gpus_per_node and site.gpu_option == "gpus-per-task":
         raise ConfigError(
             f"site.gpu_option=gpus-per-task with launch.nodes={launch.nodes}: sbatch multiplies it "
@@ -35,14 +41,15 @@ def node_options(
 def rank_options(launch: LaunchConfig) -> list[str]:
     """Return the options of srun that start the ranks, as words of the script."""
     tasks = launch.tasks_per_node
-    if len(launch.node_numbers) == 1:
+    if len(launch.node_numbers) == 1 and not launch.spares:
         return []
     return ['--nodes="$nodes"', f'--ntasks="$((nodes * {tasks}))"', f"--ntasks-per-node={tasks}"]
 
 
 def choose_nodes(launch: LaunchConfig, fitting: Sequence[int]) -> Iterator[str]:
-    """Yield the lines of the script that set `$nodes`; none unless the job asks for a range."""
+    """Yield the lines of the script that set `$nodes`, the number of nodes with ranks."""
     if len(launch.node_numbers) == 1:
+        yield f"nodes={launch.node_numbers[0]}"
         return
     yield "\n# The ranks run on the largest number of nodes that fits the batch and the degrees."
     yield f"for nodes in {' '.join(map(str, reversed(fitting)))}; do"

@@ -3,6 +3,7 @@
 import functools
 import re
 from contextlib import suppress
+from typing import NamedTuple
 
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.slurm.queue import ask, rows
@@ -42,35 +43,63 @@ def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     )
 
 
-def not_requeued(partition: str | None) -> str:
-    """Return why Slurm may not start a job again after a preemption; "" if it does.
+class Road(NamedTuple):
+    """How a run comes back after a preemption.
 
-    A job can be preempted in a partition if another one has a higher tier, or by its QOS.
+    `name` is "requeue"; "chain": the next of so many `jobs` goes on; or "by hand": it waits for
+    `python -m hpctrain resume`. Within `grace_s` seconds a job must requeue itself, if not None.
     """
-    settings, listed = cluster_config() or "", _partitions()
+
+    name: str
+    why: str = ""
+    jobs: int = 1
+    grace_s: int | None = None
+
+
+def road(partition: str | None, chain: int | None) -> Road:
+    """Return the road of a partition, or of several; its name is "" if Slurm does not answer.
+
+    A job can be preempted in a partition if another one has a higher tier, or by its QOS. `chain`
+    is `launch.chain`, and no partition is the default one.
+    """
+    if (settings := cluster_config()) is None:
+        return Road("", jobs=chain or 1)
+    named = ("Default", ["YES"]) if partition is None else ("PartitionName", partition.split(","))
+    lines = [line for line in _partitions() if _value(line, named[0]) in named[1]]
+    found = [_of_partition(line, settings, chain) for line in lines]
+    # Slurm may choose any of the partitions.
+    worst = max(found, key=lambda each: each.name != "requeue", default=Road("requeue"))
+    if worst.name == "requeue" and chain and chain > 1:
+        worst = worst._replace(name="chain", why=f"launch.chain={chain} asks for it", jobs=chain)
     if _value(settings, "JobRequeue") == "0":
-        return (
-            "this cluster starts only jobs again that ask for it (JobRequeue=0, --requeue), as "
-            "those of hpctrain do; where a plugin of the site forbids it, a run that was preempted "
-            "waits until `python -m hpctrain resume` goes on from its last checkpoint"
-        )
-    if _value(settings, "PreemptType") in ("", "(null)", "preempt/none"):
-        return ""
-    by_tier = "partition_prio" in _value(settings, "PreemptType")
-    names = (partition or "").split(",")
-    tiers = [int(_value(each, "PriorityTier") or 0) for each in listed]
-    for each, tier in zip(listed, tiers, strict=True):
-        is_default = _value(each, "Default") == "YES" and names == [""]
-        if not (is_default or _value(each, "PartitionName") in names):
-            continue
-        if "CANCEL" in _value(each, "PreemptMode") and not (by_tier and tier >= max(tiers)):
-            return (
-                f"the partition {_value(each, 'PartitionName')} cancels jobs that are preempted "
-                f"(PreemptMode=CANCEL, GraceTime={_value(each, 'GraceTime') or 0}): Slurm does not "
-                "start such a run again; it waits until `python -m hpctrain resume` goes on from "
-                "its last checkpoint"
-            )
-    return ""
+        why = f"{worst.why}; JobRequeue=0 is healed by Requeue=1 at each requeue".lstrip("; ")
+        return worst._replace(why=why)
+    return worst
+
+
+_LINKS = 3  # jobs of a chain where launch.chain is null
+
+
+def _of_partition(line: str, settings: str, chain: int | None) -> Road:
+    name, mode = _value(line, "PartitionName"), _value(line, "PreemptMode")
+    kind, grace_s = _value(settings, "PreemptType"), int(_value(line, "GraceTime") or 0)
+    tier, *tiers = (int(_value(each, "PriorityTier") or 0) for each in (line, *_partitions()))
+    highest = "partition_prio" in kind and tier >= max(tiers)
+    if kind in ("", "(null)", "preempt/none") or mode == "OFF" or highest:
+        return Road("requeue", f"Slurm preempts no job of the partition {name}")
+    if "CANCEL" not in mode:
+        what = "suspends a preempted job" if "SUSPEND" in mode else "starts a preempted job again"
+        return Road("requeue", f"Slurm {what} (partition {name}, PreemptMode={mode})")
+    how = f"(PreemptMode=CANCEL, GraceTime={grace_s})"
+    if grace_s:
+        why = f"a job that the partition {name} preempts requeues itself before it is cancelled"
+        return Road("requeue", f"{why} {how}", grace_s=grace_s)
+    why = f"the partition {name} cancels jobs that are preempted at once {how}"
+    if (jobs := chain or _LINKS) == 1:
+        why += "; with launch.chain=1 a run waits until `python -m hpctrain resume` goes on"
+        return Road("by hand", why)
+    why += f": {jobs} jobs are queued for each run, one after another (launch.chain)"
+    return Road("chain", why, jobs)
 
 
 @functools.cache

@@ -12,11 +12,12 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hpctrain.errors import LaunchError
+from hpctrain.errors import DistributedError, LaunchError
+from hpctrain.rendezvous.hostlist import expand_hostlist
 from hpctrain.run_record import RunRecord
 from hpctrain.slurm.job_environment import clean_environment
 
@@ -36,8 +37,8 @@ NO_CONTROLLER = (
 Task = tuple[str, int]
 """The path of the script and the number of the array task."""
 
-_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
-_JOB = (r"\d+|N/A", r"\d\S*", r"[A-Z_]+", r"[^|]*", r"[^|]*", r"[^|]*", r".*")
+_SQUEUE = "%K|%i|%T|%r|%N|%S|%B|%o"  # the path comes last because it may contain a `|`
+_JOB = (r"\d+|N/A", r"\d\S*", r"[A-Z_]+", *[r"[^|]*"] * 4, r".*")
 # Lines of jobs, or their heading, in another form than the one that was asked for.
 _OTHER_FORM = re.compile(r"(.*\|){4}|\s*JOBID\b|\s*\d\S*(\s+\S+){3,}\s+[A-Z]{1,2}\s+[\d:-]+\s")
 # Messages of `scancel` about a job that has ended meanwhile. This is no error.
@@ -56,6 +57,9 @@ class Job:
     reason: str  # why it waits, or "None"
     nodes: str  # a Slurm hostlist; empty while it waits
     start: str  # when it has started or is expected to start: ISO local time, or "N/A"
+    batch_host: str = ""  # the node of its batch script
+    # The ids of the jobs of its chain that wait for its end.
+    behind: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def is_ending(self) -> bool:
@@ -70,7 +74,18 @@ class Job:
             return f"held until somebody releases it: scontrol release {self.id}"
         if self.state in ("SUSPENDED", "STOPPED"):
             return f"suspended until the cluster or its administrator resumes it: {self.id}"
+        if self.state == "RUNNING" and self._lost_script():  # a job of `sbatch --no-kill`
+            return (
+                f"its batch script was lost with {self.batch_host}, so it runs nothing and never "
+                f"ends: scontrol requeue {self.id}"
+            )
         return ""
+
+    def _lost_script(self) -> bool:
+        try:
+            return bool(self.batch_host) and self.batch_host not in expand_hostlist(self.nodes)
+        except DistributedError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,10 @@ def _is_known(user: str) -> bool:
 
 
 class Queue(dict[Task, Job]):
-    """The jobs in the queue by script and array task; `("job ID", 0)` is one that is no task."""
+    """The jobs in the queue by script and array task; `("job ID", 0)` is one that is no task.
+
+    Of the jobs of a chain, which have one script, only the one in front has its key.
+    """
 
     def task_of(self, record: RunRecord) -> Task | None:
         """Return the task of a run, from its run.json; it may be in the queue."""
@@ -145,12 +163,15 @@ def queued(users: Iterable[str]) -> Queue:
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
         raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
-    jobs = Queue()
+    of_task: dict[Task, list[Job]] = defaultdict(list)
     for task, *facts, script in rows(answer, _JOB):
         job = Job(*facts)
         # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
-        key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
-        jobs[key] = job
+        of_task[(script, int(task)) if task.isdigit() else (f"job {job.id}", 0)].append(job)
+    jobs = Queue()
+    for key, (front, *rest) in ((key, sorted(each, key=_place)) for key, each in of_task.items()):
+        jobs[key] = replace(front, behind=tuple(job.id for job in rest))
+        jobs |= {(f"job {job.id}", 0): job for job in rest}
     strange = [line for line in answer.splitlines() if _OTHER_FORM.match(line)]
     if strange and not jobs:  # it would look as if all jobs had ended
         raise UnreachableError(
@@ -171,6 +192,11 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     if answer is None:
         return None
     return {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
+
+
+def _place(job: Job) -> tuple[bool, bool, int]:
+    """Return what sorts the jobs of a chain: that which runs, that which ends, those that wait."""
+    return job.state == "PENDING", job.is_ending, int(job.id.partition("_")[0])
 
 
 def cancel(ids: Iterable[str], *options: str) -> None:

@@ -1,46 +1,20 @@
-"""Put the running job back into Slurm's queue, so that the run goes on later."""
+"""The job of this process: why a step of it has ended, and how it comes back into the queue."""
 
 import logging
 import os
 import re
+import shutil
 import time
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import Attempt
+from hpctrain import cgroup
+from hpctrain.causes import HOST_MEMORY, OF_SLURM, Cause
 from hpctrain.slurm.container import leave_note, note_from_env
 from hpctrain.slurm.queue import ask
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSES = 0.2, 25
-_MOST_PORTS = 3  # restarts in a row that have found their port taken
-
-
-def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
-    """Return whether the budget allows another restart: one without progress, then none.
-
-    A run that makes no step between two restarts would be requeued for ever. The steps are those of
-    the checkpoints that this attempt began with, and that the next one would begin with.
-    """
-    return restart_count == 0 or step > first_step
-
-
-def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Attempt]) -> bool:
-    """Requeue the job whose port is taken: a restart uses another port. Rank 0 calls this.
-
-    The last one of the attempts is this one. Return whether the job starts again. It does not when
-    MASTER_PORT names the port, outside of Slurm, nor after three restarts in a row that have found
-    their port taken.
-    """
-    if ranks.launcher != "slurm" or "MASTER_PORT" in os.environ:
-        return False
-    before = takewhile(lambda one: " is taken (" in one.reason, reversed(attempts[:-1]))
-    again = sum(1 for _ in before)
-    if again >= _MOST_PORTS:
-        log.error("%d restarts in a row have found their port taken: not requeued", again)
-        return False
-    return requeue_from_rank(ranks.job_id)
 
 
 def requeue_from_rank(job_id: str, exclude: str = "") -> bool:
@@ -68,16 +42,16 @@ def requeue(job_id: str) -> bool:
     requeue the whole array.
     """
     # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
-    state = _state(job_id)
     for _ in range(_PAUSES):
-        if state != "SIGNALING":
+        if (state := _state(job_id)) != "SIGNALING":
             break
         # Slurm shows this for a moment while the signal of a preemption is on its way.
         time.sleep(_PAUSE_S)
-        state = _state(job_id)
     if state not in ("RUNNING", "SIGNALING"):
         log.info("job %s is %s: not requeued", job_id, state)
         return False
+    # Slurm refuses to requeue a job of `sbatch --no-requeue`, or of a site with JobRequeue=0.
+    ask("scontrol", "update", f"JobId={job_id}", "Requeue=1", quiet=True)
     if ask("scontrol", "requeue", job_id) is None:
         return False
     log.info("job %s is requeued", job_id)
@@ -88,3 +62,22 @@ def _state(job_id: str) -> str:
     answer = ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or ""
     states: list[str] = re.findall(r"^[A-Z_]+$", answer, re.MULTILINE)
     return states[-1] if states else "unknown"
+
+
+def cause_of_step(
+    step_id: int, env: Mapping[str, str] = os.environ, groups: Iterable[Path] | None = None
+) -> Cause | None:
+    """Return why a step of this job has ended, if `sacct` or the control group of the job knows."""
+    step = f"{env.get('SLURM_JOB_ID', '')}.{step_id}"
+    if step[0] != "." and shutil.which("sacct"):
+        command = ("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=State")
+        state = (ask(*command, quiet=True) or "").partition("\n")[0]
+        if state:
+            return OF_SLURM.get(state.split()[0])
+    # The counts of a group have those of the steps in it, also after their end.
+    for group in cgroup.folders("memory") if groups is None else groups:
+        if group.name == f"job_{env.get('SLURM_JOB_ID')}":
+            said = "\n".join(cgroup.text(group, f"memory.{n}") for n in ("events", "oom_control"))
+            if re.search(r"^oom_kill [1-9]", said, re.MULTILINE):
+                return HOST_MEMORY
+    return None

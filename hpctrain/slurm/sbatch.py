@@ -34,11 +34,14 @@ class SubmitLimitError(LaunchError):
     """The job array is over the cluster's limit of jobs per user, account or QOS."""
 
 
-def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
+def sbatch(
+    script: Path, config: Config, inherit: Sequence[int] = (), known: Sequence[str] = ()
+) -> str:
     """Submit a script, by whose path the queue shows the job later; return the array's job id.
 
-    `inherit` are file descriptors of locks. `sbatch` inherits them, so the locks are held until it
-    has ended, even if this process is killed.
+    `known` are the ids of the jobs of this script that are queued already. `inherit` are file
+    descriptors of locks. `sbatch` inherits them, so the locks are held until it has ended, even if
+    this process is killed.
 
     Raises:
         LaunchError: The scheduler refuses the job. The message has its words and the config keys
@@ -52,11 +55,11 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
         command = ("sbatch", "--parsable", str(script))
         done = call(*command, timeout_s=None, pass_fds=inherit, start_new_session=True)
         if not done.returncode:
-            return _job_id(done.stdout) or _find_job(script, "its answer has no job id")
+            return _job_id(done.stdout) or _find_job(script, "its answer has no job id", known)
         words = _words(done.stderr)
         timed_out |= _UNREACHABLE.search(words) is not None
         # After a timeout the job may be queued all the same, and may be the one over the limit.
-        if timed_out and (job := _find_job(script, words)):
+        if timed_out and (job := _find_job(script, words, known)):
             return job
         if _LIMIT.search(words):
             raise SubmitLimitError(_refusal(words, config))
@@ -78,14 +81,15 @@ def _job_id(answer: str) -> str:
     )
 
 
-def _find_job(script: Path, words: str) -> str:
-    """Return the job id of the array with this script; "" if it is not in the queue."""
+def _find_job(script: Path, words: str, known: Sequence[str]) -> str:
+    """Return the job id of the unknown array with this script; "" if it is not in the queue."""
     for pause in _PAUSES_S:
         time.sleep(pause)
         with suppress(UnreachableError):
             jobs = queued([me()])
-            ids = (job.id for (path, _), job in jobs.items() if path == str(script))
-            return next(ids, "").partition("_")[0]
+            own = [job for (path, _), job in jobs.items() if path == str(script)]
+            ids = {id.partition("_")[0] for job in own for id in (job.id, *job.behind)}
+            return min(ids - {*known}, default="")
     raise _unreachable(words)
 
 

@@ -19,11 +19,12 @@ _LONGEST_PATH = 4000  # bytes of a sweep's folder: PATH_MAX less the names of th
 
 
 def sbatch_options(
-    name: str, launch: LaunchConfig, site: SiteConfig, fitting: Sequence[int]
+    name: str, launch: LaunchConfig, site: SiteConfig, fitting: Sequence[int], lead_s: int
 ) -> Options:
     """Return all options of sbatch except those for the array and its logs.
 
-    `fitting` are the numbers of nodes that the job can use.
+    `fitting` are the numbers of nodes that the job can use. It is told to save `lead_s` seconds
+    before its time limit.
 
     An option in `site.sbatch` that has a config key of its own, or a value that cannot be written
     in one line, is a ConfigError.
@@ -35,7 +36,7 @@ def sbatch_options(
         **_gpu_options(launch, site),
         **_memory_options(launch, site),
         "time": launch.limit_min,
-        "signal": f"USR2@{launch.warn_s}",
+        "signal": f"USR2@{lead_s}",
         "requeue": True,
     }
     for key in _NAMED:
@@ -141,6 +142,7 @@ _NAMED = (
 )
 _OWN_KEYS = {
     "nodes": "launch.nodes",
+    "no-kill": "launch.spares",
     "ntasks": "launch.nodes and launch.tasks_per_node",
     "ntasks-per-node": "launch.tasks_per_node",
     "cpus-per-task": "launch.cpus_per_task",

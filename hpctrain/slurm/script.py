@@ -16,8 +16,10 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
-from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_ON_NOTE, in_container, shell_words
+from hpctrain.slurm import steps
+from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
+from hpctrain.slurm.lead_time import GRACE, LEAD
 from hpctrain.slurm.node_range import choose_nodes, rank_options
 from hpctrain.slurm.sbatch_options import (
     Options,
@@ -48,16 +50,37 @@ _SHARED_GPUS = """
 unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 
 
-_AFTER_THE_RANKS = """
-code=$?
-# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+# `before` are the jobs of the chain before this one. Slurm starts a job of a chain in the second in
+# which it ends the one before, which may still save. Who cancels a job means the run.
+_CHAIN = """
+chain={ids}
+# `run_steps` calls it when the run has ended for good. A job that goes on, or was preempted, leaves
+# the others. With an id in any case: without one, scancel would cancel all jobs that wait.
+end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev/null; }}
+before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
+if [[ -n $before ]]; then
+    while ((i++ < 150)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
+        sleep 2
+    done 2>/dev/null
+    if [[ $(sacct --allocations --parsable2 --format=State --jobs="$before") == *CANCELLED* ]]; then
+        echo "the job of this chain before this one was cancelled, and so the run" >&2
+        end_chain
+        exit 1
+    fi
+fi"""
+
+
+_RUN_STEPS = """
+ranks() {{
+    exec {ranks}
+}}
+verdict() {{
+    {verdict} "$@"
+}}
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
-    case $({verdict} "$run" "$code") in
-        requeue) scontrol requeue "$job" ;;
-        cancel) scancel "$job" ;;
-    esac
-fi
+
+{steps}
+run_steps
 exit "$code\""""
 
 
@@ -71,6 +94,9 @@ def sbatch_script(
     dependency: str | None = None,
     command: str = "run",
     exclude: Sequence[str] = (),
+    chain: str = "",
+    lead_s: int | None = None,
+    grace_s: int | None = None,
 ) -> str:
     """Return the batch script for `count` runs that need the same resources, those of `config`.
 
@@ -81,12 +107,18 @@ def sbatch_script(
     Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
     tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
     as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, `run` or `call`, with the folder of the array task.
+    ranks call `command`, `run` or `call`, with the folder of the array task. `chain` is the name of
+    the jobs if the script is submitted several times for one run; the file `job_id` beside it has
+    their ids. The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s),
+    and `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
     """
     check_folder(config.output_dir, folder)
-    fitting = fitting_nodes(config)
-    options = sbatch_options(config.name, config.launch, config.site, fitting)
+    lead_s = config.launch.warn_s if lead_s is None else lead_s
+    options = sbatch_options(config.name, config.launch, config.site, fitting_nodes(config), lead_s)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
+    if chain:
+        options["job-name"] = chain
+        dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
     if exclude:
@@ -102,7 +134,11 @@ def sbatch_script(
         f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
         '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, fitting)]) + "\n"
+    if command == "run":
+        parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
+    if chain:
+        parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -158,9 +194,7 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(
-    config: Config, folder: Path, pythonpath: Sequence[Path], command: str, fitting: Sequence[int]
-) -> Iterator[str]:
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
@@ -177,26 +211,31 @@ def _srun(
         *container_arguments,
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
+    in_steps = command == "run"  # the ranks of a function have no checkpoint to go on from
+    start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
     lines = [
-        " ".join(["srun --unbuffered --open-mode=append", *rank_options(launch)]),
+        " ".join(["srun" + ' "$@"' * in_steps, "--unbuffered --open-mode=append"]),
+        *([" ".join(options)] if (options := rank_options(launch)) else []),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shell_words(container)] if container else []),
-        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
+        f'{start} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
-    if site.container.runtime is not None:
-        yield f"\n{REQUEUE_ON_NOTE}"
+    if site.container.runtime is not None and in_steps:
+        yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
-    yield from choose_nodes(launch, fitting)
+    yield from choose_nodes(launch, fitting_nodes(config))
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
-    yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
-    yield "trap : TERM"
-    yield " \\\n    ".join(lines)
-    if command != "run":  # the ranks of a function have no checkpoint to go on from
+    ranks = " \\\n    ".join(lines)
+    if not in_steps:
+        yield "\n# At Slurm's SIGTERM the ranks end; this shell must wait for them."
+        yield f"trap : TERM\n{ranks}"
         return
-    # In a container the decision is made in it, too, as the host may have no Python for it.
-    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    # In a container the decision is made in it, too, as the host may have no Python for it. Its
+    # step needs no GPU, so it may overlap with one whose tasks cannot be killed.
+    one_task = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *container_arguments]
+    words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _AFTER_THE_RANKS.format(verdict=shell_words(words))
+    yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=steps.TEXT)

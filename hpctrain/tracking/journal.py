@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from hpctrain.tracking.journal_line import line, metrics_line, parse, parse_all,
 log = logging.getLogger(__name__)
 
 _TAIL = 64 * 1024  # bytes
+_CHECK_S = 1.0
 
 
 def journal_path(run_dir: Path) -> Path:
@@ -49,10 +50,14 @@ class Journal:
     """The writer of a journal, which makes the folder `journal/` of the run.
 
     A background thread calls fsync on new records after `fsync_every` seconds. `attempt` is the
-    number of this attempt: one more than the last one in the journal.
+    number of this attempt: one more than the last one in the journal. `check` is called before a
+    record is written, once a second at most, and ends the process if it may no longer write.
     """
 
-    def __init__(self, run_dir: Path, fsync_every: float = 10.0) -> None:
+    def __init__(
+        self, run_dir: Path, fsync_every: float = 10.0, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._check, self._checked = check, time.monotonic()
         self.path = journal_path(run_dir)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +106,9 @@ class Journal:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)
                 return
             self._unwritten += content
+            if time.monotonic() - self._checked > _CHECK_S:
+                self._check()
+                self._checked = time.monotonic()
             try:
                 while self._unwritten:
                     self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]

@@ -105,6 +105,7 @@ class JournalTracker(Tracker):
 
     `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
     `upload`, `hpctrain sync` uploads later. `finish` waits `drain` seconds for the uploader.
+    `check` ends the process if it may no longer write (see `Journal`).
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class JournalTracker(Tracker):
         parent_name: str | None = None,
         upload: bool = True,
         drain: float = 10.0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         for name in filter(None, (uid, parent_uid)):
             if not re.fullmatch(r"[\w.\-]+", name):
@@ -131,7 +133,7 @@ class JournalTracker(Tracker):
         self._rewound = False
         self._logged = False
         self._renamed = Renamed()
-        self._journal = Journal(self._run_dir)
+        self._journal = Journal(self._run_dir, check=check)
         self.attempt = self._journal.attempt
         meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
         meta.write(self._run_dir)

@@ -11,6 +11,7 @@ import site
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,17 +83,18 @@ def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
 
 
 def start_child(
-    module: str, *args: str, cwd: Path, log_file: Path, **variables: str
+    module: str, *args: str, cwd: Path, log_file: Path | None, **variables: str
 ) -> "subprocess.Popen[bytes]":
     """Start a module of hpctrain, which calls `begin_child` first, in a session of its own.
 
-    `log_file` is in a folder of the run directory, and gets what the module prints. The variables
-    are those of the environment that are set for it. It cannot be started: OSError.
+    `log_file` is in a folder of the run directory, and gets what the module prints; without one it
+    prints where this process does. The variables are those of the environment that are set for it.
+    It cannot be started: OSError.
     """
     command, env = python_module(module, *args)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BROADCAST_SIGNALS)  # inherited
     try:
-        with open(log_file, "ab", opener=opener(2)) as output:
+        with open(log_file, "ab", opener=opener(2)) if log_file else nullcontext() as output:
             process = subprocess.Popen(
                 command,
                 env=env | variables,

@@ -3,17 +3,13 @@
 from collections.abc import Callable, Mapping
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.faults.late_data import told_if_late
 from hpctrain.faults.stop import Stop
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Task, derived
 from hpctrain.training.step import Totals, TrainStep
-
-_WHAT = "the first batch of the evaluation"
 
 
 def evaluate(
@@ -25,7 +21,7 @@ def evaluate(
     all ranks, the evaluation ends with None.
     """
     totals, measured = Totals(), Measured(task, model.mesh)
-    for batch in first_in_long_work(_WHAT, told_if_late(_WHAT, feed, stacks)):
+    for batch in first_in_long_work("the first batch of the evaluation", feed):
         totals.add(*model.evaluate(measured.task, batch))
         measured.update()
         if is_over():

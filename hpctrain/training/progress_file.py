@@ -38,6 +38,8 @@ class ProgressFile(Display):
         self._followed = Improvement(metric if better(metric) else None)
         self._best: dict[str, float] | None = None  # a new dict each time: the thread may read it
         self._samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        # The longest step, the longest save, both in the attempts before; and since the last step.
+        self._step_s = self._save_s = self._stop_s = self._paused_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-progress", daemon=True)
 
@@ -54,11 +56,13 @@ class ProgressFile(Display):
     def advance(self, step: int) -> None:
         """Note that `step` steps are done."""
         now = time.time()
+        took, self._paused_s = now - self._stepped - self._paused_s, 0.0
         # The first step of an attempt also compiles the model and waits for the first batch.
         if self._step == self._first:
             self._first_stepped = now
         else:
             self._longest_s = max(self._longest_s, now - self._stepped)
+            self._step_s = max(self._step_s, took)
         self._step, self._stepped = step, now
         self._display.advance(step)
 
@@ -72,11 +76,15 @@ class ProgressFile(Display):
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Note that no step is made during the context, because of `what`."""
-        self._doing = what
+        self._doing, began = what, time.time()
         try:
             with self._display.doing(what):
                 yield
         finally:
+            took = time.time() - began
+            self._paused_s += took
+            if what == "a checkpoint":
+                self._save_s = max(self._save_s, took)
             self._doing = ""
 
     def close(self) -> None:
@@ -89,6 +97,7 @@ class ProgressFile(Display):
         """Keep the best value of the attempts before, unless its step is made again."""
         with suppress(DamageError):
             before = Progress.of(self._file.parent)
+            self._stop_s = before.stop_s
             if before.best and before.metric == self._metric and before.best.step <= step:
                 self._followed.value = before.best.value
                 self._best = {"value": before.best.value, "step": before.best.step}
@@ -119,6 +128,8 @@ class ProgressFile(Display):
             # Between two steps of this attempt, evaluations and checkpoints included.
             "step_s": (self._stepped - self._first_stepped) / after_first if after_first else None,
             "longest_step_s": self._longest_s,
+            # What a stop takes; that of the attempts before until this one has saved.
+            "stop_s": self._step_s + self._save_s if self._save_s else self._stop_s,
             "doing": self._doing,
             "steps_per_s": (step - first) / (now - since) if step > first else None,
             "metric": self._metric,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.metric_registry import (
     EPOCH,
@@ -30,9 +31,7 @@ from hpctrain.config.metric_registry import (
 )
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.faults.late_data import told_if_late
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
@@ -159,6 +158,7 @@ class Trainer:
     def _closing(self) -> Iterator[None]:
         try:
             yield
+            marks.enter(marks.END)
         finally:
             self.meter.close()
             self.display.close()
@@ -168,10 +168,10 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         left_out = self.train_step.health.left_out
-        loader = told_if_late("the first batch", self.loader, stacks)
-        batches = first_in_long_work("the first batch", loader)
+        batches = first_in_long_work("the first batch", self.loader)
         while self.step < self.max_steps:
             given = self.loader.state_dict()
+            marks.begin_step()
             try:
                 with self.stop.interrupts():
                     batch = next(batches, None)
@@ -322,6 +322,7 @@ class Trainer:
 
     def _resume(self) -> int:
         began = time.monotonic()
+        marks.enter(marks.LOAD)
         progress = self.checkpointer.load_latest()
         if progress is not None:
             self.step = self.train_step.model.step = progress["step"]

@@ -28,6 +28,7 @@ from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
+from hpctrain.rendezvous import leaving
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -324,6 +325,32 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
     folder.write_text("not a folder")
     with pytest.raises(StorageError, match="the checkpoint was not written"):
         saved.save(1, {})
+
+
+def test_a_rank_of_an_older_step_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other step begins while the files are written. The end of the process is an exception."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(leaving, "_exit", end)
+    epochs, folder = tmp_path / "epochs", tmp_path / "checkpoints"
+    _, saver = trained(folder)
+    saver.ranks = replace(saver.ranks, job_id="7")
+    epochs.write_text("7 0 0\n")
+    saver.save(1, {})
+    write = saver._write_state
+
+    def written_late(path: Path) -> None:
+        write(path)
+        epochs.write_text("7 0 0\n7 0 1\n")
+
+    monkeypatch.setattr(saver, "_write_state", written_late)
+    with pytest.raises(SystemExit):
+        saver.save(2, {})
+    assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000002.tmp"}
 
 
 def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:

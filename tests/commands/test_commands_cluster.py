@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -249,18 +250,20 @@ def test_why_runs_failed(
         )
         return dict(told["error"])
 
-    # A killed run is requeued, once without progress. One with an error of its own is not.
-    wait_for_state(killed, "requeued")
-    hurry(killed)
+    # Killed ranks are started again in the same job, but not for ever: each ends at the same step.
+    # A run with an error of its own is not started again.
     found = error(shapes, "failed")
     assert len(run_json(shapes)["attempts"]) == 1
     assert "mat1 and mat2 shapes cannot be multiplied" in found["summary"]
     assert found["rank"] == 1
     assert Path(found["file"]).name.endswith(".rank1.log")
-    assert "task 1: Killed" in error(killed, "failed")["summary"]
+    assert "has died after step 4" in error(killed, "failed")["summary"]
     attempts = run_json(killed)["attempts"]
-    assert [attempt["state"] for attempt in attempts] == ["interrupted", "failed"]
-    assert "no checkpoint was saved since the last restart" in attempts[1]["error"]
+    assert [attempt["state"] for attempt in attempts[:-1]] == ["interrupted"] * len(attempts[1:])
+    assert {(one["restart_count"], one["cause"]) for one in attempts} == {(0, "rank killed")}
+    assert [one["step_id"] for one in attempts] == [*range(len(attempts))]
+    again = "for the second time at step 4|and no checkpoint was saved since the last restart"
+    assert re.search(again, attempts[-1]["error"])
     assert "No module named 'no_such_module'" in error(imports, "failed")["summary"]
     assert f"exec: {python}: not found" in error(missing, "lost")["summary"]
     assert "FAILED, exit code 127:0" in status(folder)[missing.name]["reason"]

@@ -100,6 +100,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("launch.nodes=0-2", "launch.nodes='0-2': it must be at least 1"),
         ("launch.nodes=8-4", "launch.nodes='8-4': a range begins with the smaller number: 4-8"),
         ("launch.nodes=1-99999", "launch.nodes='1-99999': a range has at most 10000 numbers"),
+        ("launch.spares=-1", "launch.spares=-1: it must be at least 0"),
         ("optimizer.lr=-1", "optimizer.lr=-1.0: it must be greater than 0"),
         ("optimizer.lr_scaling=log", "optimizer.lr_scaling=log: allowed are none, linear, sqrt"),
         (

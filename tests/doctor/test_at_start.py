@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpctrain.causes import NODE
 from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import gpu_health, installed
 from hpctrain.doctor.finding import Finding
@@ -25,6 +26,7 @@ from hpctrain.job import preflight as preflight_module
 from hpctrain.job.preflight import checked, preflight
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.restarts.policy import End
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import excluded_hosts
 from tests.monitor.nvml import Nvml
@@ -117,14 +119,14 @@ def test_healthy_nodes_give_no_false_alarm(full: bool, count: int, tmp_path: Pat
     assert found == [{"node0": {}, "node1": {}}] * count
 
 
-def refused(output: str, mode: str) -> tuple[str, bool]:
+def refused(output: str, mode: str) -> str:
     ranks = RankInfo("slurm", dist.get_rank(), dist.get_rank(), 0, 2, 2, 1, "127.0.0.1", 0, ())
     too_many = config(output, preflight=mode, cpus_per_task=10**6)
     try:
         preflight(too_many, RunDir(Path(output) / "run"), ranks, CPU)
     except NodeError as error:
-        return str(error), error.requeued
-    return "", False
+        return str(error)
+    return ""
 
 
 def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
@@ -132,7 +134,6 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
 ) -> None:
     """Other jobs of one node may take such a node."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
         preflight_module, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
@@ -140,19 +141,26 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     differ = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA H100", "")
     ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "127.0.0.1", 0, (), job_id="7")
     mine, run = config(str(tmp_path)), RunDir(tmp_path / "run")
-    preflight_module._remember(mine, run, ranks, {"node1": [differ]}, {})
+    run.update(attempts=[])
+    run.begin_attempt(job_id="7", first_step=0)
+    bad = preflight_module._remember(mine, run, ranks, {"node1": [differ]}, {})
+    end = End(NODE, "NodeError: node1: same GPUs", hosts=tuple(bad), bad=True)
+    preflight_module.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]
+    assert (run.read().attempt.verdict, run.read().attempt.avoid) == ("requeue", ("node1",))
     assert excluded_hosts.avoided(mine) == []
 
 
 def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:
-    """Without a job there is nothing to requeue, and the run says what to do."""
+    """Rank 0 records what follows before any rank ends, although no scontrol answers here."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    # No scontrol answers here: the job is unknown.
+    run = RunDir(tmp_path / "run")
+    run.update(attempts=[])
+    run.begin_attempt(first_step=0)
     said = run_ranks(refused, 2, str(tmp_path), "quick")
     assert said[0] == said[1]
-    assert "CPU cores" in said[0][0]
-    assert not said[0][1]
-    assert len(excluded_hosts.read(str(tmp_path))) == 1
-    assert run_ranks(refused, 2, str(tmp_path), "off") == [("", False)] * 2
+    assert "CPU cores" in said[0]
+    now = run.read().attempt
+    assert (now.verdict, now.cause, now.state) == ("requeue", "node", "interrupted")
+    assert list(now.avoid) == list(excluded_hosts.read(str(tmp_path)))
+    assert run_ranks(refused, 2, str(tmp_path), "off") == [""] * 2

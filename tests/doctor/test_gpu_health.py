@@ -234,3 +234,22 @@ def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(amd, "is_here", lambda: True)  # a package without ROCm's library
     facts, (said,) = gpu_health.checked([UUIDS[0]])
     assert (facts, said.verdict) == ([], "unknown")
+
+
+def test_the_ranks_wait_until_the_step_before_has_left_their_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library, naps = nvidia(used=40_000_000_000), list[float]()
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        library.module.used -= 20_000_000_000 - 150_000_000
+
+    monkeypatch.setattr(gpu_health.time, "sleep", sleep)
+    assert gpu_health.wait_until_free([GPU], library=library) == []
+    assert len(naps) == 2  # what is left is the driver's own
+    library.module.used = 40_000_000_000
+    left = gpu_health.wait_until_free([GPU], wait_s=-1, library=library)
+    assert left == ["40.0 GB of 80.0 GB of GPU GPU-a are in use"]
+    assert gpu_health.wait_until_free(["GPU-none"], library=library) == []  # nobody tells
+    assert gpu_health.wait_until_free([]) == []

@@ -16,7 +16,8 @@ import torch
 from hpctrain.faults import early_signals
 from hpctrain.faults.stop import SIGNALS, Interrupted, Stop
 from hpctrain.runs.state import stop_request
-from tests.conftest import ignoring_sigint
+from tests import forkserver
+from tests.conftest import ROOT, ignoring_sigint
 from tests.ranks import run_ranks
 from tests.steps import batch, make
 
@@ -105,6 +106,39 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     with ignoring_sigint():  # the state in which `command &` in a script starts
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "SIGINT\n")
+
+
+@pytest.mark.parametrize("holds_the_lock", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rank_that_cannot_stop_exits_and_says_where_it_is(
+    holds_the_lock: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import ctypes, os, signal, sys, time; from hpctrain.faults.stop import Stop\n"
+        "with Stop({'SIGTERM': 0.3}) as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    while not stop.asked: time.sleep(0.001)\n"
+        f"    {'ctypes.PyDLL(None).usleep(10**9)' if holds_the_lock else 'time.sleep(1000)'}\n"
+    )
+    command = [sys.executable, "-m", "stuck"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = forkserver.run(command, capture_output=True, text=True, env=environment)
+    if holds_the_lock:  # then only the kernel can end it
+        assert done.returncode == -signal.SIGALRM
+        return
+    assert done.returncode == 143
+    line = "asked to stop by SIGTERM 0 s ago, it is still at "
+    assert f"{line}{tmp_path}/stuck.py:5 in <module>" in done.stderr
+    assert "hpctrain-signals" in done.stderr or "Current thread" in done.stderr  # all stacks
+
+
+def test_a_rank_that_has_stopped_does_not_exit() -> None:
+    with Stop({"SIGTERM": 1000.0}) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop.asked:
+            time.sleep(0.001)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
+        stop.met()
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_an_early_signal_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

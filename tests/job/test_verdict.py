@@ -1,29 +1,57 @@
-"""What the batch script does with a job whose ranks have ended with an error."""
+"""What follows from the end of the ranks: causes, what is known, and budgets, in tables."""
 
+import json
+import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpctrain.causes import (
+    CODE,
+    CONFIG,
+    DATA,
+    FILE_SYSTEM,
+    GPU_FAULT,
+    GPU_MEMORY,
+    HANG,
+    HOST_MEMORY,
+    IDLE,
+    NODE,
+    NON_FINITE,
+    PORT,
+    PREEMPTED,
+    QUOTA,
+    RANK_KILLED,
+    TIME_LIMIT,
+    TRACKING,
+    USER_STOP,
+)
 from hpctrain.config.schema import Config
 from hpctrain.errors import (
+    DataError,
     DistributedError,
     HealthError,
     InUseError,
     LateRankError,
     NoGpuError,
+    PortTakenError,
 )
+from hpctrain.job import attempt as job_attempt
 from hpctrain.job import preflight
-from hpctrain.job.attempt import Attempt
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.rendezvous import flight_recorder
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import AttemptKey
+from hpctrain.restarts import policy
+from hpctrain.restarts.policy import End, Room
+from hpctrain.run_record import Attempt, AttemptKey, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm import excluded_hosts
+from hpctrain.slurm.requeue import cause_of_step
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from hpctrain.tracking.uploader_process import Process
@@ -66,93 +94,408 @@ def last(run: RunDir) -> dict[str, Any]:
     return attempt
 
 
-def test_a_run_that_is_not_healthy_is_not_requeued(begin: Begin) -> None:
-    run = begin(20)
-    text = "loss is not finite since step 50 (first on rank 1, node2)"
-    fail(run, HealthError(text))
-    assert verdict(run, HealthError.exit_code, AttemptKey(JOB, 0)) == ""
-    assert (run_json(run.path)["state"], last(run)["error"]) == ("failed", text)
+INSIDE, QUEUE = Room(inside=True, left_s=3600, warn_s=120), Room()
+SPARE = INSIDE._replace(spares=1)
+N2 = ("n2",)
 
 
-def test_killed_ranks_come_back_as_long_as_they_make_progress(begin: Begin) -> None:
-    run = begin()
-    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
-    assert run_json(run.path)["state"] == "interrupted"
-    assert last(run)["reason"] == "a rank was killed (exit code 137)"
-    run = begin(restarts=1)
-    save(run, 20)
-    # Slurm has ended the other ranks with SIGTERM, and rank 0 has only seen a broken connection.
-    run.end_attempt("failed", error="RuntimeError: Connection closed by peer [10.77.1.12]:4711")
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 1)) == "requeue"
-    assert last(run)["step"] == 20
-    run = begin(restarts=2)
-    assert verdict(run, KILLED, AttemptKey(JOB, 2)) == ""
-    assert run_json(run.path)["state"] == "failed"
-    assert "no checkpoint was saved since the last restart" in last(run)["error"]
+def killed(count: int, **facts: Any) -> list[Attempt]:
+    """Return attempts of the job that were killed, and started again without a new checkpoint."""
+    known = {"verdict": "restart", "cause": "rank killed", "job_id": JOB, "started": 1.0}
+    return [Attempt(**known | {"step_id": number} | facts) for number in range(count)]
 
 
-def test_a_job_in_which_a_rank_hangs_comes_back_as_long_as_it_makes_progress(
+@pytest.mark.parametrize(
+    ("end", "room", "spent", "saved", "expected"),
+    [
+        # It is preempted, so it has no part in what it has not saved.
+        (End(PREEMPTED, "SIGTERM"), INSIDE, 9, False, "requeue"),
+        (End(TIME_LIMIT, "SIGUSR2"), INSIDE, 0, False, "requeue"),
+        (End(TIME_LIMIT, "SIGUSR2"), INSIDE, 3, True, "requeue"),
+        (End(TIME_LIMIT, "SIGUSR2"), INSIDE, 3, False, "failed"),
+        (End(RANK_KILLED, "killed"), INSIDE, 0, False, "restart"),
+        (End(RANK_KILLED, "killed"), INSIDE, 2, False, "restart"),
+        (End(RANK_KILLED, "killed"), INSIDE, 3, False, "failed"),
+        (End(RANK_KILLED, "killed"), INSIDE, 3, True, "restart"),
+        (End(RANK_KILLED, "killed"), QUEUE, 2, False, "requeue"),
+        (End(RANK_KILLED, "killed"), QUEUE, 3, False, "failed"),
+        # Too little time for a start and for the warning before the limit.
+        (End(RANK_KILLED, "killed"), INSIDE._replace(left_s=230), 0, False, "requeue"),
+        (End(HANG, "late"), INSIDE, 1, False, "restart"),
+        (End(HANG, "late", hosts=N2, bad=True), SPARE, 1, False, "restart --exclude=n2"),
+        # The batch script requeues the job itself, without its bad nodes, if too few are good.
+        (End(HANG, "late", hosts=N2, bad=True), INSIDE, 1, False, "restart --exclude=n2"),
+        (End(HANG, "late", hosts=N2, bad=True), QUEUE, 1, False, "requeue"),
+        (End(NODE, "silent", hosts=N2, bad=True), SPARE, 1, False, "restart --exclude=n2"),
+        (End(NODE, "silent", hosts=N2, bad=True), SPARE, 3, False, "failed"),
+        (End(GPU_FAULT, "ECC", hosts=N2), SPARE, 0, False, "restart --exclude=n2"),
+        (End(GPU_FAULT, "ECC", hosts=N2), INSIDE, 0, False, "restart"),
+        (End(PORT, "taken"), INSIDE, 2, False, "restart"),
+        (End(PORT, "taken"), QUEUE, 2, False, "requeue"),
+        (End(PORT, "taken"), QUEUE, 3, False, "failed"),
+        (End(GPU_MEMORY, "now 8 rows", smaller=True), INSIDE, 9, False, "restart"),
+        (End(GPU_MEMORY, "one row", raised=True), INSIDE, 0, True, "failed"),
+        (End(HOST_MEMORY, "killed"), INSIDE, 0, False, "restart"),
+        (End(HOST_MEMORY, "MemoryError", raised=True), INSIDE, 0, True, "failed"),
+        *(
+            (End(cause, "x", raised=True), INSIDE, 0, True, "failed")
+            for cause in (CODE, CONFIG, DATA, NON_FINITE, QUOTA, FILE_SYSTEM, TRACKING)
+        ),
+        (End(USER_STOP, "cancelled by me"), INSIDE, 0, True, "cancel"),
+        (End(IDLE, "cancelled by the monitor"), INSIDE, 0, True, "cancel"),
+        (End(USER_STOP, "SIGINT"), INSIDE, 0, True, "stopped"),
+    ],
+)
+def test_what_follows_from_an_end(
+    end: End, room: Room, spent: int, saved: bool, expected: str
+) -> None:
+    now = Attempt(job_id=JOB, step_id=spent, started=2.0)
+    record = RunRecord(attempts=(*killed(spent), now))
+    found = policy.answer(record, end, room, 20 if saved else 0)
+    words = found.words(inside=room.inside)
+    assert words == (expected if expected not in ("failed", "stopped") else "")
+    assert (found.action == "failed") is (expected == "failed")
+    assert (found.action == "stopped") is (expected == "stopped")
+    assert found.facts["cause"] == end.cause.name
+    # Nobody can lose it: it is in the record of the attempt.
+    kept = found.record(20)
+    assert (kept["verdict"], tuple(kept["avoid"])) == (found.action, found.avoid)
+    assert kept["state"] == ("failed" if expected == "failed" else "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "left"),
+    [
+        (killed(2), {}, "restart 2 of 3 without a new checkpoint"),
+        ([*killed(3), *killed(2, first_step=20)], {"first_step": 20}, "restart 2 of 3"),
+        ([*killed(3)], {"first_step": 20}, ""),  # the last of them has saved
+        (killed(3, cause="preempted"), {}, ""),
+        (killed(3, verdict="", cause=""), {}, ""),  # a requeue by the administrator, a lost node
+        ([*killed(1), *killed(2, cause="preempted")], {}, "restart 1 of 3"),
+        (killed(3, job_id="6_0"), {}, ""),  # a person has resumed it since
+        (killed(1, restart_count=1, verdict="requeue"), {}, "restart 1 of 3"),
+    ],
+)
+def test_the_budget_is_over_both_kinds_of_restart(
+    before: list[Attempt], now: dict[str, Any], left: str
+) -> None:
+    attempts = (*before, Attempt(**{"job_id": JOB, "started": 2.0} | now))
+    record = RunRecord(attempts=attempts)
+    assert policy.restarts(record, now.get("first_step", 0)).startswith(left)
+    assert bool(policy.restarts(record, now.get("first_step", 0))) is bool(left)
+    assert policy.restarts(record, 40) == ""
+
+
+def test_the_links_of_a_chain_have_one_budget() -> None:
+    links = tuple(Attempt(**{**_fields(one), "job_id": str(n)}) for n, one in enumerate(killed(3)))
+    attempts = (*links, Attempt(job_id="9", started=2.0))
+    assert policy.restarts(RunRecord(attempts=attempts), 0) == ""
+    chain = RunRecord(attempts=attempts, submission=Submission(time=0.5))
+    assert policy.restarts(chain, 0).startswith("restart 3 of 3")
+
+
+def _fields(one: Attempt) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__struct_fields__}
+
+
+def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
+    def end(text: str, step: int, frame: str = "net.py:3 in forward") -> End:
+        return End(GPU_FAULT, text, frame, step)
+
+    first = end("GPU fault on n1: rank 3, pid 711: unknown error at 0x7f3a", 37)
+    again = end("GPU fault on gpu-n12: rank 0, pid 8: unknown error at 0x11", 37)
+    hosts = {"hosts": ("n1", "gpu-n12"), "started": 1.0, "job_id": JOB}
+    known = policy.answer(RunRecord(attempts=(Attempt(**hosts),)), first, INSIDE, 30)
+    assert known.action == "restart"
+    facts = {name: known.facts[name] for name in ("cause", "fingerprint", "ended_at", "verdict")}
+    before = Attempt(**hosts | facts)
+    assert "n1" not in before.fingerprint
+    record = RunRecord(attempts=(before, Attempt(**hosts | {"first_step": 30})))
+    found = policy.answer(record, again, INSIDE, 35)
+    assert found.action == "failed"
+    assert "for the second time at step 37: it would come again" in found.reason
+    others = (
+        again._replace(step=38),
+        again._replace(text="CUDA error: unspecified launch failure"),
+    )
+    for other in (*others, again._replace(frame="net.py:9 in backward")):
+        assert policy.answer(record, other, INSIDE, 35).action == "restart"
+    # Without a step of its own, an attempt says nothing about a step.
+    early = RunRecord(attempts=(before, Attempt(**hosts | {"first_step": 37})))
+    assert policy.answer(early, again, INSIDE, 37).action == "restart"
+    # Time limits come at other steps.
+    late = End(TIME_LIMIT, "SIGUSR2", step=40)
+    facts = {"fingerprint": policy.fingerprint(late), "ended_at": 39, "verdict": "requeue"}
+    record = RunRecord(attempts=(Attempt(**hosts | facts), Attempt(**hosts)))
+    assert policy.answer(record, late, INSIDE, 0).action == "failed"
+    assert policy.answer(record, late, INSIDE, 39).action == "requeue"
+
+
+def test_the_room_is_read_from_the_job() -> None:
+    """A node that is avoided is no spare one."""
+    env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_END_TIME": "7"}
+    attempts = Attempt(job_id=JOB, nodes=2, avoid=("n3",)), Attempt(job_id=JOB, nodes=2)
+    room = Room.of(RunRecord(attempts=attempts), inside=True, warn_s=9, env=env)
+    assert room._replace(left_s=0) == Room(inside=True, left_s=0, spares=1, warn_s=9)
+    assert room.left_s < 0
+    assert Room.of(RunRecord(attempts=attempts), inside=False, warn_s=0, env={}) == Room()
+
+
+HUNG = {"sentence": "rank 1 (n2) is late in step 9", "rank": 1, "host": "n2", "time": 1.0}
+LATE = LateRankError("after step 9: rank 1 (n1) did not arrive at all_reduce number 29")
+ECC = "CUDA error: uncorrectable ECC error encountered"
+ON_GPU = f"GPU fault on {socket.gethostname()}: RuntimeError: {ECC}"
+ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("error", "hung", "update", "code", "answer", "cause", "text"),
+    [
+        (None, "", {}, KILLED, "restart", "rank killed", "a rank was killed (exit code 137)"),
+        (None, "", {}, 1, "", "", ""),  # the ranks tell it
+        (None, "", {}, 127, "", "", ""),
+        (LATE, "", {}, TERMINATED, "restart", "hang", str(LATE)),
+        # An observer has seen the late rank, and what the others tell follows from it.
+        (LATE, "C code", {}, KILLED, "restart", "hang", HUNG["sentence"]),
+        (None, "dead", {}, KILLED, "restart", "rank killed", HUNG["sentence"]),
+        (None, "uninterruptible", {}, 1, "restart --exclude=n2", "hang", HUNG["sentence"]),
+        (None, "silent", {}, KILLED, "restart --exclude=n2", "node", HUNG["sentence"]),
+        (ZeroDivisionError("x"), "dead", {}, 1, "", "code", "ZeroDivisionError: x"),
+        (RuntimeError(ECC), "", {}, 1, "restart", "GPU fault", ON_GPU),
+        (
+            RuntimeError(f"{ECC}\nCUDA kernel errors might be"),
+            "dead",
+            {},
+            1,
+            "restart",
+            *("GPU fault", ON_GPU),
+        ),
+        (
+            MemoryError("x"),
+            "",
+            ROWS,
+            1,
+            "restart",
+            "memory of the GPU",
+            "out of memory: now 8 rows",
+        ),
+        (MemoryError("x"), "", {}, 1, "", "memory of the host", "MemoryError: x"),
+        (
+            HealthError("loss is not finite since step 50"),
+            "",
+            {},
+            8,
+            "",
+            "non-finite",
+            "loss is not finite since step 50",
+        ),
+        (DataError("a.h5 is gone"), "", {}, 3, "", "data", "DataError: a.h5 is gone"),
+        (
+            OSError(122, "Disk quota exceeded"),
+            "",
+            {},
+            1,
+            "",
+            "quota",
+            "OSError: [Errno 122] Disk quota exceeded",
+        ),
+    ],
+)
+def test_an_end_is_judged_by_what_is_known_of_it(
+    error: Exception | None,
+    hung: str,
+    update: dict[str, Any],
+    code: int,
+    answer: str,
+    cause: str,
+    text: str,
     begin: Begin,
 ) -> None:
-    said = "after step 9: rank 1 (n1) did not arrive at all_reduce number 29"
-    run = begin()
-    fail(run, LateRankError(said))
-    run.end_attempt("failed", error=f"LateRankError: {said}")  # by rank 0
-    # Slurm has ended the rank that hung.
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 0)) == "requeue"
-    assert (run_json(run.path)["state"], last(run)["reason"]) == ("interrupted", said)
-    begin(restarts=1)  # rank 0 hangs, and is ended before it can write
-    fail(run, LateRankError(said), 1)
-    save(run, 20)
-    assert verdict(run, KILLED, AttemptKey(JOB, 1)) == "requeue"
-    begin(restarts=2)
-    fail(run, LateRankError(said), 2)
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 2)) == ""
-    assert run_json(run.path)["state"] == "failed"
-    assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
-    assert "mem_gb" not in last(run)["error"]
+    run, key = begin(20), AttemptKey(JOB, 0)
+    if error is not None:
+        fail(run, error)
+    if hung:
+        fact = {**HUNG, "state": hung, **key._asdict()}
+        (run.path / "hang.json").write_text(json.dumps(fact))
+    run.update(**update)
+    assert verdict(run, code, key, inside=True) == answer
+    told = last(run)
+    assert (told.get("cause", ""), told.get("reason") or told.get("error", "")) == (cause, text)
+    # Asked again, as after the death of the batch script: the same, and nothing is spent twice.
+    assert verdict(run, code, key, inside=True) == answer
+    assert last(run) == told
+    # A script of an older version knows no `restart`.
+    assert verdict(run, code, key) == ("requeue" if answer else "")
 
 
-def test_a_job_whose_gpu_has_a_fault_comes_back_once(begin: Begin) -> None:
-    run = begin()
-    ecc = "CUDA error: uncorrectable ECC error encountered"
-    fail(run, RuntimeError(f"{ecc}\nCUDA kernel errors might be asynchronously reported"))
-    run.end_attempt("failed", error=f"RuntimeError: {ecc}")  # by rank 0
-    assert verdict(run, 1, AttemptKey(JOB, 0)) == "requeue"
-    said = f"GPU fault on {socket.gethostname()}: RuntimeError: {ecc}"
-    assert (run_json(run.path)["state"], last(run)["reason"]) == ("interrupted", said)
-    begin(restarts=1)  # it may also be the program: without progress, the second time is final
-    fail(run, RuntimeError(ecc), 1)
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 1)) == ""
-    assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
+def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin) -> None:
+    for number in range(policy.MOST + 1):
+        run = begin(step_id=number)
+        found = verdict(run, KILLED, AttemptKey(JOB, 0, number), inside=number % 2 == 0)
+        assert found == ("" if number == policy.MOST else ["restart", "requeue"][number % 2])
+    said = "a rank was killed (exit code 137), and no checkpoint was saved since the last restart"
+    assert last(run)["error"] == (
+        f"{said} (3 in a row): not requeued. If the host had no memory left, raise launch.mem_gb; "
+        "`resume` starts the run again"
+    )
+    # Before the ranks begin, too: an attempt of the verdict's own stands for them.
+    assert len(run_json(run.path)["attempts"]) == policy.MOST + 1
+    assert verdict(run, KILLED, AttemptKey("8", 0, 0)) == "requeue"
+    assert len(run_json(run.path)["attempts"]) == policy.MOST + 2
 
 
-@pytest.mark.parametrize("faulty", [True, False])
-def test_the_node_of_a_gpu_that_is_still_lost_is_excluded(
-    faulty: bool, begin: Begin, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("left_s", "state", "cause"),
+    [
+        (-5.0, "", "time limit"),  # Slurm kills the ranks then: no crash
+        (900.0, "OUT_OF_MEMORY", "memory of the host"),
+        (900.0, "FAILED", "rank killed"),
+        (900.0, "", "rank killed"),
+    ],
+)
+def test_what_slurm_says_of_a_killed_rank(
+    left_s: float,
+    state: str,
+    cause: str,
+    begin: Begin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The ranks of the next attempt end before their preflight. A stand-in answers for Slurm."""
+    """A stand-in answers for sacct: the cluster of the tests does not limit memory."""
+    sacct = tmp_path / "sacct"
+    sacct.write_text(
+        f'#!/bin/sh\n[ "$4" = --jobs=9.0 ] || exit 1\necho "{state}"\n'.replace("$4", "$3")
+    )
+    sacct.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + left_s)))
+    run = begin()
+    expected = "requeue" if cause == "time limit" else "restart"
+    assert verdict(run, KILLED, AttemptKey(JOB, 0), inside=True) == expected
+    assert last(run)["cause"] == cause
+
+
+def test_the_memory_of_a_host_is_told_by_the_group_of_the_job(tmp_path: Path) -> None:
+    """The files are those of the kernel's two versions; there is no such group here."""
+    env, job = {"SLURM_JOB_ID": "9", "PATH": ""}, tmp_path / "job_9"
+    job.mkdir()
+    for name, text, cause in (
+        ("memory.events", "max 4\noom 1\noom_kill 1\noom_group_kill 0\n", HOST_MEMORY),
+        ("memory.events", "oom 0\noom_kill 0\n", None),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", HOST_MEMORY),
+    ):
+        (job / name).write_text(text)
+        assert cause_of_step(0, {}, [tmp_path, job]) is None
+        assert cause_of_step(0, env, [tmp_path, job]) is cause
+
+
+@pytest.mark.parametrize(
+    ("hosts", "faulty", "bad"),
+    [(N2, False, []), (N2, True, ["n2"]), (("n2", "n3"), False, ["n2"])],
+)
+def test_the_node_of_a_gpu_that_is_lost_is_excluded(
+    hosts: tuple[str, ...],
+    faulty: bool,
+    bad: list[str],
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ranks end before their preflight. A stand-in answers for Slurm.
+
+    A job of one node knows it only from a fault before; of several, the others show all GPUs.
+    """
     asked: list[Any] = []
-
-    def requeue(job_id: str, exclude: str) -> bool:
-        asked.append((job_id, exclude))
-        return True
-
-    monkeypatch.setattr(preflight, "requeue_from_rank", requeue)
-    host, run = socket.gethostname(), begin()
-    text = "CUDA error: unknown error" if faulty else "Timed out"
-    fail(run, RuntimeError(text) if faulty else LateRankError(text))
-    assert verdict(run, 1, AttemptKey(JOB, 0)) == "requeue"
+    monkeypatch.setattr(
+        preflight, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
+    )
+    run = begin()
+    reason = f"GPU fault on n2: {ECC}" if faulty else "SIGTERM"
+    run.end_attempt("interrupted", reason=reason)
     begin(restarts=1)
     config = Config()
     config.output_dir = str(run.path / "all")
-    ranks = RankInfo("slurm", hosts=(host,), job_id=JOB, restart_count=1)
-    error = NoGpuError(f"the job has GPUs, but torch sees no GPU here, on {host}")
-    error.hosts = [host]
-    Attempt(config, run, ranks)._record_failure(error)
-    assert (run_json(run.path)["state"] == "interrupted") is error.requeued is faulty
-    assert asked == ([(JOB, host)] if faulty else [])
-    assert [*excluded_hosts.read(config.output_dir)] == ([host] if faulty else [])
+    ranks = RankInfo("slurm", hosts=hosts, job_id=JOB, restart_count=1)
+    error = NoGpuError("the job has GPUs, but torch sees no GPU here, on n2")
+    error.hosts = ["n2"]
+    job_attempt.Attempt(config, run, ranks)._record_failure(error)
+    assert run_json(run.path)["state"] == ("interrupted" if bad else "failed")
+    assert asked == [(JOB, "n2")] * bool(bad)
+    assert [*excluded_hosts.read(config.output_dir)] == bad
+    assert verdict(run, 2, AttemptKey(JOB, 1)) == ("requeue" if bad else "")
+
+
+@pytest.mark.parametrize(
+    ("own", "loop", "answer", "asked"),
+    [
+        (False, False, "requeue", [JOB]),  # rank 0 does it, and the batch script if that fails
+        (False, True, "restart", []),
+        (True, True, "", []),  # MASTER_PORT names it, and a restart would find the same
+    ],
+)
+def test_another_port_is_taken_by_a_restart(
+    own: bool,
+    loop: bool,
+    answer: str,
+    asked: list[str],
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(preflight, "requeue_from_rank", lambda job, exclude: done.append(job))
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    if own:
+        monkeypatch.setenv("MASTER_PORT", "29500")
+    run, ranks = begin(), RankInfo("slurm", hosts=("n1",), job_id=JOB)
+    if loop:
+        (run.path / "epochs").write_text(f"{JOB} 0 0\n")
+    error = PortTakenError("port 12028 on n1 is taken (Address already in use)")
+    fail(run, error)
+    job_attempt.Attempt(Config(), run, ranks)._record_failure(error)
+    assert done == asked
+    assert verdict(run, 5, AttemptKey(JOB, 0), inside=loop) == answer
+    assert (last(run)["cause"], last(run)["verdict"]) == ("port", answer or "failed")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "answers"),
+    [
+        ("finished", "", ["", ""]),
+        ("interrupted", "SIGTERM", ["requeue", "requeue"]),
+        ("interrupted", "SIGUSR2", ["requeue", ""]),  # the second time without a step
+        ("interrupted", "SIGINT", ["", ""]),
+    ],
+)
+def test_a_saved_job_that_rank_0_could_not_requeue(
+    state: str, reason: str, answers: list[str], begin: Begin
+) -> None:
+    for restarts, answer in enumerate(answers):
+        run = begin(restarts=restarts, hosts=["n1"])
+        run.end_attempt(state, reason=reason, step=run.last_checkpoint())
+        assert verdict(run, TERMINATED, AttemptKey(JOB, restarts)) == answer
+
+
+def test_a_job_that_was_cancelled_is_not_started_again(begin: Begin) -> None:
+    run = begin(20)
+    stop_request.write(run.path, "me")
+    for restarts in (0, 1):
+        begin(restarts=restarts)
+        run.end_attempt("interrupted", reason="cancel", step=20)
+        assert verdict(run, TERMINATED, AttemptKey(JOB, restarts)) == "cancel"
+    begin(restarts=2)  # the rank was killed before it could save
+    assert verdict(run, KILLED, AttemptKey(JOB, 2)) == "cancel"
+    assert (last(run)["cause"], last(run)["reason"]) == ("user stop", "cancelled by me")
+    # After the decision.
+    begin(restarts=3, verdict="restart")
+    assert verdict(run, KILLED, AttemptKey(JOB, 3), inside=True) == "cancel"
+    stop_request.write(run.path, f"{stop_request.IDLE} (GPUs idle)")
+    begin(restarts=4)
+    assert verdict(run, KILLED, AttemptKey(JOB, 4)) == "cancel"
+    assert last(run)["cause"] == "idle"
+    # The request is older than the last submission.
+    run.update(submission={"time": 4e9})
+    begin(restarts=0)
+    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
 
 
 # What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.
@@ -173,22 +516,13 @@ def test_a_timeout_of_nccl_is_told_and_is_no_rank_that_was_killed(begin: Begin) 
     said = "ALLREDUCE number 29 has timed out on rank 1 after parallel.timeout_s"
     assert last(run)["reason"] == f"{said} (torch's flight recorder: {run.logs}/flight_recorder_*)"
     begin(restarts=1)
-    assert verdict(run, 137, AttemptKey(JOB, 1)) == ""  # Slurm has killed the ranks that were left
-    assert said in last(run)["error"]
-    assert "mem_gb" not in last(run)["error"]
+    assert verdict(run, 137, AttemptKey(JOB, 1)) == "requeue"  # Slurm has killed those left
+    assert (last(run)["cause"], said in last(run)["reason"]) == ("hang", True)
     # The line in the log is of an earlier attempt.
     begin(restarts=0)
     flight_recorder.prepare(run.logs, 0, environment)
     assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
     assert last(run)["reason"] == "a rank was killed (exit code 137)"
-
-
-def test_ranks_that_are_killed_before_they_begin_are_not_restarted_for_ever(begin: Begin) -> None:
-    run = begin()
-    save(run, 20)
-    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
-    assert verdict(run, KILLED, AttemptKey(JOB, 1)) == ""
-    assert [each["state"] for each in run_json(run.path)["attempts"]] == ["interrupted", "failed"]
 
 
 def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
@@ -205,16 +539,21 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
     assert verdict(run, TERMINATED, AttemptKey(JOB, 0)) == ""
     assert (run_json(run.path)["state"], len(run_json(run.path)["attempts"])) == ("failed", 1)
     assert last(run)["error"] == "ZeroDivisionError: of mine"
-    run.end_attempt("failed", error="RuntimeError: Connection closed by peer [10.77.1.12]:4711")
-    assert verdict(run, 1, AttemptKey(JOB, 0)) == ""
-    assert last(run)["error"] == "ZeroDivisionError: of mine"
-    run.end_attempt("failed", error="ValueError: of rank 0")
-    assert verdict(run, 1, AttemptKey(JOB, 0)) == ""
-    assert last(run)["error"] == "ValueError: of rank 0"
+    told = {
+        "RuntimeError: Connection closed by peer [10.77.1.12]:4711": "ZeroDivisionError: of mine",
+        "ValueError: of rank 0": "ValueError: of rank 0",
+    }
+    for restarts, (error, expected) in enumerate(told.items(), 1):
+        begin(restarts=restarts)
+        fail(run, ZeroDivisionError("of mine"), restarts)
+        run.end_attempt("failed", error=error)
+        ended = last(run)["ended"]
+        assert verdict(run, 1, AttemptKey(JOB, restarts)) == ""
+        assert (last(run)["error"], last(run)["ended"]) == (expected, ended)
     # The record of an older start of the job says nothing about this one.
-    begin(restarts=1)
+    begin(restarts=3)
     save(run, 20)
-    assert verdict(run, KILLED, AttemptKey(JOB, 1)) == "requeue"
+    assert verdict(run, KILLED, AttemptKey(JOB, 3)) == "requeue"
 
 
 @pytest.mark.parametrize(
@@ -250,52 +589,9 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
     assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
 
 
-def test_a_job_that_is_out_of_memory_comes_back_with_smaller_micro_batches(begin: Begin) -> None:
-    run = begin(20)
-    fail(run, MemoryError("CUDA out of memory"))
-    run.update(micro_batch_rows=8, lowered_in=[JOB, 0, 0])
-    assert verdict(run, 1, AttemptKey(JOB, 0)) == "requeue"
-    state, reason = "interrupted", "out of memory: now 8 rows"
-    assert (last(run)["state"], last(run)["reason"]) == (state, reason)
-    # There is no smaller one.
-    begin(restarts=1)
-    fail(run, MemoryError("CUDA out of memory"), 1)
-    assert verdict(run, 1, AttemptKey(JOB, 1)) == ""
-
-
 @pytest.mark.parametrize("code", [1, 2, 5, 127])
 def test_an_exit_code_of_a_rank_is_no_kill(code: int, begin: Begin) -> None:
     assert verdict(begin(), code, AttemptKey(JOB, 0)) == ""
-
-
-def test_a_job_that_was_cancelled_or_has_finished_is_not_requeued(begin: Begin) -> None:
-    run = begin(20)
-    run.end_attempt("finished", result={})
-    assert verdict(run, 134, AttemptKey(JOB, 0)) == ""
-    stop_request.write(run.path, "me")
-    for restarts in (0, 1):
-        begin(restarts=restarts)
-        run.end_attempt("interrupted", reason="cancel", step=20)
-        assert verdict(run, TERMINATED, AttemptKey(JOB, restarts)) == "cancel"
-    begin(restarts=2)  # the rank was killed before it could save
-    assert verdict(run, KILLED, AttemptKey(JOB, 2)) == "cancel"
-    # The request is older than the last submission.
-    run.update(submission={"time": 4e9})
-    begin(restarts=0)
-    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
-
-
-def test_a_saved_job_that_rank_0_could_not_requeue_is_requeued(begin: Begin) -> None:
-    run = begin()
-    save(run, 5)
-    run.end_attempt("interrupted", reason="SIGTERM", step=5)
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 0)) == "requeue"
-    begin(restarts=1)
-    run.end_attempt("interrupted", reason="SIGTERM", step=5)
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 1)) == ""
-    begin(restarts=0)
-    run.end_attempt("interrupted", reason="SIGINT", step=5)
-    assert verdict(run, 130, AttemptKey(JOB, 0)) == ""
 
 
 def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: Begin) -> None:
@@ -323,13 +619,15 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
     size = journal_path(run.path).stat().st_size
     close_tracking(run, KILLED)
     assert journal_path(run.path).stat().st_size == size
-    begin(restarts=1)
+    for restarts in range(1, policy.MOST + 2):
+        begin(restarts=restarts)
+        answer = verdict(run, KILLED, AttemptKey(JOB, restarts))
     dies(run)
-    assert verdict(run, KILLED, AttemptKey(JOB, 1)) == ""
+    assert answer == ""
     close_tracking(run, KILLED)
     assert recorded(run)[:2] == (2, "FAILED")
     assert "no checkpoint was saved since the last restart" in recorded(run)[2]
-    begin(restarts=2)
+    begin(restarts=9)
     dies(run)
     close_tracking(run, 3)
     assert recorded(run) == (3, "KILLED", "the ranks ended with exit code 3")

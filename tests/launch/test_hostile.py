@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, SiteConfig
 from hpctrain.errors import ConfigError
+from hpctrain.slurm import steps
 from hpctrain.slurm.script import sbatch_script
 
 
@@ -47,15 +48,16 @@ env -0 >"$RECORD/environment"
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("record")
     (folder / "srun").write_text(_SRUN)
-    # The loop that waits for a note must end when srun ends, and not a second later.
+    # The loop that waits for srun must end when srun ends, and not a tenth of a second later.
     (folder / "sleep").write_text("#!/bin/bash\nexit 1\n")
+    (folder / "squeue").write_text("#!/bin/bash\n")
     # The list of run directories is not where the script expects it, in a folder of the root.
     (folder / "sed").write_text(
         '#!/bin/bash\nprintf \'%s\\0\' "$@" >"$RECORD/sed arguments"\n'
         'exec /bin/sed -n "$2" "$RECORD/tasks"\n'
     )
     (folder / "mkdir").write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >"$RECORD/mkdir arguments"\n')
-    for command in ("srun", "sleep", "sed", "mkdir"):
+    for command in ("srun", "sleep", "squeue", "sed", "mkdir"):
         (folder / command).chmod(0o755)
     (folder / "here").mkdir()
     return folder
@@ -74,6 +76,7 @@ def run(script: str, record: Path) -> tuple[list[str], dict[str, str]]:
             "PATH": f"{record}:{os.environ['PATH']}",
             "HOME": str(here),
             "RECORD": str(record),
+            "SLURM_ARRAY_JOB_ID": "9",
             "SLURM_ARRAY_TASK_ID": "7",
         },
         cwd=here,
@@ -150,7 +153,8 @@ def test_nothing_happens_but_srun_with_the_right_words(
         f"--container-image={image}",
         "--container-mounts=" + ",".join(b if ":" in b else f"{b}:{b}" for b in binds),
         argument,
-        *("/bin/sh", "-c", 'trap "" TERM USR2; exec "$@"', "rank"),
+        *("/bin/sh", "-c", steps.TEXT.partition("start='")[2].partition("'")[0], "rank"),
+        *(f"{output}/the run", "9_7"),
         *("python", "-u", "-m", "hpctrain", "run", f"{output}/the run"),
     ]
     assert env.items() <= seen.items()

@@ -5,30 +5,33 @@ import shlex
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpctrain.commands import cancel
 from hpctrain.config.composing.compose import compose as compose_config
+from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
-from hpctrain.slurm import partition_limit
+from hpctrain.runs.state.facts import gather
+from hpctrain.runs.state.state import judge
 from hpctrain.slurm.queue import call
 from hpctrain.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import ROOT, Completed, run_json, run_module, runs
+from tests.conftest import ROOT, Completed, only_run, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
 def wait_for_end(job: str) -> str:
     return cluster.wait_for(
-        lambda: state if (state := cluster.job_state(job)) in ENDED else "",
+        lambda: state if (state := cluster.job_state(job)) in cluster.ENDED else "",
         180,
         f"the end of {job}",
     )
@@ -325,18 +328,123 @@ def test_a_cancelled_container_saves_and_stays_away(
     assert not cluster.slurm("squeue", "--noheader", "--me")
 
 
+@pytest.fixture
+def preempting() -> Iterator[Callable[[str, int], None]]:
+    """A function that sets how the partition `preemptible` treats the jobs that it preempts."""
+
+    def change(mode: str, grace_s: int) -> None:
+        settings = (f"PreemptMode={mode}", f"GraceTime={grace_s}")
+        call("scontrol", "update", "PartitionName=preemptible", *settings).check_returncode()
+
+    yield change
+    change("REQUEUE", 10)
+
+
+def state_of(run: Path) -> tuple[str, str]:
+    """Return the state of a run and the reason, as `status` shows them."""
+    state = judge(*gather([run]), time.time())
+    return state.name, state.reason
+
+
+SITE = ("train.max_epochs=16", "checkpoint.every_steps=20", "tracking=off", Paced.task)
+SITE += ("site.partition=preemptible",)
+
+
+def test_a_chain_goes_on_where_slurm_cancels(
+    train: Train, tmp_path: Path, paced: Paced, preempting: Callable[[str, int], None]
+) -> None:
+    preempting("CANCEL", 0)
+    done = train("-m", *SITE)
+    assert "the partition preemptible cancels jobs that are preempted at once" in done.stderr
+    run = only_run(tmp_path)
+    jobs = gather([run])[0].chain  # sacct shows a job that never began as `4_[0]`, not as `4_0`
+    assert len(jobs) == 3
+    cluster.wait_for_step(run, 20)
+    assert cluster.tool("preempt", f"{jobs[0]}_0").returncode == 0
+    cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second job")
+    assert state_of(run)[0] == "running"
+    paced.go()
+    cluster.wait_for(lambda: run_json(run)["state"] == "finished", 180, "the end")
+    assert [*map(wait_for_end, jobs)] == ["PREEMPTED", "COMPLETED", "CANCELLED"]
+    first, second = run_json(run)["attempts"]
+    assert [each["job_id"] for each in (first, second)] == [f"{job}_0" for job in jobs[:2]]
+    assert second["first_step"] >= 20
+    assert state_of(run) == ("finished", "")
+
+
 @pytest.mark.slow
-def test_a_partition_that_cancels_is_said() -> None:
-    assert partition_limit.not_requeued("preemptible") == ""
-    change = ("scontrol", "update", "PartitionName=preemptible")
-    try:
-        call(*change, "PreemptMode=CANCEL").check_returncode()
-        partition_limit._partitions.cache_clear()
-        found = partition_limit.not_requeued("preemptible")
-        assert found.startswith("the partition preemptible cancels jobs that are preempted")
-        assert "(PreemptMode=CANCEL, GraceTime=10)" in found
-        assert partition_limit.not_requeued(None) == ""
-    finally:
-        call(*change, "PreemptMode=REQUEUE").check_returncode()
-        partition_limit._partitions.cache_clear()
-        partition_limit.cluster_config.cache_clear()
+@pytest.mark.parametrize(
+    ("mode", "grace_s", "requeue"), [("REQUEUE", 0, 1), ("CANCEL", 10, 1), ("REQUEUE", 10, 0)]
+)
+def test_a_preempted_job_is_requeued(
+    mode: str,
+    grace_s: int,
+    requeue: int,
+    train: Train,
+    tmp_path: Path,
+    paced: Paced,
+    preempting: Callable[[str, int], None],
+) -> None:
+    preempting(mode, grace_s)
+    train("-m", *SITE)
+    run = only_run(tmp_path)
+    job = cluster.job_id(run)
+    cluster.wait_for_step(run, 20)
+    # As `sbatch --no-requeue` and JobRequeue=0 leave it.
+    cluster.slurm("scontrol", "update", f"JobId={job}", f"Requeue={requeue}")
+    assert cluster.tool("preempt", job).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    paced.go()
+    assert cluster.tool("hurry", job).returncode == 0
+    assert wait_for_end(job) == "COMPLETED"
+    assert [attempt["restart_count"] for attempt in run_json(run)["attempts"]] == [0, 1]
+
+
+@pytest.mark.slow
+def test_what_ends_a_chain(
+    train: Train, tmp_path: Path, paced: Paced, preempting: Callable[[str, int], None]
+) -> None:
+    preempting("CANCEL", 0)
+    train("-m", *SITE, "launch.chain=3", "seed=1,2,3,4")
+    by_seed = {load(run / "config.yaml").seed: run for run in runs(tmp_path / "runs")}
+    chains = {seed: gather([run])[0].chain for seed, run in by_seed.items()}
+    for run in by_seed.values():
+        cluster.wait_for_step(run, 20)
+    # The second and the third job get no node meanwhile.
+    others = cluster.sbatch("sleep 600", "--nodes=4", "--exclusive", "--partition=batch")
+    assert {wait_for_end(chain[0]) for chain in chains.values()} == {"PREEMPTED"}
+    name, reason = state_of(by_seed[1])
+    assert name == "requeued"
+    assert "link 2 of 3 waits: " in reason
+    # By `cancel`, and by scancel of one of them.
+    assert cancel.main([str(by_seed[1])]) == 0
+    cluster.slurm("scancel", chains[2][1])
+    # By a failure of its own.
+    paced.fail()
+    cluster.slurm("scancel", others)
+    assert [*map(wait_for_end, chains[1])] == ["PREEMPTED", "CANCELLED", "CANCELLED"]
+    assert [*map(wait_for_end, chains[2])] == ["PREEMPTED", "CANCELLED", "FAILED"]
+    for chain in (chains[3], chains[4]):
+        assert [*map(wait_for_end, chain)] == ["PREEMPTED", "FAILED", "CANCELLED"]
+    assert len(run_json(by_seed[1])["attempts"]) == len(run_json(by_seed[2])["attempts"]) == 1
+    assert not cluster.queue()
+
+
+@pytest.mark.slow
+def test_without_a_chain_no_job_waits(
+    train: Train, tmp_path: Path, paced: Paced, preempting: Callable[[str, int], None]
+) -> None:
+    preempting("CANCEL", 0)
+    done = train("-m", *SITE, "launch.chain=1")
+    assert "with launch.chain=1 a run waits until `python -m hpctrain resume` goes on" in " ".join(
+        done.stderr.split()
+    )
+    run = only_run(tmp_path)
+    job = cluster.job_id(run)
+    cluster.wait_for_step(run, 20)
+    assert cluster.tool("preempt", job).returncode == 0
+    assert wait_for_end(job) == "PREEMPTED"
+    cluster.wait_for(lambda: not gather([run])[0].held, 60, "the end of the rank")
+    name, reason = state_of(run)
+    # On a busy machine the run is killed before it has saved.
+    assert name == "lost" or (name == "interrupted" and "no job waits: `resume`" in reason)

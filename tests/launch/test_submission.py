@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands import cancel
+from hpctrain.runs.state.facts import gather
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import NET, ROOT, Completed, linked_python, run_json, run_module, runs
@@ -234,6 +236,30 @@ def test_what_is_submitted_later_keeps_to_max_running_too(train: Train, tmp_path
     first, second = sorted({job.partition("_")[0] for job in cluster.job_ids(tmp_path / "runs")})
     shown = cluster.slurm("scontrol", "show", "job", second)
     assert f"Dependency=afterany:{first}_*" in shown
+
+
+@pytest.mark.slow
+def test_a_chain_is_one_job_to_its_user(train: Train, tmp_path: Path) -> None:
+    common = ("-m", "seed=1,2", "train.max_steps=2", "tracking=off", "launch.chain=3")
+    train(*common, "launch.max_running=1", HELD)
+    assert len(cluster.queue()) == 6
+    jobs = {run: facts.chain for run in runs(tmp_path / "runs") for facts in gather([run])}
+    first, second = sorted(jobs.values())
+    shown = cluster.slurm("scontrol", "show", "job", second[0])
+    for job in first:
+        assert f"afterany:{job}_*(unfulfilled)" in shown
+    assert "singleton" in shown
+    names = cluster.slurm("squeue", "--noheader", "--array", "--format=%j").split()
+    assert sorted(names.count(name) for name in {*names}) == [3, 3]
+    assert train(*common, HELD).stderr.count("pending already") == 2
+    assert len(cluster.queue()) == 6
+    train(*common[:-1], "launch.chain=2", "launch.rerun=queued", HELD)
+    assert len(cluster.queue()) == 4
+    assert cancel.main(["--all", "--dir", str(tmp_path / "runs")]) == 0
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
+    done = train(*common, "launch.wait=true")
+    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}, done.stderr
+    cluster.wait_for(lambda: not cluster.queue(), 60, "the end of the jobs that waited")
 
 
 def test_a_run_that_ends_while_we_look_is_not_done_again(

@@ -64,6 +64,7 @@ def test_the_layout_of_the_command_line(
     capsys: pytest.CaptureFixture[str], composer: Composer
 ) -> None:
     named = ["parallel=zero3", "launch.tasks_per_node=8", "hardware=h100_sxm", "--nodes", "1"]
+    named += ["launch.spares=1"]  # paid for, but without ranks
     found = plan(capsys, *LM, *named, "--budget", "1e9tokens")
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
@@ -81,11 +82,11 @@ def test_the_layout_of_the_command_line(
     assert first["memory"]["optimizer"] == 1_328_256 * 8 // 8
     assert first["samples_per_s"] == pytest.approx(64 / first["step_s"])
     steps = -(-1_000_000_000 // (256 * 64))
-    assert first["gpu_hours"] == pytest.approx(steps * first["step_s"] * 8 / 3600)
-    assert first["kwh"] == pytest.approx(first["gpu_hours"] * 0.7)
+    assert first["gpu_hours"] == pytest.approx(steps * first["step_s"] * 16 / 3600)
+    assert first["kwh"] == pytest.approx(first["gpu_hours"] * 0.7 / 2)
     assert first["cost"] == pytest.approx(first["gpu_hours"] * 3)
     assert first["spot_cost"] == pytest.approx(first["gpu_hours"] * 2.91)
-    assert (first["currency"], first["hours"]) == ("USD", first["gpu_hours"] / 8)
+    assert (first["currency"], first["hours"]) == ("USD", first["gpu_hours"] / 16)
     assert others[0]["overrides"][:2] == ["launch.nodes=1", "launch.tasks_per_node=8"]
     assert all(entry["reason"] for entry in others)
     for entry in others:  # the ready command line is the layout

@@ -105,6 +105,14 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
     assert (time["idle"], time["startup"], time["restart"]) == (10, 14, 7)
     assert (time["lost"], time["shutdown"]) == (14, 7)
     assert "10 s of allocations in which the program did not begin" in notes(found)[0]
+    # In one job, a person or the batch script has started the second attempt.
+    whole = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 77, "COMPLETED", 1)
+    monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [whole]})
+    for state, expected in {"failed": (8, 5), "interrupted": (0, 13)}.items():
+        record["attempts"][0] |= {"state": state}
+        (resumed / "run.json").write_text(json.dumps(record))
+        time = account(resumed).time
+        assert (time["idle"], time["restart"]) == expected
 
 
 def test_without_records_of_time_nothing_is_guessed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.run_record import Hang
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
@@ -35,6 +36,9 @@ def ended(state: str) -> Ended:
 
 
 RUNS = job("RUNNING")
+LATE = BEAT | {"stepped": NOW - 723}
+HANG = Hang(sentence="rank 1 hangs", rank=1, host="n1", state="stopped", time=NOW - 600)
+HANGS: dict[str, Any] = {"hang": HANG}
 ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "failed": RAISED}
 
 
@@ -68,6 +72,14 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
         ("running", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         ("interrupted", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         ("interrupted", "requeued", "requeue_hold", {"job": job("REQUEUE_HOLD")}),
+        # The second job of a chain.
+        (
+            "interrupted",
+            "requeued",
+            "link 2 of 3 waits: Priority",
+            {"job": job("PENDING", "Priority"), "job_id": "7_0", "chain": ("6", "7", "8")},
+        ),
+        ("queued", "queued", "Priority", {"job": job("PENDING", "Priority"), "chain": ("7",)}),
         # The run has saved and its job is still there. The job may just be requeued, so the run is
         # not yet called interrupted.
         ("interrupted", "running", "saved at step 40, ending", {"job": job("COMPLETING")}),
@@ -83,8 +95,20 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
         # The job is out of the queue, and the run itself has noted how it ended.
         ("failed", "failed", "ValueError: two lines", {}),
         ("interrupted", "interrupted", "saved at step 40, SIGTERM", {}),
+        # By the name of its cause, and with what it has spent of its budget.
+        (
+            *("interrupted", "interrupted", "saved at step 40, preempted: SIGTERM"),
+            {"attempts": [SAVED | {"cause": "preempted"}]},
+        ),
+        (
+            *("failed", "failed", "quota: OSError: [Errno 122] Full"),
+            {"attempts": [RAISED | {"error": "OSError: [Errno 122] Full", "cause": "quota"}]},
+        ),
+        ("running", "running", "restart 2 of 3", {"job": RUNS, "restarted": "restart 2 of 3"}),
+        ("interrupted", "interrupted", "saved at step 40, SIGTERM; no job waits: `resume`", {}),
+        ("interrupted", "interrupted", "saved at step 40, SIGTERM", {"scheduler": False}),
         ("interrupted", "interrupted", "step 40, cancelled by ann", {"stop_request": REQUEST}),
-        ("interrupted", "interrupted", "SIGTERM; TIMEOUT", {"ended": ended("TIMEOUT")}),
+        ("interrupted", "interrupted", "SIGTERM; TIMEOUT; no job", {"ended": ended("TIMEOUT")}),
         # The job is out of the queue, and the run has not noted how it ended.
         ("running", "lost", "OUT_OF_MEMORY", {"ended": ended("OUT_OF_MEMORY")}),
         ("running", "lost", "NODE_FAIL", {"ended": ended("NODE_FAIL")}),
@@ -125,6 +149,11 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
             "no step for 12 min",
             {"job": RUNS, "progress": BEAT | {"stepped": NOW - 723}},
         ),
+        # What the observers say stands before what follows from it, until the rank gets on.
+        ("running", "running", "rank 1 hangs; no step", {"job": RUNS, "progress": LATE} | HANGS),
+        ("running", "running", "", {"job": RUNS, "progress": BEAT} | HANGS),
+        ("failed", "failed", "rank 1 hangs; ValueError: two", {} | HANGS),
+        ("failed", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")} | HANGS),
         (
             "running",
             "running",
@@ -149,6 +178,14 @@ def test_the_state_of_a_run(said: str, expected: str, reason: str, more: dict[st
     state = judge(facts_of(Path("/runs/x"), record, **more), NOW)
     assert (state.name, reason in state.reason) == (expected, True), state
     assert bool(reason) == bool(state.reason)
+
+
+def test_the_budget_is_read_with_the_newest_checkpoint(tmp_path: Path) -> None:
+    killed = ATTEMPT | {"cause": "rank killed", "verdict": "restart", "first_step": 4}
+    run = make_run(tmp_path, state="running", attempts=[killed, killed, killed])
+    for step, told in ((4, "restart 2 of 3 without a new checkpoint"), (6, "")):
+        (run / "checkpoints" / f"step-{step:08d}").mkdir()
+        assert Facts.read(run).restarted == told
 
 
 def test_mlflow_learns_only_of_runs_whose_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.schema import Config, SiteConfig
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
 from hpctrain.job import environment
@@ -150,7 +150,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., None]) -> None:
     site(
-        squeue_user="3|7_3|RUNNING|None|n1|2026-01-01T00:00:00|/a/b|c\nN/A|9|PENDING|Priority||N/A|x",
+        squeue_user="3|7_3|RUNNING|None|n1|2026-01-01T00:00:00|n1|/a/b|c\n"
+        "N/A|9|PENDING|Priority||N/A|n/a|x\nN/A|8|RUNNING|None|n[2-3]|N/A|n1|y"
+        "\n0|12_0|PENDING|Dependency||N/A|n/a|/d\n0|11_0|RUNNING|None|n2|N/A|n2|/d"
+        "\n0|10_0|COMPLETING|None|n1|N/A|n1|/d",
         squeue_jobs="RUNNING",
         sacct_Reason="7_3|CANCELLED by 5|0:15|a|b|n1\n7_4|FAILED|1:0|None|n[1-2]",
         sacct_Submit="7_3|2026-01-01T00:00:00|2026-01-01T00:00:09|Unknown|RUNNING|2\nx|y",
@@ -160,9 +163,19 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
         scancel="",
     )
     jobs = queued(["me"])
-    assert jobs["/a/b|c", 3] == Job("7_3", "RUNNING", "None", "n1", "2026-01-01T00:00:00")
+    assert jobs["/a/b|c", 3] == Job("7_3", "RUNNING", "None", "n1", "2026-01-01T00:00:00", "n1")
     assert jobs["job 9", 0].reason == "Priority"
-    assert len(jobs) == 2
+    # The node of a batch script is no longer one of the job.
+    lost = (
+        "its batch script was lost with n1, so it runs nothing and never ends: scontrol requeue 8"
+    )
+    assert jobs["job 8", 0].needs == lost
+    assert [job.needs for job in jobs.values()].count("") == 5
+    # The jobs of a chain, of which the first still ends.
+    front = jobs["/d", 0]
+    assert (front.id, front.state, front.behind) == ("11_0", "RUNNING", ("10_0", "12_0"))
+    assert [jobs[f"job {each}", 0].state for each in front.behind] == ["COMPLETING", "PENDING"]
+    assert len(jobs) == 6
     tasks = {
         "7_3": Ended("CANCELLED by 5", "0:15", "a|b", "n1"),
         "7_4": Ended("FAILED", "1:0", "None", "n[1-2]"),
@@ -189,23 +202,38 @@ def test_an_answer_in_another_form_is_no_empty_queue(site: Callable[..., None]) 
 
 
 CONFIG = "PreemptMode = REQUEUE\nPreemptType = preempt/partition_prio\nJobRequeue = {}"
-PARTITION = "PartitionName={} Default={} PriorityTier={} GraceTime=30 PreemptMode={} State=UP"
+PARTITION = "PartitionName={} Default={} PriorityTier={} GraceTime={} PreemptMode={} State=UP"
 
 
 @pytest.mark.parametrize(
-    ("partition", "requeues", "mode", "said"),
+    ("partition", "requeues", "grace_s", "mode", "chain", "road", "jobs"),
     [
-        ("low", 1, "CANCEL", "the partition low cancels jobs that are preempted (PreemptMode=CANC"),
-        ("low", 1, "REQUEUE", ""),
-        ("high", 1, "CANCEL", ""),  # nothing preempts its jobs
-        (None, 1, "CANCEL", ""),
-        ("low", 0, "REQUEUE", "this cluster starts only jobs again that ask for it (JobRequeue=0"),
+        ("low", 1, 30, "CANCEL", None, "requeue: a job that the partition low preempts req", 1),
+        ("low", 1, 0, "CANCEL", None, "chain: the partition low cancels jobs that are pree", 3),
+        ("low", 1, 0, "CANCEL", 5, "chain: the partition low cancels jobs that are preempted", 5),
+        ("low", 1, 0, "CANCEL", 1, "by hand: the partition low cancels jobs that are preempted", 1),
+        ("low", 1, 0, "REQUEUE", None, "requeue: Slurm starts a preempted job again (partition", 1),
+        ("low", 1, 0, "REQUEUE", 2, "chain: launch.chain=2 asks for it", 2),
+        ("low,high", 1, 0, "CANCEL", None, "chain: the partition low cancels", 3),
+        ("high", 1, 0, "CANCEL", None, "requeue: Slurm preempts no job of the partition high", 1),
+        (None, 1, 0, "CANCEL", None, "requeue: Slurm preempts no job of the partition high", 1),
+        ("low", 0, 0, "REQUEUE", None, "requeue: Slurm starts a preempted job again (", 1),
     ],
 )
-def test_a_preemption_that_cancels_is_said(
-    partition: str | None, requeues: int, mode: str, said: str, site: Callable[..., None]
+def test_the_road_of_a_site(
+    partition: str | None,
+    requeues: int,
+    grace_s: int,
+    mode: str,
+    chain: int | None,
+    road: str,
+    jobs: int,
+    site: Callable[..., None],
 ) -> None:
-    lines = (PARTITION.format("low", "NO", 1, mode), PARTITION.format("high", "YES", 5, "CANCEL"))
+    lines = (
+        PARTITION.format("low", "NO", 1, grace_s, mode),
+        PARTITION.format("high", "YES", 5, 0, "CANCEL"),
+    )
     site(
         scontrol_config=CONFIG.format(requeues),
         scontrol_partition="\n".join(lines),
@@ -215,12 +243,13 @@ def test_a_preemption_that_cancels_is_said(
         sacctmgr="main|normal",
         sbatch="12",
     )
-    config = Config(site=SiteConfig(partition=partition))
-    found = partition_limit.not_requeued(partition)
-    assert found.startswith(said)
-    assert bool(found) == bool(said)
+    config = Config(site=SiteConfig(partition=partition), launch=LaunchConfig(chain=chain))
     findings = {each.check: each for each in checked(config)}
-    assert ("after a preemption" in findings) == bool(said)
+    found = findings["after a preemption"]
+    assert found.found.startswith(road)
+    assert found.verdict == ("warn" if road.startswith("by hand") else "pass")
+    assert ("JobRequeue=0 is healed" in found.found) == (requeues == 0)
+    assert partition_limit.road(partition, chain).jobs == jobs
     up = "slurm 22.05.8, Slurmctld(primary) at head is UP"
     assert findings["Slurm's controller"].found == up
 

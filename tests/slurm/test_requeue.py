@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import Attempt
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import requeue as requeuing
 from hpctrain.slurm.container import REQUEUE_NOTE
@@ -30,11 +29,14 @@ def test_only_a_running_job_is_requeued(
     answers = tmp_path / "answers"
     answers.write_text("".join(f"{state}\n" for state in states))
     squeue.write_text(f"#!/bin/sh\nhead -n 1 {answers}\nsed -i '1{{$!d}}' {answers}\n")
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
     for program in (squeue, scontrol):
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert requeue("7_1") is requeued
+    asked = (tmp_path / "asked").read_text() if requeued else ""
+    # First what heals `sbatch --no-requeue` and JobRequeue=0.
+    assert asked == ("update JobId=7_1 Requeue=1\nrequeue 7_1\n" if requeued else "")
     assert (tmp_path / "asked").exists() is requeued
 
 
@@ -55,21 +57,7 @@ def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     _lower_micro_batch(run, ranks, SimpleNamespace(rows=8, smaller=4))  # type: ignore[arg-type]
     assert asked == [Path("/run/requeue") if in_container else "7_1"]
     assert (run.read().micro_batch_rows, run.read().lowered_in) == (4, ("7_1", 3, 0))
-
-
-def test_a_port_in_use_is_left_three_times_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(requeuing, "requeue_from_rank", lambda job: not asked.append(job))
-    monkeypatch.delenv("MASTER_PORT", raising=False)
-    ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "n1", 1, job_id="7_1", restart_count=1)
-    taken = Attempt(reason="PortTakenError: port 12028 on n1 is taken (Address already in use)")
-    other = Attempt(reason="SIGTERM")
-    three = [taken, taken, taken]
-    assert requeuing.requeue_for_a_port(ranks, [Attempt()])
-    assert requeuing.requeue_for_a_port(ranks, [*three[1:], Attempt()])
-    assert not requeuing.requeue_for_a_port(ranks, [*three, Attempt()])
-    assert requeuing.requeue_for_a_port(ranks, [*three, other, taken, Attempt()])
-    assert asked == ["7_1"] * 3
-    assert not requeuing.requeue_for_a_port(RankInfo.from_env({}), [Attempt()])
-    monkeypatch.setenv("MASTER_PORT", "29500")  # a restart would find the same
-    assert not requeuing.requeue_for_a_port(ranks, [Attempt()])
+    # A batch script that can start the ranks again in its job does so.
+    (tmp_path / "epochs").write_text("7_1 3 0\n")
+    _lower_micro_batch(run, ranks, SimpleNamespace(rows=4, smaller=2))  # type: ignore[arg-type]
+    assert (len(asked), run.read().micro_batch_rows) == (1, 2)

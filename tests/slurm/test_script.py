@@ -15,19 +15,15 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.slurm.container import (
-    CHOOSE_GPUS,
-    REQUEUE_ON_NOTE,
-    in_container,
-    leave_note,
-    shell_words,
-)
+from hpctrain.slurm import steps
+from hpctrain.slurm.container import CHOOSE_GPUS, in_container, leave_note, shell_words
 from hpctrain.slurm.job_environment import clean_environment
 from hpctrain.slurm.node_range import note
 from hpctrain.slurm.script import sbatch_script
 from tests.conftest import ROOT
 
 FOLDER = Path("/runs/my sweep/array-0")
+AGAIN = ["scontrol update JobId=9_0 Requeue=1", "scontrol requeue 9_0"]
 
 
 def config(site: SiteConfig | None = None, **launch: Any) -> Config:
@@ -49,7 +45,7 @@ def directives(text: str) -> set[str]:
 
 
 def srun_words(text: str) -> list[str]:
-    command, _, _ = text[text.index("\nsrun ") :].partition("\n\n")
+    command, _, _ = text[text.index("    exec srun ") :].partition("\n}")
     return command.replace("\\\n", " ").split()
 
 
@@ -230,6 +226,7 @@ def test_no_gpus_are_asked_for_where_they_come_unasked() -> None:
     ("site", "said"),
     [
         (SiteConfig(sbatch={"nodes": 3}), "site.sbatch.nodes=3: use launch.nodes"),
+        (SiteConfig(sbatch={"no-kill": True}), "site.sbatch.no-kill=True: use launch.spares"),
         (SiteConfig(sbatch={"mail_type": "ALL"}), "use site.mail_type for this option"),
         (SiteConfig(sbatch={"output": "x"}), "the logs are in the run directory"),
         (SiteConfig(sbatch={"no-requeue": True}), "the script sets --no-requeue itself"),
@@ -261,6 +258,9 @@ def test_choices_of_a_site_are_checked() -> None:
     assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)
     assert "site.container.runtime=docker: allowed are null, apptainer" in str(refused.value)
     asked.site = SiteConfig(container=ContainerConfig(runtime="pyxis"))
+    asked.launch = LaunchConfig(nodes="1-2", spares=1)
+    with pytest.raises(ConfigError, match=r"launch\.spares=1 with the range launch\.nodes=1-2"):
+        validate(asked)
     with pytest.raises(ConfigError, match=r"runtime=pyxis needs site\.container\.image"):
         validate(asked)
 
@@ -291,37 +291,177 @@ def test_the_script_outlives_its_sigterm(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("saved\n", 143)
 
 
+WAITING = "scancel --state=PENDING 9 8 9 10"
+
+
 @pytest.mark.parametrize(
-    ("code", "state", "verdict", "called"),
+    ("code", "state", "verdict", "called", "in_chain"),
     [
-        (137, "RUNNING", "requeue", "scontrol requeue 9_0"),
-        (143, "RUNNING", "cancel", "scancel 9_0"),
-        (1, "RUNNING", "", ""),
-        (143, "COMPLETING", "requeue", ""),
-        (0, "RUNNING", "requeue", ""),
+        (137, "RUNNING", "requeue", AGAIN, AGAIN),
+        (143, "RUNNING", "cancel", ["scancel 9_0"], [WAITING, "scancel 9_0"]),
+        (1, "RUNNING", "", [], [WAITING]),
+        (143, "COMPLETING", "requeue", [], []),  # preempted: the next job of the chain goes on
+        (0, "RUNNING", "requeue", [], [WAITING]),
     ],
 )
+@pytest.mark.parametrize("chain", ["", "digits-1-2"])
 def test_what_becomes_of_a_job_whose_ranks_have_ended(
     code: int,
     state: str,
     verdict: str,
-    called: str,
+    called: list[str],
+    in_chain: list[str],
+    chain: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "my python")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
-    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code}"
+    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code} 0"
     commands = {
         "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
-        "squeue": f"echo {state}",
-        "scontrol": 'echo scontrol "$@"',
+        # The first job of the chain, which was preempted, has ended saving at the third look.
+        "squeue": f"[[ $* == *COMPLETING* ]] || {{ echo {state}; exit; }}\n"
+        "[[ $* == *=8 ]] && echo x >>looked && (($(wc -l <looked) < 3)) && echo COMPLETING",
+        "sleep": "exit 0",
+        "sacct": '[[ $* == *=8 ]] && printf "State\nPREEMPTED\n"',
+        "scontrol": '[[ $1 == show ]] || echo scontrol "$@"',
         "scancel": 'echo scancel "$@"',
+        "sed": f'if [[ $2 == 1p ]]; then echo "{tmp_path}/a run"; else /bin/sed "$@"; fi',
     }
-    text = script(SiteConfig(teardown=["echo teardown"]))
+    (tmp_path / "job_id").write_text("8\n9\n10\n")
+    site = SiteConfig(teardown=["echo teardown"])
+    text = sbatch_script(config(site), tmp_path, 1, chain=chain)
+    assert ("--dependency=singleton" in directives(text)) == bool(chain)
+    assert (f"--job-name={chain or 'digits'}") in directives(text)
     done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
-    assert done.stdout.splitlines() == [*([called] if called else []), "teardown"]
+    assert done.stdout.splitlines() == [*(in_chain if chain else called), "teardown"]
     assert done.returncode == code
+    assert (tmp_path / "looked").exists() == bool(chain)
+
+
+def test_the_job_behind_one_that_was_cancelled_ends_the_chain(tmp_path: Path) -> None:
+    commands = {
+        "squeue": "exit 1",  # it is not known any more
+        "sacct": '[[ $* == *=8 ]] && printf "State\nCANCELLED by 5\n"',
+        "scancel": 'echo scancel "$@"',
+        "sed": f'if [[ $2 == 1p ]]; then echo "{tmp_path}/a run"; else /bin/sed "$@"; fi',
+    }
+    (tmp_path / "job_id").write_text("8\n9\n10\n")
+    text = sbatch_script(config(), tmp_path, 1, chain="digits-1-2")
+    done = run_in_bash(f"SLURM_ARRAY_JOB_ID=9\n{text}", tmp_path, "echo ranks", **commands)
+    assert (done.stdout, done.returncode) == (f"{WAITING}\n", 1)
+    assert "was cancelled, and so the run" in done.stderr
+
+
+# Slurm, as far as the loop of the ranks asks for it: a job of three nodes, of which one is a spare.
+SLURM = {
+    "squeue": """
+case "$*" in
+    *--format=%T) echo RUNNING ;;
+    *--format=%N) echo nodes ;;
+    *--format=%e) date --date=@2000000000 +%FT%T ;;
+    *--steps=9.0,9.1) cat stuck 2>/dev/null ;;
+esac""",
+    "scontrol": """
+case "$*" in
+    "show hostnames nodes") cat nodes ;;
+    "show job 9_0") echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    *) echo "scontrol $*" >>asked ;;
+esac""",
+    "scancel": 'echo "scancel $*" >>asked; echo cancelled >ranks',
+    "my python": """
+step=$(cat steps); echo "verdict $5 $SLURM_JOB_END_TIME" >>asked
+sed -n "$((step + 1))p" answers""",
+    # The ranks end as the line of `plays` says, unless they hang until `scancel`.
+    "srun": """
+step=$(($(cat steps 2>/dev/null || echo -1) + 1)); echo "$step" >steps
+export SLURM_PROCID=0 SLURM_STEP_ID=$step
+for start; do [[ $start == trap* ]] && break; done
+sh -c "$start" rank "$PWD/a run" 9_0 true
+echo "srun $(grep -oE -- '--(overlap|nodelist=[^ ]*)' <<<"$*" | xargs)" >>asked
+play=$(sed -n "$((step + 1))p" plays)
+if [[ $play == hang ]]; then
+    echo "{}" >"a run/hang.json"
+    until [[ -s ranks ]]; do sleep 0.1; done
+    play=137
+fi
+[[ $play != term* ]] || { kill -TERM $PPID; play=${play#term}; }
+exit "$play"
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("plays", "answers", "files", "asked"),
+    [
+        (
+            "137 0",
+            ["restart"],
+            {},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
+        ),
+        (  # a node is excluded, and its task cannot be killed
+            "137 hang 0",
+            ["restart", "restart --exclude=b"],
+            {"stuck": "9.1"},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"),
+                *("scancel 9.1", "verdict 1 2000000000", "srun --overlap --nodelist=a,c"),
+            ],
+        ),
+        (  # too few nodes are left
+            "137",
+            ["restart --exclude=b,c"],
+            {},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN),
+                "scontrol update JobId=9_0 ExcNodeList=b,c",
+            ],
+        ),
+        (  # the node of this shell is bad
+            "137",
+            ["restart --exclude=a"],
+            {},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN),
+                "scontrol update JobId=9_0 ExcNodeList=a",
+            ],
+        ),
+        (  # Slurm preempts the job meanwhile
+            "term137",
+            ["restart"],
+            {},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN],
+        ),
+    ],
+)
+def test_the_ranks_are_started_again_in_the_same_job(
+    plays: str,
+    answers: list[str],
+    files: dict[str, str],
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "my python")
+    for name, value in {"ARRAY_JOB_ID": 9, "JOB_ID": 9, "JOB_NUM_NODES": 3}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("SLURMD_NODENAME", "a")
+    given = {"plays": plays.replace(" ", "\n"), "answers": "\n".join(answers), "nodes": "a\nb\nc"}
+    for name, text in (given | files).items():
+        (tmp_path / name).write_text(text + "\n")
+    text = sbatch_script(config(nodes=2, spares=1), tmp_path, 1)
+    (tmp_path / "tasks").write_text(f"{tmp_path}/a run\n")
+    assert {"--nodes=3", "--no-kill"} < directives(text)
+    done = run_in_bash(text, tmp_path, sed='exec /usr/bin/sed "$@"', **SLURM)
+    assert (tmp_path / "asked").read_text().splitlines() == asked, done.stderr
+    last = plays.split()[-1].removeprefix("term")
+    assert done.returncode == int(last)
+    count = len(plays.split())
+    assert (tmp_path / "a run" / "epochs").read_text() == "".join(
+        f"9_0 0 {n}\n" for n in range(count)
+    )
 
 
 def test_modules_where_there_are_none(tmp_path: Path) -> None:
@@ -389,24 +529,23 @@ def test_pyxis_is_asked_by_options_of_srun() -> None:
 @pytest.mark.parametrize("hosts", ["", "node[1-2],node4"])
 def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
     """Its batch script reads the note of rank 0, with the hosts that the job shall avoid."""
-    asked = tmp_path / "asked"
-    programs = {"squeue": "echo RUNNING", "scontrol": f'echo "$*" >>{asked}'}
-    for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    text = f"run={tmp_path}\n{REQUEUE_ON_NOTE}\necho ready\nread -r _"
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    env |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(["bash", "-c", text], env=env, **pipes) as shell:
-        assert shell.stdout is not None
-        assert shell.stdout.readline() == b"ready\n"
-        assert leave_note(tmp_path / "requeue", hosts, wait_s=100)
-        assert shell.stdin is not None
-        shell.stdin.close()  # the shell ends, and then the part that looks for the note
-    lines = asked.read_text().splitlines()
-    update = [f"update JobId=7_1 ExcNodeList={hosts}"] if hosts else []
-    assert lines == ["requeue 7_1", *update]
+    asked, run = tmp_path / "asked", tmp_path / "a run"
+    text = "export SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\nranks() { exec srun; }\njob=7_1\n"
+    text += f"nodes=1 run='{run}'\n{steps.TEXT}\nrun_steps\nexit $code"
+    known = "ExcNodeList=node9 " if hosts else "ExcNodeList=(null) "
+    programs = {
+        "squeue": "echo RUNNING",
+        "scontrol": f'[[ $1 == show ]] && echo "{known}" || echo "$*" >>{asked}',
+    }
+    # It is as `leave_note` writes it, and rank 0 waits until it is gone.
+    waits = f"while [[ -e '{run}/requeue' ]]; do sleep 0.1; done"
+    done = run_in_bash(text, tmp_path, f"echo '{hosts}' >'{run}/requeue'; {waits}", **programs)
+    assert done.returncode == 0
+    update = [f"update JobId=7_1 ExcNodeList=node9,{hosts}"] if hosts else []
+    assert asked.read_text().splitlines() == [
+        *("update JobId=7_1 Requeue=1", "requeue 7_1"),
+        *update,
+    ]
 
 
 def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

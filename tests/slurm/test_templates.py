@@ -365,7 +365,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here:
 # effect of --nv, and how Apptainer forwards signals.
 FAKE_APPTAINER = """\
 [[ $1 == exec ]] || exit 64
-echo "$*" >>{log}
+echo "${{*//$'\\n'/;}}" >>{log}
 shift
 while [[ $1 == -* ]]; do
     case $1 in
@@ -405,9 +405,9 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     assert f"job {job} is requeued, from outside the container" in output(here, job)
     # The config is frozen once for both attempts, and each attempt has two ranks.
     calls = log.read_text().splitlines()
-    made = [re.findall(r" -m (hpctrain \w+|[\w.]+) ", call)[0] for call in calls]
-    two_ranks = ["hpctrain run"] * 2
-    assert made == ["hpctrain freeze", *two_ranks, "hpctrain.job.verdict", *two_ranks]
+    made = [re.findall(r" -m (hpctrain \w+|[\w.]+)", call)[0] for call in calls]
+    ranks = ["hpctrain.slurm.steps", "hpctrain run", "hpctrain run"]
+    assert made == ["hpctrain freeze", *ranks, "hpctrain.job.verdict", *ranks]
     assert all(" --nv " in call for call in calls)
 
     # This job has no GPUs. A job that scancel ends is not requeued.

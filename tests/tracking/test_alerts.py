@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
+from hpctrain.record import written
+from hpctrain.run_record import Hang
 from hpctrain.tracking import JournalTracker, final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.alerts.settings import Settings, variable_of
 from hpctrain.tracking.alerts.webhook import kind_of, send
+from hpctrain.tracking.page.nodes import Nodes
 from tests.tracking.new_tracker import new_tracker
 
 Message = tuple[dict[str, str], Any]
@@ -99,6 +103,14 @@ def test_each_event_is_told_once_by_whatever_process(server: Server, tmp_path: P
     later.look()
     later.look()
     assert told(server) == ["nan", "stalled", "idle"]
+    hang = Hang(sentence="rank 1 hangs", rank=1, host="n1", state="asleep", time=time.time())
+    (tmp_path / "hang.json").write_text(written(hang))
+    later.look()
+    later.look()
+    assert told(server) == ["nan", "stalled", "idle", "stalled"]
+    assert server.got.pop()[1]["reason"] == "rank 1 hangs"
+    assert Nodes(tmp_path).new_tags()["hpctrain.hang"] == "rank 1 hangs"
+    (tmp_path / "hang.json").unlink()
     first.finish("FAILED", "OSError: no luck")
     for _ in range(2):
         Alerts(tmp_path).look()

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,28 @@ def test_the_best_value_outlives_a_restart_unless_its_step_is_made_again(tmp_pat
     assert best("val/loss", 10, {20: 0.4}) == {"value": 0.4, "step": 20}
     assert best("val/accuracy", 20, {30: 0.7, 40: 0.6}) == {"value": 0.7, "step": 30}
     assert best("val/width", 40, {50: 0.7}) is None  # the name tells no direction
+
+
+def test_what_a_stop_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    clock = SimpleNamespace(time=lambda: now[0])
+    monkeypatch.setattr("hpctrain.training.progress_file.time", clock)
+
+    def stop_s(*parts: tuple[str, float]) -> Any:
+        beat = ProgressFile(Display(), tmp_path / "progress.json", "val/loss")
+        beat.start(0, 100)
+        for step, (what, seconds) in enumerate((("compile", 500.0), *parts), 1):
+            with beat.doing(what):
+                now[0] += seconds
+            now[0] += 2.0
+            beat.advance(step)
+        beat.close()
+        return json.loads((tmp_path / "progress.json").read_text())["stop_s"]
+
+    assert stop_s(("an evaluation", 70.0)) == 0.0  # no save yet
+    assert stop_s(("a checkpoint", 30.0), ("an evaluation", 70.0), ("a checkpoint", 20.0)) == 32.0
+    assert stop_s(("an evaluation", 70.0)) == 32.0  # as the attempt before
+    assert stop_s(("a checkpoint", 5.0)) == 7.0
 
 
 def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

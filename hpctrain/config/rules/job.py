@@ -27,6 +27,11 @@ def resources(
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
+    if launch.spares and "-" in str(launch.nodes):
+        yield (
+            f"launch.spares={launch.spares} with the range launch.nodes={launch.nodes}: a job with "
+            "spares has one number of nodes"
+        )
     for name, (_, key) in variables(network, train).items():
         if name in site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"

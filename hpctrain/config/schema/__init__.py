@@ -15,6 +15,7 @@ from typing import Any
 from hpctrain.config.schema.checkpoint import CheckpointConfig
 from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
 from hpctrain.config.schema.evaluation import EvaluationConfig
+from hpctrain.config.schema.hang import HangConfig
 from hpctrain.config.schema.key import Member, key, keys, members, section
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.lora import LoRAConfig
@@ -40,6 +41,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvaluationConfig",
     "FSDPConfig",
+    "HangConfig",
     "ImagesConfig",
     "LaunchConfig",
     "LoRAConfig",
@@ -119,6 +121,7 @@ class Config:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig, identity=False)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
+    hang: HangConfig = section(HangConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
     notify: NotifyConfig = section(NotifyConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)

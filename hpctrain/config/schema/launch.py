@@ -45,6 +45,13 @@ class LaunchConfig:
         unit="nodes",
         check=_check_nodes,
     )
+    spares: int = key(
+        0,
+        "A job has this many nodes more than its ranks need, which count as used. When a node is "
+        "lost or excluded, the run goes on in the same job with a spare in its place.",
+        unit="nodes",
+        at_least=0,
+    )
     tasks_per_node: int = key(1, "Each node runs this many ranks.", count="ranks")
     gpus_per_node: int = key(
         0,
@@ -67,11 +74,21 @@ class LaunchConfig:
         check=_check_minutes,
     )
     warn_s: int = key(
-        120, "This long before its time limit a job saves and requeues itself.", count="seconds"
+        120,
+        "At least this long before its time limit a job saves and requeues itself; longer, if a "
+        "step and a save of the run have taken longer.",
+        count="seconds",
     )
     max_running: int | None = key(
         None,
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
+        count="jobs",
+    )
+    chain: int | None = key(
+        None,
+        "This many jobs are queued for each run, one after another: when Slurm has cancelled one, "
+        "the next goes on from the last checkpoint. Null means 3 where the partition cancels "
+        "preempted jobs at once, and else one, which is requeued.",
         count="jobs",
     )
     rerun: str = key(

@@ -6,9 +6,13 @@
 What a GPU does not tell is said to be unknown.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from rich.filesize import decimal
 
 from hpctrain.doctor.checks import gpu_judgements
 from hpctrain.doctor.checks.gpu_judgements import pcie_bandwidth
@@ -85,6 +89,36 @@ def checked(
             continue
         findings += _findings(library, gpu, f"GPU {number}")
     return facts, findings
+
+
+def wait_until_free(
+    uuids: Sequence[str], wait_s: float = 60.0, library: Library | None = None
+) -> list[str]:
+    """Wait until nobody uses the memory of GPUs that this process has not used yet.
+
+    Return what is in use after so many seconds, in words. What no library tells is not waited for.
+    """
+    end = time.monotonic() + wait_s
+    try:
+        library = library or gpus.maker()()
+    except NOT_LOADED:
+        return []
+    with suppress(*library.errors):
+        library.open()
+        while taken := [*_taken(library, uuids)]:
+            if time.monotonic() > end:
+                return taken
+            time.sleep(0.5)
+    return []
+
+
+def _taken(library: Library, uuids: Sequence[str]) -> Iterator[str]:
+    for uuid in uuids:
+        gpu = library.find(uuid)
+        part = library.is_part(gpu)
+        *_, used, size = library.read("memory" if part else "processes", gpu)
+        if used >= gpu_judgements.reserved(size):
+            yield f"{decimal(used)} of {decimal(size)} of GPU {uuid} are in use"
 
 
 def _facts(library: Library, gpu: Any) -> GpuFacts:

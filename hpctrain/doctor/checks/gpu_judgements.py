@@ -151,6 +151,11 @@ def numa(check: str, bus_id: str, devices: Path = _DEVICES) -> Finding:
     return judged(check, near > 0 or not local, found, "CPUs of the same socket", cure)
 
 
+def reserved(size: int) -> float:
+    """Return the bytes that a driver may take of a GPU's memory of this size."""
+    return max(_RESERVED, _PART_RESERVED * size)
+
+
 def processes(check: str, memory: Mapping[int, int], used: int, size: int) -> Finding:
     """Judge what others than this job have on a GPU, whoever they are, in bytes.
 
@@ -165,7 +170,7 @@ def processes(check: str, memory: Mapping[int, int], used: int, size: int) -> Fi
     own = [memory[pid] for pid, owner in owners.items() if not owner]
     # Some drivers do not tell the memory of a process.
     taken = max(0, used - sum(own)) if all(own) else sum(memory.values())
-    if not others and taken < max(_RESERVED, _PART_RESERVED * size):
+    if not others and taken < reserved(size):
         return good(check, "none")
     who = f"processes {', '.join(others)}" if others else "no process that is seen here"
     cure = (

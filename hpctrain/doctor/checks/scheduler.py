@@ -8,7 +8,7 @@ from hpctrain.config.schema import Config
 from hpctrain.doctor.finding import Finding, bounded, good, unknown
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.slurm import sbatch
-from hpctrain.slurm.partition_limit import minutes, not_requeued
+from hpctrain.slurm.partition_limit import minutes, road
 from hpctrain.slurm.queue import UnreachableError, ask, me, rows, version
 from hpctrain.slurm.script import sbatch_script
 
@@ -73,7 +73,7 @@ def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
             check,
             usable,
             f"nodes: {states}",
-            warn_below=config.launch.node_numbers.start,
+            warn_below=config.launch.node_numbers.start + config.launch.spares,
             expected=f"launch.nodes={config.launch.nodes} that work",
             cure="The job waits until nodes come back: ask for fewer (launch.nodes).",
         )
@@ -97,9 +97,14 @@ def _partition(config: Config) -> Iterator[Finding]:
         yield unknown("partitions", "sinfo does not answer")
         return
     yield from partition_findings(listed, config)
-    if text := not_requeued(config.site.partition):
-        cure = "Save often (checkpoint.every_steps), or choose another partition (site.partition)."
-        yield Finding("after a preemption", "warn", text, "a requeue", cure)
+    check, found = "after a preemption", road(config.site.partition, config.launch.chain)
+    if not found.name:
+        yield unknown(check, "scontrol does not answer")
+    elif found.name == "by hand":
+        cure = "Set launch.chain to null or more, or choose another partition (site.partition)."
+        yield Finding(check, "warn", f"by hand: {found.why}", "a requeue or a chain", cure)
+    else:
+        yield good(check, ": ".join(filter(None, (found.name, found.why))))
 
 
 def _accounting(config: Config) -> Iterator[Finding]:

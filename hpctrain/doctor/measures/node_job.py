@@ -37,7 +37,8 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
         if torch.cuda.is_available():
             seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    meeting = Path(folder) / f"reach{ranks.restart_count}"  # Slurm may start the job again
+    # Slurm may start the job again.
+    meeting = Path(folder) / f"reach{ranks.restart_count}.{ranks.step_id}"
     meeting.mkdir(exist_ok=True)
     if ranks.is_main and ranks.world_size > 1:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)

@@ -17,7 +17,6 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
-from hpctrain.faults.late_data import late_told
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
@@ -168,8 +167,7 @@ def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
 def _feeds(parts: Parts) -> tuple[DevicePrefetcher, dict[str, DevicePrefetcher]]:
     """Return the feed of the training, and those of its evaluations, unless jobs make them."""
     # Nodes may differ by hours here: shards are staged on one and are there on another.
-    what = "preparing the data"
-    with long_work(what), late_told(what):
+    with long_work("preparing the data"):
         loader = parts.data.training()
         return loader, {} if parts.config.evaluation.job else dict(parts.data.evaluations())
 

@@ -12,7 +12,7 @@ from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
 from hpctrain.slurm import node_range, sbatch
-from hpctrain.slurm.partition_limit import beyond_partition, not_requeued
+from hpctrain.slurm.partition_limit import beyond_partition, road
 from hpctrain.slurm.queue import UnreachableError
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
@@ -40,8 +40,9 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         asked = {(each.site.partition, each.launch.time_min): each.launch for each in configs}
         beyond = (beyond_partition(launch, partition) for (partition, _), launch in asked.items())
         yield from filter(None, dict.fromkeys(beyond))
-        partitions = dict.fromkeys(partition for partition, _ in asked)
-        yield from filter(None, dict.fromkeys(map(not_requeued, partitions)))
+        chains = dict.fromkeys((each.site.partition, each.launch.chain) for each in configs)
+        roads = (road(partition, chain) for partition, chain in chains)
+        yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
 
 
 class Room:

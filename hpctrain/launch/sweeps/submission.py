@@ -59,7 +59,8 @@ class Submission:
             if entries is self._entries:  # else it was said, and these were over the limit
                 say_changed(entries)
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
-            in_queue &= {entry.job.partition("_")[0] for entry in self._entries}
+            own = (job for entry in self._entries for job in (entry.job, *entry.behind))
+            in_queue &= {job.partition("_")[0] for job in own}
             todo = [entry for entry in entries if entry.status is Status.OPEN]
             return self._start(todo, in_queue) if todo else []
 
@@ -168,10 +169,7 @@ def _withdraw(entry: Entry, archived: Path | None) -> None:
 
 
 def _prepare_tracking(todo: list[Entry], cluster: bool) -> None:
-    """Check the stores of the runs, and create missing experiments.
-
-    A missing SQLite store is left to the first job, since creating it takes seconds.
-    """
+    """Check the stores, and create experiments; the first job makes a SQLite store."""
     needed = stores([entry for entry in todo if entry.config.tracking.required])
     for uri, experiment in stores(todo):
         if not (store.is_server(uri) or store.sqlite_path(uri).exists()):

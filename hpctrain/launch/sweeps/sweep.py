@@ -210,7 +210,7 @@ class Sweep:
         for entry in todo:
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
             if entry.replaces:
-                entry.mark(Status.WOULD_REPLACE, entry.replaces)
+                entry.mark(Status.WOULD_REPLACE, entry.replaces[0])
 
     def _say_they_run(self) -> None:
         """Tell how to look after the jobs, and where MLflow shows them, if its store is there."""
@@ -287,4 +287,5 @@ def _job_of(entry: Entry) -> RunJob:
     """Return the job of a run that was finished or under way before."""
     submission = entry.run.read().submission
     script, user = (Path(submission.script), submission.user) if submission else (None, None)
-    return RunJob(entry.run, entry.config.metric, entry.job if entry.task else "", script, user)
+    job, behind = (entry.job, entry.behind) if entry.task else ("", ())
+    return RunJob(entry.run, entry.config.metric, job, script, user, behind)

@@ -76,7 +76,7 @@ class Estimate:
     @property
     def steps(self) -> int | None:
         """The steps of the budget; None if they are unknown."""
-        return self.budget.steps_of(self._whole_step_s, self.layout.ranks)
+        return self.budget.steps_of(self._whole_step_s, self.layout.allocated)
 
     @property
     def hours(self) -> float | None:
@@ -88,7 +88,7 @@ class Estimate:
     @property
     def gpu_hours(self) -> float | None:
         """The GPU-hours of the budget."""
-        return None if self.hours is None else self.hours * self.layout.ranks
+        return None if self.hours is None else self.hours * self.layout.allocated
 
     @property
     def kwh(self) -> float | None:

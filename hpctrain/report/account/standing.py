@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.causes import one_line
+from hpctrain.causes import named, one_line
 from hpctrain.console import shortened
 from hpctrain.disk import open_regular
 from hpctrain.job.summary import pages_of
@@ -70,7 +70,7 @@ def why(span: Span) -> str:
     if span.killed:
         known = span.scheduler not in ("", "COMPLETED", "RUNNING")
         return "no end was recorded" + (f"; Slurm says {span.scheduler}" if known else "")
-    return _short(one_line(span.facts.error or span.facts.reason))
+    return _short(named(span.facts.cause, one_line(span.facts.error or span.facts.reason)))
 
 
 def command(account: RunAccount) -> str:

@@ -223,7 +223,10 @@ def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: f
             part = "startup" if first.number == 1 else "restart"
             first.parts[part] += max(0.0, first.begin - one.start)
             for before, after in pairwise(inside):
-                before.parts["idle"] += max(0.0, after.begin - before.end)
+                # The batch script starts the ranks again, or a person does in an `salloc` shell.
+                again = before.facts.state == "interrupted"
+                span, name = (after, "restart") if again else (before, "idle")
+                span.parts[name] += max(0.0, after.begin - before.end)
             rest = max(0.0, end - last.end)
             if last.killed:
                 last.parts["lost" if last is not found[-1] else "unknown"] += rest

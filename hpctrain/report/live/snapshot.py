@@ -19,7 +19,7 @@ from msgspec import structs
 
 from hpctrain.config.frozen import load
 from hpctrain.rendezvous.ranks import host_of
-from hpctrain.run_record import Attempt, Progress
+from hpctrain.run_record import Attempt, Hang, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.tracking import samples
@@ -108,7 +108,9 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
         if text and when >= begun:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
-    notes, age_s = record.noted(), now - progress.time
+    hang = Hang.of(run.path, attempt.key, begun) if state == "running" else None
+    notes = [*([hang.sentence] if hang else []), *record.noted()]
+    age_s = now - progress.time
     if state == "running" and begun <= progress.time and age_s > _ALIVE_S:
         # As `status` says, unless the scheduler knows more.
         state = state if run.is_locked() else "lost"

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError, LaunchError
-from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
+from hpctrain.restarts import policy
+from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
@@ -41,12 +42,15 @@ class Facts:
     evaluated: dict[str, float] = field(default_factory=dict)
     # Steps of the checkpoints that wait for such a job, or whose jobs have failed.
     unevaluated: list[int] = field(default_factory=list)
+    restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see
     unanswered: bool = False  # the run was submitted, but `sbatch` has not printed a job id
     job_id: str = ""  # of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm
+    chain: tuple[str, ...] = ()  # the array ids of the last submission; several are a chain
     job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
     ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
     scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
+    hang: Hang | None = None  # which rank of the last attempt has not got on
     damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 
     @classmethod
@@ -61,14 +65,24 @@ class Facts:
             facts.evaluated = {} if last is None else last.metrics
         facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
+            facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
+        if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
+            facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
-        array = _array_id(submission.script) if submission else ""
-        facts.unanswered = submission is not None and not array
-        facts.job_id = (
-            f"{array}_{submission.task}" if submission and array else facts.attempt.job_id
-        )
+        facts.chain = _array_ids(submission.script) if submission else ()
+        facts.unanswered = submission is not None and not facts.chain
+        facts.job_id = facts.attempt.job_id
+        if submission and facts.chain and facts.job_id.partition("_")[0] not in facts.chain:
+            facts.job_id = f"{facts.chain[0]}_{submission.task}"
         return facts
+
+    @property
+    def link(self) -> str:
+        """The place of the job in its chain, such as "link 2 of 3"; "" without a chain."""
+        array, jobs = self.job_id.partition("_")[0], self.chain
+        known = len(jobs) > 1 and array in jobs
+        return f"link {jobs.index(array) + 1} of {len(jobs)}" if known else ""
 
     @property
     def name(self) -> str:
@@ -130,7 +144,7 @@ class Facts:
 
 def gather(paths: Iterable[Path]) -> list[Facts]:
     """Read the runs, and ask the scheduler about those whose state is not clear."""
-    _array_id.cache_clear()
+    _array_ids.cache_clear()
     runs = [Facts.read(path) for path in paths]
     squeue_answers = True
     if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
@@ -170,11 +184,11 @@ def _ask_squeue(runs: list[Facts]) -> None:
 
 
 @functools.cache
-def _array_id(script: str) -> str:
-    """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
+def _array_ids(script: str) -> tuple[str, ...]:
+    """Return the job id of the array with this script, or those of a chain; none before sbatch."""
     try:
         with open_regular(Path(script).parent / "job_id") as file:
-            answer = file.read(1000).decode(errors="replace").strip()
+            words = file.read(10_000).decode(errors="replace").split()
     except OSError:
-        return ""
-    return answer if answer.isascii() and answer.isdecimal() else ""
+        return ()
+    return tuple(words) if all(each.isascii() and each.isdecimal() for each in words) else ()

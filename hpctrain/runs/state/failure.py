@@ -4,14 +4,14 @@
     rank 0 sees a broken connection       ── read ────── the cause, for run.json and MLflow
     srun has ended with an error          ── read ────── a failure, or else a rank was killed
 
-A rank that is killed with SIGKILL writes nothing. The other ranks then fail too, because a
-connection is broken. Such errors are not recorded, as they do not name the cause. The exit code of
-srun cannot replace the file: when one rank has failed, Slurm ends the others with signals, and srun
-returns the highest code.
+A rank that is killed with SIGKILL writes nothing; `hang.json` names it. The other ranks fail too,
+because a connection is broken. Such errors are not recorded, as they do not name the cause. The
+exit code of srun cannot replace the file: when one rank has failed, Slurm ends the others with
+signals, and srun returns the highest code.
 """
 
 import json
-import re
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -21,21 +21,29 @@ from pathlib import Path
 import psutil
 
 from hpctrain import record
-from hpctrain.causes import ANOTHER_RANK, GPU_FAULT, cause_of, one_line
+from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line, user_frame
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
-from hpctrain.run_record import AttemptKey
+from hpctrain.rendezvous import epochs
+from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.secrets import mask
 
+log = logging.getLogger(__name__)
+_NAMED_S = 2.0  # until the observers have seen a death
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 
 
-class _Failure(record.Record, frozen=True):
+class Failure(record.Record, frozen=True):
+    """The error of the first rank that failed, its cause, its host, and the user's line."""
+
     error: str
     time: record.Time
     job_id: record.JobId
     restart_count: record.Count
     step_id: record.Count = 0
+    cause: str = ""
+    host: str = ""
+    frame: str = ""
 
 
 def described(error: BaseException) -> str:
@@ -52,12 +60,6 @@ def is_of_other_holder(error: str) -> bool:
     return error.startswith("InUseError: ")
 
 
-def host_of_gpu_fault(error: str) -> str:
-    """Return the host whose GPU had the fault of which a recorded error tells; "" if none."""
-    found = re.match(r"GPU fault on (\S+): ", error)
-    return found[1] if found else ""
-
-
 def path(run: Path) -> Path:
     """Return the file with the error of the first rank that failed."""
     return run / "failed"
@@ -72,17 +74,22 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        epochs.end_if_over(run, key)
         text = described(error)
         asked = isinstance(error, KeyboardInterrupt | SystemExit)
-        cause, host = cause_of(text), socket.gethostname()
-        follows = not asked and cause is ANOTHER_RANK
+        cause, host = CODE if asked else cause_of(error), socket.gethostname()
         if cause is GPU_FAULT:
             text = f"GPU fault on {host}: {one_line(text)}"
+        follows = cause is ANOTHER_RANK
+        if follows and run.is_dir() and (said := _wait_for_cause(run, key)):
+            log.error("the error of this rank follows from this: %s", said)
         if run.is_dir() and not follows and read(run, key) is None:
             content = {
                 "error": text,
                 "time": time.time(),
                 "host": host,
+                "cause": cause.name,
+                "frame": user_frame(error),
                 **key._asdict(),
             }
             with suppress(OSError):
@@ -90,15 +97,36 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         raise
 
 
+def cause(run: Path, key: AttemptKey) -> str | None:
+    """Return what `read` does, or else which rank was found dead, or not to get on."""
+    since = 0.0 if key.job_id else psutil.Process().create_time() - _TOGETHER_S
+    hang = Hang.of(run, key, since)
+    return read(run, key) or (hang.sentence if hang else None)
+
+
+def _wait_for_cause(run: Path, key: AttemptKey) -> str | None:
+    """Return the cause of an error that follows from another rank's, which may come a bit later."""
+    end = time.monotonic() + _NAMED_S
+    while (found := cause(run, key)) is None and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
+
+
 def read(run: Path, key: AttemptKey) -> str | None:
+    """Return the text of the error that `first` returns."""
+    found = first(run, key)
+    return None if found is None else found.error
+
+
+def first(run: Path, key: AttemptKey) -> Failure | None:
     """Return the error that a rank has recorded since this start of the job; None without one.
 
     Without a job id, the file may be of an earlier start, if it is older than this process.
     """
     try:
-        found = record.read(_Failure, path(run))
+        found = record.read(Failure, path(run))
     except (FileNotFoundError, DamageError):
         return None
     if not key.job_id and found.time < psutil.Process().create_time() - _TOGETHER_S:
         return None
-    return found.error if (found.job_id, found.restart_count, found.step_id) == key else None
+    return found if (found.job_id, found.restart_count, found.step_id) == key else None

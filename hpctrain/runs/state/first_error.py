@@ -3,10 +3,11 @@
 When a rank dies, the other ranks fail too, because a connection is broken; their errors are not the
 cause. So the error is, in this order:
 
-1. the traceback of the rank that stopped writing first, except those of broken connections;
-2. a message of Slurm (killed, out of memory, no such program);
-3. an error of a broken connection;
-4. the last line of a log.
+1. which rank did not get on, as the observers of the nodes have said;
+2. the traceback of the rank that stopped writing first, except those of broken connections;
+3. a message of Slurm (killed, out of memory, no such program);
+4. an error of a broken connection;
+5. the last line of a log.
 """
 
 import os
@@ -81,8 +82,16 @@ def find_fault(run: Facts) -> Fault | None:
         own, of_others = _errors(log)
         causes += own[-1:]
         noise += of_others[-1:]
-    if causes:
-        return causes[0]
+    hang = run.hang
+    named = [
+        log.fault(index, hang.sentence)
+        for log in (ranks if hang else [])
+        for index, line in enumerate(log.lines)
+        if hang and line.endswith(hang.sentence)
+    ]
+    # A rank that has died may have said more.
+    if found := [*causes, *named] if hang and hang.state == "dead" else [*named, *causes]:
+        return found[0]
     batch = batch_log(run)
     # If a rank could not be started, Slurm's message is in the log of the rank.
     logs = [*([tail(batch, None)] if batch else []), *ranks]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.causes import ANOTHER_RANK, cause_of, one_line
+from hpctrain.causes import ANOTHER_RANK, cause_of, named, one_line
 from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
@@ -50,7 +50,12 @@ class State:
 def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
     state = _judge(run, now)
-    said = [state.reason, *run.record.noted()]
+    spent = run.restarted if state.name in ("running", "requeued", "interrupted") else ""
+    hang = run.hang if state.name not in ("requeued", "queued") else None
+    # The other ranks' errors only follow from it, and so do they stand behind it.
+    told = hang is not None and hang.sentence not in state.reason
+    cause = hang.sentence if hang and told and run.progress.stepped <= hang.time else ""
+    said = [cause, state.reason, spent, *run.record.noted()]
     return replace(state, reason="; ".join(filter(None, said)))
 
 
@@ -123,6 +128,8 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
             reason += f": {job.needs}"
         elif begin is not None and begin > now:
             reason += f", to start about {datetime.fromtimestamp(begin):%d %b %H:%M}"
+        if run.link:
+            reason = f"{run.link} waits: {reason}"
         is_new = run.recorded_state in ("created", "queued")
         return State("queued" if is_new else "requeued", reason)
     if job.is_ending:
@@ -155,15 +162,21 @@ def _at_rest(run: Facts) -> State:
         error = one_line(run.attempt.error)
         # Rank 0 writes run.json; its own error may only say that another rank has died.
         follows = cause_of(error) is ANOTHER_RANK
-        return State("failed", f"another rank failed: {error}" if follows else error)
+        told = f"another rank failed: {error}" if follows else named(run.attempt.cause, error)
+        return State("failed", told)
     # A job of slurm/train.sbatch is not looked up with squeue: only sacct shows that it waits.
-    if run.ended is not None and _word(run.ended.state) in _WAITING and not run.submission:
+    word = "" if run.ended is None else _word(run.ended.state)
+    if run.ended is not None and word in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)
-    cause = run.attempt.reason
+    cause = named(run.attempt.cause, run.attempt.reason)
     if run.stop_request is not None:
         cause = f"cancelled by {run.stop_request.by}"
-    elif run.ended is not None and _word(run.ended.state) not in ("COMPLETED", "FAILED"):
+    elif run.ended is not None and word not in ("COMPLETED", "FAILED"):
         cause = f"{cause}; {run.ended.state}"
+    # What the user has stopped is not waited for.
+    asked = run.stop_request is not None or cause == "SIGINT" or word == "CANCELLED"
+    if run.attempt.launcher == "slurm" and (run.scheduler or run.ended) and not asked:
+        cause = f"{cause}; no job waits: `resume` goes on"
     return State("interrupted", f"saved at step {_step_of(run)}, {cause}")
 
 
@@ -206,11 +219,7 @@ def _running(run: Facts, now: float) -> State:
 
 
 def _stalled_s(run: Facts, now: float) -> float | None:
-    """Return the seconds since the last step, if that is longer than this run usually takes.
-
-    A run may take as long as ten of its steps, or twice its longest step so far, with evaluations
-    and checkpoints.
-    """
+    """Return the seconds since the last step, if they are more than this run usually takes."""
     # Both times are of the clock of the training's host, which may differ from the clock here.
     seen, limit_s = run.progress, _STALLED_S
     since_s = max(seen.time - seen.stepped, now - seen.time)

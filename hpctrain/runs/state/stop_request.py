@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 from hpctrain import record
+from hpctrain.causes import IDLE as IDLE_DEVICES
+from hpctrain.causes import USER_STOP, Cause
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 
@@ -22,6 +24,11 @@ class StopRequest(record.Record, frozen=True):
 
     by: str
     time: record.Time
+
+    @property
+    def cause(self) -> Cause:
+        """Why the run shall stop."""
+        return IDLE_DEVICES if self.by.startswith(IDLE) else USER_STOP
 
 
 IDLE = "the monitor"

@@ -4,6 +4,7 @@
     a metric that is not finite              nan
     a note                                   note
     no record for notify.stalled_minutes     stalled
+    hang.json                                stalled
     monitor/NODE.idle                        idle
     status FINISHED                          finished
 
@@ -22,6 +23,7 @@ from typing import Any
 
 from hpctrain.disk import write_atomically
 from hpctrain.record import Time, read_known
+from hpctrain.run_record import Hang
 from hpctrain.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
@@ -64,6 +66,9 @@ class Alerts:
             minutes = self._settings.stalled_s / 60
             self._tell("stalled", f"nothing was logged for {minutes:g} minutes", self._clock())
         self._look_for_idle()
+        hang = read_known(Hang, self._run_dir / "hang.json")
+        if hang is not None and hang.time >= self._began:
+            self._tell("stalled", hang.sentence, hang.time, "hang")
 
     def killed(self, reason: str) -> None:
         """Tell that the process of the run is gone, which the journal does not say."""

@@ -10,10 +10,14 @@ import os
 import time
 from pathlib import Path
 
+from hpctrain import marks
+
 _PARTS = (
     *("startup", "compile", "compute", "communication", "data_wait"),
     *("checkpoint", "evaluation", "other", "slow_rank"),
 )
+# Other parts belong to the phase that they are in: a report to its step, hooks to what they follow.
+_PHASES = {"startup": marks.START_UP, "evaluation": marks.EVALUATION, "checkpoint": marks.SAVE}
 
 
 class Account:
@@ -31,6 +35,8 @@ class Account:
 
     def enter(self, part: str) -> None:
         """Let what follows count for a part, such as `checkpoint`."""
+        if part in _PHASES:
+            marks.enter(_PHASES[part])
         now = time.monotonic()
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
@@ -48,7 +54,9 @@ class Account:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each part up to now."""
-        self.enter(self._part)
+        now = time.monotonic()
+        self._seconds[self._part] += now - self._since
+        self._since = now
         return dict(self._seconds)
 
     @property

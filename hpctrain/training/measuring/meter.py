@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hpctrain import marks
 from hpctrain.config import metric_registry as names
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.reading_plan import Step
@@ -94,6 +95,7 @@ class Meter:
         """
         self._step = step
         self._times.step()
+        marks.stepped(step)
         self._given.append((consumed, self._loader.last))
         if self._utilisation is not None:
             self._utilisation.see(batch)

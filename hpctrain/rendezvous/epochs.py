@@ -1,0 +1,48 @@
+"""Epochs: which step of which job may write into a run directory, by the file `epochs`.
+
+    DIR/epochs    12 0 0      job, restart count, step: each step of ranks adds its line first
+                  12 0 1      the last line is the epoch of now
+
+A rank can outlive its step, for example on a node that Slurm has lost. When another step has begun
+meanwhile, whatever such a rank writes would spoil the run. So each commit of a checkpoint, a result
+or an error first looks here, and a rank of an older epoch ends itself, without a word in the run.
+
+The batch script lets rank 0 add the line (`hpctrain/slurm/steps.sh`). Ranks that were started in
+another way have no epoch, and are not judged. The file only grows, and in place: so it is never
+empty, and a client of NFS that opens it sees what another one has written.
+"""
+
+from pathlib import Path
+
+from hpctrain.rendezvous.leaving import end_at_once
+from hpctrain.run_record import AttemptKey
+
+
+def in_loop(run: Path, key: AttemptKey) -> bool:
+    """Return whether a batch script has started these ranks that can start them again."""
+    return _own(key) in _lines(run)
+
+
+def follows(run: Path, key: AttemptKey) -> bool:
+    """Return whether an earlier step of the same job has had ranks of this run."""
+    lines = _lines(run)
+    same = _own(key).rpartition(" ")[0] + " "
+    return _own(key) in lines and any(one.startswith(same) for one in lines if one != _own(key))
+
+
+def end_if_over(run: Path, key: AttemptKey) -> None:
+    """End this process at once if ranks of another step have begun since those of this one."""
+    lines = _lines(run)
+    if _own(key) in lines and lines[-1] != _own(key):
+        end_at_once(f"{run}: another step has begun, so this rank of step {key.step_id} ends")
+
+
+def _own(key: AttemptKey) -> str:
+    return " ".join(map(str, key))
+
+
+def _lines(run: Path) -> list[str]:
+    try:
+        return (run / "epochs").read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    except OSError:  # no batch script has started this run, or the file system is gone
+        return []

@@ -1,0 +1,130 @@
+"""How the ranks of a run have ended: what they, their observers, Slurm and Linux have said.
+
+the file failed ── an error of a rank's own ───────────── counts first
+hang.json ──────── an observer has missed a rank ───────┐
+the file failed ── a late rank, a fault of a GPU ───────┤ the others' errors are consequences
+logs ───────────── a timeout of NCCL ───────────────────┘
+sacct, cgroup ──── time limit, memory of the host ─────── a rank was killed
+"""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpctrain.causes import (
+    ANOTHER_RANK,
+    GPU_FAULT,
+    GPU_MEMORY,
+    HANG,
+    NODE,
+    RANK_KILLED,
+    TIME_LIMIT,
+    by_name,
+    cause_of,
+)
+from hpctrain.errors import DamageError
+from hpctrain.rendezvous import flight_recorder
+from hpctrain.restarts import policy
+from hpctrain.restarts.policy import Answer, End, Room
+from hpctrain.run_record import Attempt, AttemptKey, Hang, Progress, RunRecord
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import failure, stop_request
+from hpctrain.slurm.requeue import cause_of_step
+
+log = logging.getLogger(__name__)
+# States of the observers (`faults.process_state`), and those of a node that cannot be used again.
+_OF_STATE = {"dead": RANK_KILLED, "silent": NODE}
+_LOST = "uninterruptible", "silent"
+
+
+def verdict(
+    run: RunDir, code: int, key: AttemptKey, *, inside: bool = False, warn_s: float = 0.0
+) -> str:
+    """Return what the batch script must do with its job, and record what has happened.
+
+    None of the run's ranks is alive, and the code, that of srun, is not 0. The answer is "restart",
+    if the script can do that (`inside`), with the nodes to avoid; "requeue"; "cancel", with which
+    Slurm shows the job as cancelled and not as failed; or "". `warn_s` is that of `launch`.
+    """
+    run.update()  # NFS caches the content of a folder until the client writes there
+    known, last = run.read(), run.last_checkpoint()
+    request = stop_request.read(run.path, since=known.submitted)
+    error = failure.first(run.path, key)
+    now = known.attempt
+    # If not, the ranks ended before rank 0 has begun an attempt.
+    begun = now.key == key
+    now = now if begun else Attempt()
+    if now.verdict:  # by rank 0, or by a process like this one
+        decided = Answer(now.verdict, avoid=now.avoid)
+        return "cancel" if request and decided.goes_on else decided.words(inside=inside)
+    told = error or now.state == "interrupted" or Hang.of(run.path, key, 0.0)
+    if now.state == "finished" or (code <= 128 and not told):
+        return ""
+    if error and failure.is_of_other_holder(error.error):  # run.json is about that process
+        return ""
+    if not begun:
+        facts: dict[str, Any] = key._asdict()
+        if error:  # `logs` shows what was written since the start
+            facts["started"] = failure.path(run.path).stat().st_mtime
+        run.begin_attempt(launcher="slurm", first_step=last, **facts)
+        known = run.read()
+    room = Room.of(known, inside=inside, warn_s=warn_s)
+    found = _end(run.path, known, code, key, room.left_s)
+    if request and not found.raised:
+        text = now.reason if now.state == "interrupted" else f"cancelled by {request.by}"
+        found = End(request.cause, text)
+    answer = decide(run, found, room)
+    begins = f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
+    if not found.raised:  # else the ranks have told it
+        log.error("%s%s", answer.reason, f": the run {begins}" * answer.goes_on)
+    return answer.words(inside=inside)
+
+
+def decide(run: RunDir, end: End, room: Room) -> Answer:
+    """Decide what follows from the end of the last attempt, record it, and return it."""
+    record, last = run.read(), run.last_checkpoint()
+    answer = policy.answer(record, end, room, last)
+    now, kept = record.attempt, answer.record(last)
+    if now.ended is not None:  # as rank 0 has recorded it
+        kept |= {"ended": now.ended} | ({} if now.step is None else {"step": now.step})
+    run.end_attempt(**kept)
+    return answer
+
+
+def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float) -> End:
+    """Return how the ranks of the last attempt have ended; `code` is that of srun."""
+    now, step = known.attempt, _step(run, known.attempt)
+    error, seen = failure.first(run, key), Hang.of(run, key, 0.0)
+    if now.state == "interrupted":  # rank 0 has saved, but has not decided
+        return policy.stopped(now.reason, left_s)
+    if known.lowered_in == key:
+        rows = known.micro_batch_rows
+        return End(GPU_MEMORY, f"out of memory: now {rows} rows", step=step, smaller=True)
+    cause = (by_name(error.cause) or cause_of(error.error)) if error else None
+    if error and cause and cause not in (HANG, GPU_FAULT):
+        own = by_name(now.cause) or cause_of(now.error) if now.state == "failed" else ANOTHER_RANK
+        # Slurm has ended rank 0 before it could record anything, or it does not know the cause.
+        found, text = (cause, error.error) if own is ANOTHER_RANK else (own, now.error)
+        return End(found, text, error.frame, step, raised=True)
+    if seen and cause is not GPU_FAULT:
+        cause = _OF_STATE.get(seen.state, HANG)
+        hosts = (seen.host,) if seen.state in _LOST else ()
+        return End(cause, seen.sentence, seen.at, seen.step, hosts, bad=bool(hosts))
+    if error and cause:
+        hosts = (error.host,) if cause is GPU_FAULT and error.host else ()
+        return End(cause, error.error.removeprefix("LateRankError: "), error.frame, step, hosts)
+    if text := flight_recorder.timeout(run / "logs", key.job_id):
+        return End(HANG, text, step=step)
+    # Slurm kills the ranks of a job whose time is over: that is no crash.
+    why = TIME_LIMIT if left_s <= 0 else cause_of_step(key.step_id) or RANK_KILLED
+    return End(why, f"a rank was killed (exit code {code})", step=step)
+
+
+def _step(run: Path, now: Attempt) -> int | None:
+    """Return the global step that an attempt has reached, as far as progress.json knows it."""
+    with suppress(DamageError):
+        progress = Progress.of(run)
+        if progress.time >= now.started > 0:
+            return progress.step
+    return now.first_step

@@ -1,0 +1,312 @@
+"""The observer of a node names the rank that does not get on, and what holds it.
+
+The ranks are small programs that make the marks of a training; the limits are made short by the
+keys of `hang`. Each waits in its own way, and all of them at the same time.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpctrain import marks
+from hpctrain.config.schema import HangConfig
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.workers.pool import Workers, stacks
+from hpctrain.faults import process_state as states
+from hpctrain.faults.collectives import where
+from hpctrain.faults.limits import Limits
+from hpctrain.faults.observed import observed
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.run_record import AttemptKey, Hang
+from hpctrain.shards.field import Field
+from tests.ranks import run_ranks
+
+PROGRAM = """\
+import ctypes, os, signal, sys, time
+from pathlib import Path
+from hpctrain import marks
+from hpctrain.config.schema import HangConfig
+from hpctrain.faults.observed import observed
+from hpctrain.rendezvous.ranks import RankInfo
+
+def busy():
+    while True: pass
+
+def in_c():  # regular expressions hold the lock; a digest does not
+    import hashlib
+    block = bytes(2**30)
+    while True: hashlib.sha256(block)
+
+HOW = {
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "dead": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "lock": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
+    "in_c": in_c,
+    "asleep": lambda: time.sleep(600),
+    "python": busy,
+    "frozen": lambda: time.sleep(600),
+    "long": lambda: None,
+}
+logs, how = Path(sys.argv[1]), sys.argv[2]
+ranks = RankInfo("single", job_id="7", step_id=2)
+with observed(HangConfig(floor_s=1.5, times=2.0), logs, ranks, 60):
+    marks.begin_step()
+    for step in range(1, 40):
+        time.sleep(0.1)
+        marks.stepped(step)
+    if how == "long":
+        with marks.in_long_work():
+            time.sleep(6)
+    print("now", flush=True)
+    HOW[how]()
+"""
+
+
+@contextmanager
+def program(folder: Path, how: str) -> Iterator[Popen[str]]:
+    """Start the program with a run directory of its own, and end it."""
+    (folder / how / "logs").mkdir(parents=True)
+    command = [sys.executable, "-c", PROGRAM, str(folder / how / "logs"), how]
+    with Popen(command, stdout=PIPE, text=True, cwd=folder) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(fact: Callable[[], Any], what: str) -> Any:
+    """Wait until a fact is there, for as long as a busy machine may need."""
+    end = time.monotonic() + 200
+    while time.monotonic() < end:
+        if found := fact():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {what}")
+
+
+def verdict(run: Path) -> Hang:
+    """Return what the observer has said."""
+    found: Hang = wait_for(lambda: Hang.of(run, AttemptKey("7", 0, 2), 0), f"verdict in {run}")
+    assert f"pid {pid_of(run)}" in found.sentence
+    return found
+
+
+def pid_of(run: Path) -> int:
+    place: dict[str, int] = json.loads((run / "logs/observed/node0.0").read_text())
+    return place["pid"]
+
+
+def test_what_holds_a_rank_is_told_apart(tmp_path: Path) -> None:
+    ways = ("stopped", "dead", "lock")
+    running = [program(tmp_path, how) for how in ways]
+    for each in running:
+        each.__enter__()
+    said = {how: verdict(tmp_path / how) for how in ways}
+    for each in running:
+        each.__exit__(None, None, None)
+    assert {how: hang.state for how, hang in said.items()} == {
+        "stopped": states.STOPPED,
+        "dead": states.DEAD,
+        "lock": states.HOLDS_LOCK,
+    }
+    for how, hang in said.items():
+        assert (hang.rank, hang.step, hang.phase, hang.step_id) == (0, 39, "step", 2)
+        assert hang.sentence.startswith(f"rank 0 ({hang.host}, pid "), how
+        assert "after step 39" in hang.sentence
+    # The line of the user, of the stacks that C has written.
+    assert said["lock"].at == "<string>:19 in <lambda>"
+    assert ", and sleeps" in said["lock"].sentence
+    assert "Current thread" in (tmp_path / "lock/logs/observed/rank0.stacks").read_text()
+    assert not (tmp_path / "dead/logs/observed/rank0.stacks").exists()
+    assert "has died after step 39, in the phase step" in said["dead"].sentence
+
+
+def two_ranks(folder: str, how: str, timeout_s: float = 100.0) -> str:
+    """Make some steps; then rank 1 hangs until it is named, and rank 0 waits for it."""
+    rank, run = dist.get_rank(), Path(folder)
+    place = RankInfo("torchrun", rank, rank, 0, 2, 2, job_id="7", step_id=2)
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s)) for _ in range(2)]
+    sys.path.insert(0, folder)
+    try:
+        with observed(HangConfig(1.5, 2.0), run / "logs", place, 60):
+            marks.open_page().where = partial(where, 2, stacks)
+            marks.begin_step()
+            for step in range(1, 25):
+                time.sleep(0.1)
+                dist.all_reduce(torch.ones(2), group=groups[0])
+                marks.stepped(step)
+            if rank == 1 and how == "asleep":
+                while not (run / "hang.json").exists():
+                    time.sleep(1)
+            if rank == 1 and how == "no data":
+                blocks = import_module("blocking").blocks
+                with Workers(Numbers(), blocks, 1) as pool:
+                    next(iter(Loader(Numbers(), global_batch_size=8, workers=pool)))
+            group = groups[rank if how == "others" else 0]
+            dist.all_reduce(torch.ones(2), group=group)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        sys.path.remove(folder)
+        sys.modules.pop("blocking", None)
+        marks.open_page().where = dict
+    return ""
+
+
+def run_two(folder: Path, how: str, timeout_s: float = 100.0) -> tuple[Hang, list[str]]:
+    """Run `two_ranks`; return what was said of them, and how they ended."""
+    (folder / "logs").mkdir()
+    with ThreadPoolExecutor(1) as pool:  # they may get on again, and then it is taken back
+        said = pool.submit(wait_for, lambda: Hang.of(folder, AttemptKey("7", 0, 2), 0), how)
+        ended = run_ranks(two_ranks, 2, str(folder), how, timeout_s)
+        return said.result(), ended
+
+
+def test_the_late_rank_is_the_cause_and_not_the_one_that_waits_for_it(tmp_path: Path) -> None:
+    hang, ended = run_two(tmp_path, "asleep")
+    assert ended == ["", ""]
+    assert (hang.rank, hang.state, hang.step) == (1, states.ASLEEP, 24)
+    assert f"at {__file__}:" in hang.sentence
+    if "; rank 0 waits" in hang.sentence:  # its limit may have passed later
+        assert hang.sentence.endswith("; rank 0 waits in all_reduce number 25 of all ranks")
+    # Both have written their stacks, and went on.
+    for rank in (0, 1):
+        assert "in two_ranks" in (tmp_path / f"logs/observed/rank{rank}.stacks").read_text()
+    known = json.loads((tmp_path / "logs/observed/limits.json").read_text())
+    assert known["step"]["floor_s"] >= 4 * 1.5  # so that a wrong limit ends no second attempt
+
+
+class Numbers:
+    """A source of 80 samples."""
+
+    fields: ClassVar = {"x": Field("int64")}
+
+    def __len__(self) -> int:
+        return 80
+
+    def read(self, indices: Any, out: Any = None) -> dict[str, Any]:
+        return {"x": np.array(indices)}
+
+
+TRANSFORM = """\
+import os, time
+
+def blocks(sample, random):
+    while not os.path.exists({go!r}): time.sleep(0.01)
+    return sample
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_data_tells_the_line_of_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "blocking.py").write_text(TRANSFORM.format(go=str(tmp_path / "hang.json")))
+    hang, ended = run_two(tmp_path, "no data")
+    assert ended == ["", ""]
+    assert (hang.rank, hang.state) == (1, states.NO_DATA)
+    assert f"is at {tmp_path}/blocking.py:4 in blocks" in hang.sentence
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
+    hang, ended = run_two(tmp_path, "others", 30.0)
+    assert all("imed out" in text for text in ended)
+    assert hang.state == states.COLLECTIVE
+    assert "it waits for other ranks in all_reduce number" in hang.sentence
+
+
+def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "observed").mkdir(parents=True)
+    file = tmp_path / "logs" / "observed" / "limits.json"
+    limits = Limits(file, 30.0, 10.0, 600.0)
+    assert limits.limit(0, marks.SAVE) is None  # nobody knows how long the first one takes
+    for seconds in (1.0, 8.0, 9.0, 7.0):
+        limits.learn(0, marks.SAVE, 1.0)
+        limits.learn(1, marks.SAVE, seconds)
+        limits.learn(1, marks.STEP, 0.1)
+    assert limits.limit(0, marks.SAVE) == 30.0
+    assert limits.limit(1, marks.SAVE) == 75.0
+    limits.save()
+    again = Limits(file, 30.0, 10.0, 600.0)
+    assert again.limit(0, marks.SAVE) == 75.0  # of the rank that takes the longest
+    again.died(marks.SAVE, 80.0)
+    third = Limits(file, 30.0, 10.0, 600.0)
+    assert third.limit(0, marks.SAVE) is None
+    assert third.limit(0, marks.STEP) == 30.0
+    for _ in range(30):
+        third.learn(0, marks.SAVE, 1.0)
+    assert third.limit(0, marks.SAVE) == 320.0
+    third.died(marks.SAVE, 320.0)
+    assert third.floor_s(marks.SAVE) == 600.0
+    for _ in range(30):
+        third.learn(0, marks.STEP, 7.0)
+    third.learn(0, marks.STEP, 40.0)  # once, as a hook of every thousandth step
+    assert third.limit(0, marks.STEP) == 120.0
+    file.write_text("{")
+    assert Limits(file, 30.0, 10.0, 600.0).limit(0, marks.STEP) is None
+
+
+@pytest.mark.slow
+def test_what_a_rank_says_itself_and_a_frozen_rank(tmp_path: Path) -> None:
+    ways = ("in_c", "asleep", "python", "frozen", "long")
+    with frozen_cgroup() as freeze:
+        running = [program(tmp_path, how) for how in ways]
+        started = {how: each.__enter__() for how, each in zip(ways, running, strict=True)}
+        frozen = started["frozen"]
+        assert frozen.stdout is not None
+        assert frozen.stdout.readline() == "now\n"
+        freeze(frozen.pid)
+        said = {how: verdict(tmp_path / how) for how in ways[:4]}
+        freeze(None)
+        states_said = {how: hang.state for how, hang in said.items()}
+        assert states_said == {
+            "in_c": states.C_CODE,
+            "asleep": states.ASLEEP,
+            "python": states.PYTHON,
+            "frozen": states.UNINTERRUPTIBLE,
+        }
+        assert said["in_c"].at == "<string>:14 in in_c"
+        assert said["python"].at == "<string>:9 in busy"
+        # Work of unknown length is none, and the rank ends by itself.
+        assert started["long"].wait(100) == 0
+        wait_for(lambda: (tmp_path / "long/logs/observed/limits.json").exists(), "limits")
+        assert not (tmp_path / "long/hang.json").exists()
+        for each in running:
+            each.__exit__(None, None, None)
+
+
+@contextmanager
+def frozen_cgroup() -> Iterator[Callable[[int | None], None]]:
+    """Return what freezes a process in state D, and what thaws it (None)."""
+    folder = Path(f"/sys/fs/cgroup/freezer/hpctrain-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "freezer.state").write_text("THAWED")
+    except OSError as error:
+        pytest.skip(f"no control group to freeze a process in: {error}")
+
+    def freeze(pid: int | None) -> None:
+        if pid is not None:
+            (folder / "cgroup.procs").write_text(str(pid))
+        (folder / "freezer.state").write_text("FROZEN" if pid is not None else "THAWED")
+
+    try:
+        yield freeze
+    finally:
+        freeze(None)
+        with suppress(OSError):  # the process has not ended yet
+            folder.rmdir()

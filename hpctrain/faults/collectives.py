@@ -32,6 +32,7 @@ def where(world_size: int, processes: Callable[[], Mapping[str, str]] = dict) ->
     groups = {
         str(group.group_name): list(ranks)
         for group, ranks in distributed_c10d._world.pg_group_ranks.items()
+        if not isinstance(group, int)  # torch's word for the groups that this rank is not in
     }
     entries = _entries()
     waiting = [entry for entry in entries if not entry["retired"]]

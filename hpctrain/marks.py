@@ -146,6 +146,12 @@ def go_on() -> None:
     _NUMBER.pack_into(_rank.page, 0, now)
 
 
+def took(phase: int, seconds: float) -> None:
+    """Mark how long the work of a phase took that was done beside other phases."""
+    if phase == _rank.phase:
+        _rank.longest = max(_rank.longest, seconds)
+
+
 def enter(phase: int) -> None:
     """Mark that this rank begins with a phase."""
     go_on()

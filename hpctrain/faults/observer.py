@@ -200,6 +200,7 @@ class _Observer:
         self._lines: dict[int, str] = {}  # of the code, by rank, from the stacks
         self._said: set[tuple[int, int, str]] = set()  # which slow ranks
         self._written, self._beat = 0.0, 0
+        self._step, self._stepped = 0.0, 0.0  # the last step of a rank here, and when it was seen
         self._first: dict[int, _Node] = {}  # what was in the files of other nodes
         self._seen: dict[int, tuple[_Node, float]] = {}  # what is new in them, and since when
         self._named: Hang | None = None
@@ -252,6 +253,9 @@ class _Observer:
     def _look(self, since: float) -> tuple[Report, ...]:
         """Return the ranks that are dead or late."""
         reports = []
+        step = max((rank.page.marks().step for rank in self._ranks.values()), default=0.0)
+        if step != self._step:
+            self._step, self._stepped = step, time.monotonic()
         for rank in self._ranks.values():
             rank.learn(self._limits)
             if report := rank.report(self._job, since, self._limits):
@@ -315,7 +319,8 @@ class _Observer:
         silent = [
             (now - seen, node)
             for node, seen in self._seen.values()
-            if node.ended < len(node.ranks) and now - seen > self._job.floor_s
+            # A step needs all ranks: a node whose file alone does not come is not lost.
+            if node.ended < len(node.ranks) and now - max(seen, self._stepped) > self._job.floor_s
         ]
         if self._named is not None:
             ended = sum(node.ended for node, _ in self._seen.values())

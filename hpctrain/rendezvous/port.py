@@ -5,6 +5,7 @@ import ipaddress
 import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 from hpctrain.errors import PortTakenError
 
@@ -57,6 +58,8 @@ def keep_alive(port: int) -> None:
     cut, its store would wait for ever.
     """
     for name in os.listdir("/proc/self/fd"):
+        if not Path(f"/proc/self/fd/{name}").is_socket():
+            continue  # its copy would stay open
         with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
             if one.family == socket.AF_UNIX or one.getpeername()[1] != port:
                 continue

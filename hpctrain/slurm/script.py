@@ -58,11 +58,14 @@ chain={ids}
 # the others. With an id in any case: without one, scancel would cancel all jobs that wait.
 end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev/null; }}
 before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
+i=0
 if [[ -n $before ]]; then
     while ((i++ < 150)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
         sleep 2
     done 2>/dev/null
-    if [[ $(sacct --allocations --parsable2 --format=State --jobs="$before") == *CANCELLED* ]]; then
+    said=$(squeue --noheader --states=all --format=%T --jobs="$before" 2>/dev/null
+        sacct --allocations --parsable2 --format=State --jobs="$before")
+    if [[ $said == *CANCELLED* ]]; then
         echo "the job of this chain before this one was cancelled, and so the run" >&2
         end_chain
         exit 1

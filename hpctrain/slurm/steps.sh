@@ -18,12 +18,20 @@ code=0 step="" bad="" ended_by_slurm=""
 # At Slurm's SIGTERM the ranks save and end; this shell must wait for them, and start no others.
 trap 'ended_by_slurm=1' TERM
 
-# A job that scancel ends is no longer RUNNING.
-is_running() { [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; }
+# A job that scancel ends is neither. The controller may be away for a moment.
+is_running() {
+    local state="" tries=5
+    until state=$(squeue --noheader --jobs="$job" --format=%T); do
+        ((tries-- > 0)) || return 1
+        sleep 2 || true
+    done
+    [[ $state == RUNNING || $state == SIGNALING ]]
+}
 
 # Put the job back into the queue; it shall avoid the nodes $bad.
 requeue() {
     local before
+    is_running || return 0 # scancel has ended it meanwhile: Slurm would requeue it all the same
     before=$(scontrol show job "$job" | grep -o 'ExcNodeList=[^ (]*') || true
     before=${before#*=}
     scontrol update "JobId=$job" Requeue=1 || true # heals sbatch --no-requeue and JobRequeue=0
@@ -36,7 +44,7 @@ requeue() {
 heed_note() {
     [[ -e $run/requeue ]] || return 0
     bad=$(<"$run/requeue")
-    if is_running; then requeue; fi
+    requeue
     rm -f "$run/requeue"
 }
 
@@ -60,15 +68,24 @@ find_step() {
     step=${step##* }
 }
 
+# Whether the observer of the ranks has named one of this step. An observer of the step $before may
+# have outlived it.
+ranks_hang() {
+    local said
+    [[ -e $run/hang.json ]] && said=$(cat "$run/hang.json") || return 1
+    find_step
+    [[ $step != "$before" && $said == *"\"job_id\": \"$job\","* &&
+        $said == *"\"restart_count\": ${SLURM_RESTART_COUNT:-0},"*"\"step_id\": $step,"* ]]
+}
+
 # Wait for the end of the step whose srun has the process id $1; end it if its ranks hang.
 watch_step() {
-    local pause=0.1 left=60 before=$step
+    local pause=0.1 left=60
     while kill -0 "$1" 2>/dev/null; do
-        sleep "$pause"
+        sleep "$pause" || true # Slurm's SIGTERM may end it
         pause=1
         heed_note
-        [[ -e $run/hang.json ]] || continue # written by the observer of the ranks
-        find_step
+        ranks_hang || continue
         if ((left == 60)); then scancel "$SLURM_JOB_ID.$step" || true; fi
         if ((left-- == 0)); then kill -KILL "$1" || true; fi # srun itself hangs
     done
@@ -76,7 +93,7 @@ watch_step() {
     wait "$1" || code=$?
     heed_note
     find_step
-    [[ $step != "$before" ]] || step=$((${before:--1} + 1)) # no rank has begun
+    [[ $step != "$before" ]] || step=$((${last:--1} + 1)) # no rank has begun
 }
 
 # A task that cannot be killed, or a lost node, keeps what its step has had. Only then may the next
@@ -86,7 +103,7 @@ choose_overlap() {
     ours+=${ours:+,}$SLURM_JOB_ID.$step
     for _ in {1..10}; do
         [[ -n $(squeue --noheader --steps="$ours" 2>/dev/null) ]] || return 0
-        sleep 1
+        sleep 1 || true
     done
     overlap=--overlap
 }
@@ -95,19 +112,22 @@ choose_overlap() {
 find_end() {
     local end
     end=$(squeue --noheader --jobs="$job" --format=%e) || true
-    SLURM_JOB_END_TIME=$(date --date="${end:-none}" +%s 2>/dev/null) || true
+    if end=$(date --date="${end:-none}" +%s 2>/dev/null); then SLURM_JOB_END_TIME=$end; fi
 }
 
 # The run has ended for good. The script of a chain of jobs defines end_chain.
 ends_for_good() { ! declare -F end_chain >/dev/null || end_chain; }
 
 run_steps() {
-    local answer ours="" overlap="" where=""
+    local answer ours="" overlap="" where="" last before
     export SLURM_JOB_END_TIME
     find_end
     choose_nodes || true
     while true; do
         rm -f "$run/hang.json" "$run/requeue" # of an earlier step
+        last=$step
+        find_step
+        before=$step
         ranks ${overlap:+"$overlap"} ${where:+"$where"} &
         watch_step "$!"
         if ((code == 0)); then ends_for_good; fi

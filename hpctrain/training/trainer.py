@@ -168,6 +168,7 @@ class Trainer:
             self._go_on_saving(wait=True)
             raise
         except BaseException:
+            marks.enter(marks.END)
             self.checkpointer.saves.rescue()
             raise
         finally:
@@ -309,8 +310,12 @@ class Trainer:
         """Go on with a checkpoint that is written in the background; `wait` until it is there."""
         saves = self.checkpointer.saves
         if saves.under_way is not None:
-            with self.meter.spent("checkpoint"):
-                saves.finish() if wait else saves.advance()
+            spent = partial(self.meter.spent, "checkpoint")
+            if wait:
+                with spent():
+                    saves.finish()
+            else:
+                saves.advance(spent)
             self._tell_saved()
 
     def _tell_saved(self) -> None:

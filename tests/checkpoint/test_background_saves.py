@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
 from hpctrain.errors import StorageError
@@ -50,6 +53,40 @@ def go_on(step: TrainStep, saved: Checkpointer, number: int = 0) -> None:
     while saved.saves.under_way:
         step(batch(8, number), 1e-2)
         saved.saves.advance()
+
+
+def test_a_save_in_the_background_tells_how_long_one_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the last save of a run, which stops it, would look like a rank that hangs."""
+    monkeypatch.setattr(marks, "_rank", marks._rank)
+    page = marks.OwnPage()
+    page.begin()
+
+    @contextmanager
+    def saving() -> Iterator[None]:
+        marks.enter(marks.SAVE)
+        yield
+        marks.begin_step()
+
+    step = make()
+    saved = checkpointer(tmp_path, step)
+    assert saved.saves.writer is not None
+    os.kill(saved.saves.writer.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with saving():
+        saved.save(1, {}, background=True)
+    for _ in range(5):
+        step(batch(8), 1e-2)
+        saved.saves.advance(saving)
+    assert page.stay(marks.SAVE)[0] == 1  # a step that only asks is none
+    took = time.monotonic() - began
+    os.kill(saved.saves.writer.process.pid, signal.SIGCONT)
+    while saved.saves.under_way:
+        step(batch(8), 1e-2)
+        saved.saves.advance(saving)
+    assert page.stay(marks.SAVE)[1] >= took
+    saved.saves.close()
 
 
 def contents(path: Path) -> dict[str, bytes]:

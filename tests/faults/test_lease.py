@@ -18,7 +18,9 @@ def test_a_rank_whose_rank_0_has_gone_ends_itself(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lease, "_LEASE_S", 0.0)
     server = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     store = dist.TCPStore("127.0.0.1", server.port, 2, wait_for_workers=False)
+    before = len(os.listdir("/proc/self/fd"))
     with lease.lease(store, 1, server.port):
+        assert len(os.listdir("/proc/self/fd")) <= before + 2  # of the lease's own store
         asks = []
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:

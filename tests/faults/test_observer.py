@@ -32,6 +32,7 @@ from hpctrain.faults import process_state as states
 from hpctrain.faults.collectives import where
 from hpctrain.faults.limits import Limits
 from hpctrain.faults.observed import observed
+from hpctrain.faults.observer import Job, _Node, _Observer
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.shards.field import Field
@@ -267,6 +268,31 @@ def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> 
     assert third.limit(0, marks.STEP) == 120.0
     file.write_text("{")
     assert Limits(file, 30.0, 10.0, 600.0).limit(0, marks.STEP) is None
+
+
+def test_a_node_is_not_silent_while_steps_are_made(tmp_path: Path) -> None:
+    """A step needs the ranks of all nodes: only the files of the other node do not come."""
+    key = AttemptKey("7", 0, 2)
+    job = Job(
+        key=key,
+        node_rank=0,
+        nodes=2,
+        ranks=2,
+        here=1,
+        host="a",
+        floor_s=30.0,
+        times=10.0,
+        timeout_s=600.0,
+        log_file="",
+    )
+    one = _Observer(tmp_path, job)
+    one._seen = {1: (_Node(key=key, beat=1, host="b", ranks=(1,), ended=0, reports=()), 100.0)}
+    one._stepped = 120.0
+    one._judge(145.0)
+    assert one._named is None
+    one._judge(151.0)
+    assert one._named is not None
+    assert (one._named.state, one._named.host) == (states.SILENT, "b")
 
 
 @pytest.mark.slow

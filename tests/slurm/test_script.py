@@ -281,13 +281,14 @@ def test_user_lines_run_in_order_and_one_that_fails_is_named(tmp_path: Path) -> 
 
 def test_teardown_runs_after_a_failure_and_hides_nothing(tmp_path: Path) -> None:
     site = SiteConfig(teardown=["echo teardown", "exit 9"])
-    done = run_in_bash(script(site), tmp_path, "echo ranks; exit 3")
+    done = run_in_bash(script(site), tmp_path, "echo ranks; exit 3", squeue="")
     assert done.stdout.splitlines() == ["ranks", "teardown"]
     assert done.returncode == 3
 
 
 def test_the_script_outlives_its_sigterm(tmp_path: Path) -> None:
-    done = run_in_bash(script(), tmp_path, "kill -TERM $PPID; sleep 0.2; echo saved; exit 143")
+    ranks = "kill -TERM $PPID; sleep 0.2; echo saved; exit 143"
+    done = run_in_bash(script(), tmp_path, ranks, squeue="")
     assert (done.stdout, done.returncode) == ("saved\n", 143)
 
 
@@ -358,7 +359,7 @@ def test_the_job_behind_one_that_was_cancelled_ends_the_chain(tmp_path: Path) ->
 SLURM = {
     "squeue": """
 case "$*" in
-    *--format=%T) echo RUNNING ;;
+    *--format=%T) [[ ! -e away ]] || { rm away; exit 1; }; cat state 2>/dev/null || echo RUNNING ;;
     *--format=%N) echo nodes ;;
     *--format=%e) date --date=@2000000000 +%FT%T ;;
     *--steps=9.0,9.1) cat stuck 2>/dev/null ;;
@@ -372,17 +373,23 @@ esac""",
     "scancel": 'echo "scancel $*" >>asked; echo cancelled >ranks',
     "my python": """
 step=$(cat steps); echo "verdict $5 $SLURM_JOB_END_TIME" >>asked
+[[ ! -e cancelled ]] || echo COMPLETING >state
 sed -n "$((step + 1))p" answers""",
     # The ranks end as the line of `plays` says, unless they hang until `scancel`.
     "srun": """
 step=$(($(cat steps 2>/dev/null || echo -1) + 1)); echo "$step" >steps
 export SLURM_PROCID=0 SLURM_STEP_ID=$step
-for start; do [[ $start == trap* ]] && break; done
-sh -c "$start" rank "$PWD/a run" 9_0 true
-echo "srun $(grep -oE -- '--(overlap|nodelist=[^ ]*)' <<<"$*" | xargs)" >>asked
 play=$(sed -n "$((step + 1))p" plays)
+for start; do [[ $start == trap* ]] && break; done
+[[ $play == none* ]] || sh -c "$start" rank "$PWD/a run" 9_0 true
+echo "srun $(grep -oE -- '--(overlap|nodelist=[^ ]*)' <<<"$*" | xargs)" >>asked
+says() {
+    printf '{"job_id": "9_0",\n "restart_count": 0,\n "step_id": %s,\n' "$1" >"a run/hang.json"
+}
+if [[ $play == old* ]]; then says $((step - 1)); sleep 2; play=${play#old}; fi
+play=${play#none}
 if [[ $play == hang ]]; then
-    echo "{}" >"a run/hang.json"
+    says "$step"
     until [[ -s ranks ]]; do sleep 0.1; done
     play=137
 fi
@@ -428,6 +435,29 @@ exit "$play"
                 "scontrol update JobId=9_0 ExcNodeList=a",
             ],
         ),
+        (  # an observer of the first step is late; the controller is away for a moment
+            "137 old0",
+            ["restart"],
+            {"away": ""},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
+        ),
+        (  # the ranks do not begin
+            "none137 none137 none137 1",
+            ["restart", "restart", "restart"],
+            {},
+            [
+                *("srun --nodelist=a,b", "verdict 0 2000000000"),
+                *("srun --nodelist=a,b", "verdict 1 2000000000"),
+                *("srun --nodelist=a,b", "verdict 2 2000000000"),
+                *("srun --nodelist=a,b", "verdict 3 2000000000"),
+            ],
+        ),
+        (  # its user cancels the job meanwhile
+            "137",
+            ["requeue"],
+            {"cancelled": ""},
+            ["srun --nodelist=a,b", "verdict 0 2000000000"],
+        ),
         (  # Slurm preempts the job meanwhile
             "term137",
             ["restart"],
@@ -456,12 +486,9 @@ def test_the_ranks_are_started_again_in_the_same_job(
     assert {"--nodes=3", "--no-kill"} < directives(text)
     done = run_in_bash(text, tmp_path, sed='exec /usr/bin/sed "$@"', **SLURM)
     assert (tmp_path / "asked").read_text().splitlines() == asked, done.stderr
-    last = plays.split()[-1].removeprefix("term")
-    assert done.returncode == int(last)
-    count = len(plays.split())
-    assert (tmp_path / "a run" / "epochs").read_text() == "".join(
-        f"9_0 0 {n}\n" for n in range(count)
-    )
+    assert done.returncode == int(plays.split()[-1].lstrip("termold"))
+    begun = [n for n, play in enumerate(plays.split()) if not play.startswith("none")]
+    assert (tmp_path / "a run" / "epochs").read_text() == "".join(f"9_0 0 {n}\n" for n in begun)
 
 
 def test_modules_where_there_are_none(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from hpctrain import marks
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.readers import Readers
@@ -67,6 +69,7 @@ class Save:
     complete: bool = False  # on rank 0: all but its name is there
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
+    began: float = field(default_factory=time.monotonic)
 
 
 class Saves:
@@ -162,20 +165,26 @@ class Saves:
         waits = self._ranks.is_main and not save.committed
         return save.job.token, Ranks(error is None, bool(error or save.uncommitted), waits)
 
-    def advance(self) -> None:
-        """Go on with the save under way as far as the ranks have agreed; all call it each step."""
+    def advance(self, spent: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Go on with the save under way as far as the ranks have agreed; all call it each step.
+
+        What takes time is done in the context `spent`.
+        """
         save = self.under_way
         if save is None:
             return
         for ranks in self.agreement.agreed(save.job.token):
-            if ranks.failed:
-                self.finish()
-                return
-            if not ranks.uncommitted:
-                self._end(save)
-                return
-            if not ranks.writing and not save.committed:
-                save.uncommitted = self._commit(save)
+            if ranks.writing and not ranks.failed:
+                continue
+            with spent():
+                if ranks.failed:
+                    self.finish()
+                    return
+                if not ranks.uncommitted:
+                    self._end(save)
+                    return
+                if not save.committed:
+                    save.uncommitted = self._commit(save)
 
     def finish(self) -> None:
         """Wait until the save under way is committed, if there is one; all ranks call it together.
@@ -246,6 +255,8 @@ class Saves:
     def _end(self, save: Save) -> None:
         self.under_way = None
         self.committed.append(save.manifest)
+        # A save that stops the training takes as long as one in the background, not as its copy.
+        marks.took(marks.SAVE, time.monotonic() - save.began)
 
     def _commit(self, save: Save) -> str:
         """Let rank 0 commit a save whose parts are written; return why it has failed, or ""."""

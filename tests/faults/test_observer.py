@@ -153,7 +153,9 @@ def two_ranks(folder: str, how: str, timeout_s: float = 100.0) -> str:
                 dist.all_reduce(torch.ones(2), group=groups[0])
                 marks.stepped(step)
             if rank == 1 and how == "asleep":
-                while not (run / "hang.json").exists():
+                observed_of = run / "logs" / "observed"
+                files = [run / "hang.json", *(observed_of / f"rank{n}.stacks" for n in (0, 1))]
+                while not all(file.exists() for file in files):
                     time.sleep(1)
             if rank == 1 and how == "no data":
                 blocks = import_module("blocking").blocks

@@ -155,7 +155,7 @@ class Checkpointer:
             wrongs = objects.all_gather(self._finite.wrong())
             self.wrong = next(filter(None, wrongs), "")
             # A look at what is wrong must be possible when the run ends because of it.
-            background &= self.saves.agreement.look is not None and not self.wrong
+            background &= self.saves.background and not self.wrong
             differ = self.model.replicas_differ
             self.saves.begin(
                 *(step, self._whole_state()),

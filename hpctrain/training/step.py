@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hpctrain.causes import is_out_of_memory
-from hpctrain.checkpoint.saving.agreement import Agreement
+from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
@@ -112,7 +112,7 @@ class TrainStep:
         average: Average | None = None,
         timer: Timer | None = None,
         save_timer: Timer | None = None,
-        saving: Agreement | None = None,
+        saving: Saves | None = None,
         histograms: Histograms | None = None,
         silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
@@ -124,7 +124,7 @@ class TrainStep:
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
         self.timer, self.save_timer = timer or Timer(), save_timer or Timer()
-        self.saving = saving or Agreement()
+        self.saving = saving
         self.histograms = histograms or Histograms()
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
@@ -146,8 +146,7 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        timers = self.timer, self.save_timer
-        asking: list[Stop | Timer | Agreement] = [self.stop, *timers, self.saving]
+        asking = [*filter(None, (self.stop, self.timer, self.save_timer, self.saving))]
         flags = [each.flags() for each in asking]
         mine = self.model.joined(self.model.loads.joined(joined(values, [*chain(*flags)])))
         reduced = self.model.settled(over_ranks(mine, mesh))

@@ -41,7 +41,7 @@ def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
     """Return what saves a step; its writers are started, as small as the state is."""
     made = Checkpointer(folder, 2, here(), step.model, step.optimizer)
     made.saves.start_writers(ROOM)
-    step.saving = made.saves.agreement
+    step.saving = made.saves
     return made
 
 
@@ -115,34 +115,6 @@ def test_a_killed_writer_costs_no_checkpoint(
     saved.saves.close()
 
 
-def test_a_writer_that_is_killed_while_it_removes_costs_no_checkpoint(tmp_path: Path) -> None:
-    step = make()
-    step(batch(8), 1e-2)
-    saved = checkpointer(tmp_path / "checkpoints", step)
-    saves, remove = saved.saves, saved.saves._remove_old
-
-    def stopped(best: int) -> None:
-        process_of(saved)
-        remove(best)
-
-    for number in (1, 2, 3):
-        saved.save(number, {"step": number}, background=True)
-        saves._remove_old = stopped if number == 3 else remove  # type: ignore[method-assign]
-        while saves.under_way is not None and not saves.under_way.committed:
-            step(batch(8), 1e-2)
-            saves.advance()
-        if number == 3:
-            os.kill(process_of(saved), signal.SIGKILL)
-        go_on(step, saved)
-    names = sorted(path.name for path in saves.folder.iterdir())
-    assert names == ["step-00000001.tmp", "step-00000002", "step-00000003"]
-    saves._remove_old = remove  # type: ignore[method-assign]
-    saved.save(4, {"step": 4}, background=True)
-    go_on(step, saved)
-    assert not damage(saved.path(4))
-    saves.close()
-
-
 def limit(process: int, size: int) -> None:
     resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -186,6 +158,8 @@ def test_what_cannot_be_written_is_said_and_written_once_more(
     assert [damage(path) for path in checkpoints(saved.saves.folder)] == ["", ""]
     assert saved.load_latest() == {"step": 3}
     saved.saves.close()
+    names = {path.name for path in saved.saves.folder.iterdir()}
+    assert names == {"step-00000002", "step-00000003", "step-00000004.tmp"}, "step 1 is removed"
 
 
 def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
@@ -300,9 +274,9 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     trainer = trainer_of(step, folder, 6, every, loader=numbers(6), hooks=Hooks([hook]))
     saves = trainer.checkpointer.saves
     saves.start_writers(ROOM)
-    step.saving = saves.agreement
+    step.saving = saves
     if late:
-        saves.agreement._totals = Late([])
+        saves._totals = Late([])
     assert saves.writer is not None
     hook.writer = saves.writer.process.pid
     if end == "rollback":

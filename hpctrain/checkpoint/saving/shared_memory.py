@@ -1,6 +1,6 @@
 """Memory that a rank shares with the process that writes its checkpoints.
 
-    [ report: job, error | tensor | tensor | ... | the job, pickled ]
+    [ report | tensor | tensor | ... | the job, pickled ]
 
 It is one file in memory (memfd), so that a model of thousands of tensors needs one descriptor, and
 a small /dev/shm does not limit it. It is made once, and again only if a state has grown.
@@ -8,14 +8,12 @@ a small /dev/shm does not limit it. It is made once, and again only if a state h
 
 import mmap
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 _REPORT, _ALIGNED = 4096, 64  # bytes
-_HEAD = struct.Struct("qq")  # the last job that was done, and the length of its error
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class SharedMemory:
             os.posix_fallocate(self.descriptor, 0, size)  # else a node without memory sends SIGBUS
         self.content = mmap.mmap(self.descriptor, size)  # 0 is all of it
         self._pinned = 0
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             address = torch.frombuffer(self.content, dtype=torch.uint8, count=1).data_ptr()
             if not int(torch.cuda.cudart().cudaHostRegister(address, size, 0)):
                 self._pinned = address
@@ -66,22 +64,25 @@ class SharedMemory:
         os.close(self.descriptor)
 
     @property
-    def report(self) -> tuple[int, str]:
-        """The last job that the writer has done, and why it has failed; "" if it has not."""
-        job, length = _HEAD.unpack_from(self.content)
-        return job, self.content[_HEAD.size : _HEAD.size + length].decode(errors="replace")
+    def report(self) -> str | None:
+        """Why the job has failed, "" if it has not; None while the writer has not done it."""
+        text = self.content[1:_REPORT].rstrip(b"\0").decode(errors="replace")
+        return text if self.content[0] else None
 
     @report.setter
-    def report(self, told: tuple[int, str]) -> None:
-        text = told[1].encode()[: _REPORT - _HEAD.size]
-        self.content[_HEAD.size : _HEAD.size + len(text)] = text
-        _HEAD.pack_into(self.content, 0, told[0], len(text))
+    def report(self, text: str | None) -> None:
+        self.content[1:_REPORT] = (text or "").encode()[: _REPORT - 1].ljust(_REPORT - 1, b"\0")
+        self.content[0] = text is not None
 
     def put(self, tensors: Sequence[torch.Tensor], placed: Sequence[Placed], rest: bytes) -> None:
-        """Copy tensors to their places, and `rest` behind them; return when all is there."""
+        """Copy tensors to their places, and `rest` behind them; return when all is there.
+
+        The report is None then.
+        """
+        self.report = None
         for tensor, place in zip(tensors, placed, strict=True):
             place.within(self.content).copy_(tensor, non_blocking=True)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
         begin = end_of(placed)
         self.content[begin : begin + len(rest)] = rest

@@ -1,8 +1,8 @@
 """The process of a rank that writes its part of checkpoints, while the training goes on.
 
     trainer   ── the state, copied ─────────> shared memory ──┐
-              ── a line of JSON for a job ──> its input ──────┴── files
-              <── job, error ── the head of the shared memory
+              ── a line for each save ──────> its input ──────┴── files
+              <── done, or why not ── the head of the shared memory
 
 It is a new Python and no fork, since the threads of gloo and CUDA do not survive one. It ignores
 the signals of a job, and ends when its input does and all jobs are done. It is killed together with
@@ -10,19 +10,15 @@ the trainer: nobody would commit what it writes, and the next attempt may write 
 """
 
 import ctypes
-import json
 import logging
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
@@ -34,7 +30,7 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _SPARE = 1 << 20  # bytes
-_LOOK_S, _LONGEST_END_S = 0.005, 60.0
+_LONGEST_END_S = 60.0
 
 
 class Writer:
@@ -43,7 +39,7 @@ class Writer:
     def __init__(self, limit: float, cwd: Path) -> None:
         self._limit, self._cwd = limit, cwd
         self._memory: SharedMemory | None = None
-        self._jobs, self._said = 0, ""
+        self._said = ""
         self._start()
 
     def _start(self) -> None:
@@ -68,17 +64,18 @@ class Writer:
         if memory is None:
             return None
         memory.put(tensors, placed, content)
-        self._ask(begin=begin, length=length)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # `error` tells that it is dead
+            self.process.stdin.write(f"{memory.descriptor} {begin} {length}\n".encode())
+            self.process.stdin.flush()
         return lambda: _written(memory, begin, length)
 
     def _room(self, size: int) -> SharedMemory | None:
         """Return memory of so many bytes; None if there is not so much."""
-        before, why = (
-            self._memory,
-            f"checkpoint.staging_gb leaves this rank {readable(self._limit)}",
-        )
+        before = self._memory
         if before is not None and len(before.content) >= size:
             return before
+        why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
         try:
             if size <= self._limit:
                 # The next pickle may be a little longer, and memory is made once.
@@ -93,45 +90,21 @@ class Writer:
         self._said = why
         return None
 
-    def _ask(self, **job: Any) -> None:
-        assert self._memory is not None
-        assert self.process.stdin is not None
-        self._jobs += 1
-        line = json.dumps(job | {"job": self._jobs, "descriptor": self._memory.descriptor})
-        with suppress(BrokenPipeError):  # `error` tells that it is dead
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-
     @property
     def error(self) -> str | None:
         """Why the last job has failed, "" if it has not; None while it is under way."""
         code = self.process.poll()  # before the report, which it may still have written
-        done, error = (0, "") if self._memory is None else self._memory.report
-        if done == self._jobs:
-            return error
-        return None if code is None else f"the process that writes checkpoints ended with {code}"
-
-    def wait(self) -> str:
-        """Wait until the process has done all its jobs, and return the last error; "" if none."""
-        while (error := self.error) is None:
-            time.sleep(_LOOK_S)
-        return error
+        told = "" if self._memory is None else self._memory.report
+        if told is not None or code is None:
+            return told
+        return f"the process that writes checkpoints ended with {code}"
 
     def revive(self) -> None:
         """Start the process again if it was killed; what it had to do is done by now."""
         if self.process.poll() is not None:
             self.close()
-            if self._memory is not None:
-                self._memory.report = (self._jobs, "")
             log.warning("the process that writes checkpoints was killed; it is started again")
             self._start()
-
-    def remove(self, folder: Path) -> bool:
-        """Let the process remove a folder; False if it cannot."""
-        if self._memory is None or self.process.poll() is not None:
-            return False
-        self._ask(remove=str(folder))
-        return True
 
     def close(self) -> None:
         """End the process after its last job; one that was never asked may still be starting."""
@@ -157,20 +130,15 @@ def _written(memory: SharedMemory, begin: int, length: int) -> str:
 def main() -> None:
     """Be the process: do one job after the other."""
     begin_child()
-    trainer, memory, descriptor = int(sys.argv[1]), None, -1
+    trainer, memory, opened = int(sys.argv[1]), None, -1
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != trainer:
         return
     for line in sys.stdin.buffer:
-        job = json.loads(line)
-        if memory is None or job["descriptor"] != descriptor:
-            descriptor = job["descriptor"]
-            memory = SharedMemory(0, f"/proc/{trainer}/fd/{descriptor}")
-        if "remove" in job:
-            shutil.rmtree(job["remove"], ignore_errors=True)
-            memory.report = (job["job"], "")
-        else:
-            memory.report = (job["job"], _written(memory, job["begin"], job["length"]))
+        descriptor, begin, length = map(int, line.split())
+        if memory is None or descriptor != opened:
+            memory, opened = SharedMemory(0, f"/proc/{trainer}/fd/{descriptor}"), descriptor
+        memory.report = _written(memory, begin, length)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def build(
         average=average,
         timer=Timer(train.eval_every_s, decides=ranks.is_main),
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
-        saving=checkpointer.saves.agreement,
+        saving=checkpointer.saves,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(train.log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),

@@ -146,7 +146,8 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        asking = [*filter(None, (self.stop, self.timer, self.save_timer, self.saving))]
+        asking: list[Stop | Timer | Saves] = [self.stop, self.timer, self.save_timer]
+        asking += [self.saving] if self.saving is not None else []
         flags = [each.flags() for each in asking]
         mine = self.model.joined(self.model.loads.joined(joined(values, [*chain(*flags)])))
         reduced = self.model.settled(over_ranks(mine, mesh))

@@ -87,7 +87,8 @@ class Saves:
         self.folder, self._ranks = folder, ranks
         self._keep, self._keep_every, self._kept = keep, keep_every, kept
         self._readers, self._removing = readers, list[Thread]()
-        self.background, self._told_of, self._totals = False, None, Copied()
+        self.background, self._totals = False, Copied()
+        self._told_of: Save | None = None
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
         self.writer: Writer | None = None
@@ -152,8 +153,10 @@ class Saves:
     def flags(self) -> list[float]:
         """Return this rank's part of the reduction: writes, has failed, has to commit."""
         save = self._told_of = self.under_way
-        if not self.background or save is None:
-            return [0.0] * 3 * self.background
+        if not self.background:
+            return []
+        if save is None:
+            return [0.0] * 3
         error, waits = self._error(save), self._ranks.is_main and not save.committed
         return [float(error is None), float(bool(error or save.uncommitted)), float(waits)]
 
@@ -164,8 +167,8 @@ class Saves:
 
     def advance(self) -> None:
         """Go on with the save under way as far as the ranks have agreed; all call it each step."""
-        for (writing, failed, uncommitted), save in self._totals.take(late=True):
-            if save is None or save is not self.under_way:
+        for (writing, failed, uncommitted), about in self._totals.take(late=True):
+            if (save := self.under_way) is None or about is not save:
                 continue
             if failed:
                 self.finish()

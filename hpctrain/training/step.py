@@ -14,6 +14,7 @@ import torch
 
 from hpctrain.causes import is_out_of_memory
 from hpctrain.checkpoint.saving.saves import Saves
+from hpctrain.config.metric_registry import GRAD_NORM, SKIPPED_STEPS
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
@@ -31,7 +32,7 @@ from hpctrain.parallel.reducing.scalars import (
 )
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import Task
+from hpctrain.tasks import Task, derived
 from hpctrain.training.average import Average
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.silent_layers import SilentLayers
@@ -182,6 +183,15 @@ class TrainStep:
             self.average.update()
         if self.micro_batches is not None:
             self.micro_batches.after_step()
+
+    def means(self) -> dict[str, float]:
+        """Return the metrics of the steps since the last call, which waits for the device."""
+        means = derived(self.task, self.totals.means())
+        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
+            del means["bubble"]
+        found = {f"train/{name}": value for name, value in means.items()}
+        skipped = {SKIPPED_STEPS: self.health.skipped} if self.health.skipped else {}
+        return found | {GRAD_NORM: float(self.grad_norm)} | skipped
 
     def finish(self) -> None:
         """Make the replicas equal after the last step of the run."""

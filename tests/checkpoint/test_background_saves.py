@@ -20,8 +20,8 @@ from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
 from hpctrain.step_names import step_name, step_of
 from hpctrain.training.hooks import Hook, Hooks, RunState
+from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.ranks import run_ranks

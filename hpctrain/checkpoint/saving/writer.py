@@ -9,11 +9,9 @@ the signals of a job, and ends when its input does and all jobs are done. It is 
 the trainer: nobody would commit what it writes, and the next attempt may write into that folder.
 """
 
-import ctypes
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,12 +20,12 @@ from pathlib import Path
 
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
+from hpctrain.forks import die_with
 from hpctrain.tracking.uploader_process import begin_child, start_child
 from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _SPARE = 1 << 20  # bytes
 _LONGEST_END_S = 60.0
@@ -37,16 +35,17 @@ class Writer:
     """The writer of this rank, whose process is started; its memory has at most `limit` bytes."""
 
     def __init__(self, limit: float, cwd: Path) -> None:
-        self._limit, self._cwd = limit, cwd
-        self._memory: SharedMemory | None = None
-        self._said = ""
+        self._limit, self._cwd, self._said = limit, cwd, ""
+        self._memory = SharedMemory()
+        self._memory.report = ""
         self._start()
 
     def _start(self) -> None:
         # It needs no GPU, where a context of CUDA would take memory of the training.
         variables = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(_NO_GPU, "")
-        module, trainer = "hpctrain.checkpoint.saving.writer", str(os.getpid())
-        self.process = start_child(module, trainer, cwd=self._cwd, log_file=None, **variables)
+        known = str(os.getpid()), str(self._memory.descriptor)
+        module = "hpctrain.checkpoint.saving.writer"
+        self.process = start_child(module, *known, cwd=self._cwd, log_file=None, **variables)
 
     def stage(self, job: Job) -> Callable[[], str] | None:
         """Copy what a job writes, and let the process write it.
@@ -60,41 +59,38 @@ class Writer:
         assert isinstance(staged.planner, Staged)
         placed, content = staged.planner.placed, pickle.dumps(staged)
         begin, length = end_of(placed), len(content)
-        memory = self._room(begin + length)
-        if memory is None:
+        if not self._has_room(begin + length):
             return None
-        memory.put(tensors, placed, content)
+        self._memory.put(tensors, placed, content)
+        self._memory.report = None
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # `error` tells that it is dead
-            self.process.stdin.write(f"{memory.descriptor} {begin} {length}\n".encode())
+            self.process.stdin.write(f"{begin} {length}\n".encode())
             self.process.stdin.flush()
-        return lambda: _written(memory, begin, length)
+        return lambda: _written(self._memory, begin, length)
 
-    def _room(self, size: int) -> SharedMemory | None:
-        """Return memory of so many bytes; None if there is not so much."""
-        before = self._memory
-        if before is not None and len(before.content) >= size:
-            return before
+    def _has_room(self, size: int) -> bool:
+        """Make the memory as large as that; return False, and say why, if it cannot be."""
+        if len(self._memory.bytes()) >= size:
+            return True
         why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
         try:
             if size <= self._limit:
                 # The next pickle may be a little longer, and memory is made once.
-                self._memory = SharedMemory(size + size // 64 + _SPARE)
-                if before is not None:
-                    before.close()
-                return self._memory
+                self._memory.reserve(size + size // 64 + _SPARE)
+                return True
         except OSError as error:
             why = f"{error.strerror}"
         if why != self._said:
             log.warning("saves stop the training: a copy takes %s (%s)", readable(size), why)
         self._said = why
-        return None
+        return False
 
     @property
     def error(self) -> str | None:
         """Why the last job has failed, "" if it has not; None while it is under way."""
         code = self.process.poll()  # before the report, which it may still have written
-        told = "" if self._memory is None else self._memory.report
+        told = self._memory.report
         if told is not None or code is None:
             return told
         return f"the process that writes checkpoints ended with {code}"
@@ -121,8 +117,8 @@ class Writer:
 
 def _written(memory: SharedMemory, begin: int, length: int) -> str:
     """Write the part that lies in the memory; return why it has failed, or ""."""
-    job = pickle.loads(memory.content[begin : begin + length])
-    job.planner.memory = memory
+    job = pickle.loads(memory.bytes()[begin : begin + length].tobytes())
+    job.planner.memory = memory.bytes()
     error: str = job.write()
     return error
 
@@ -130,14 +126,12 @@ def _written(memory: SharedMemory, begin: int, length: int) -> str:
 def main() -> None:
     """Be the process: do one job after the other."""
     begin_child()
-    trainer, memory, opened = int(sys.argv[1]), None, -1
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != trainer:
-        return
+    trainer, descriptor = map(int, sys.argv[1:])
+    die_with(trainer)
+    memory = SharedMemory(os.open(f"/proc/{trainer}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
     for line in sys.stdin.buffer:
-        descriptor, begin, length = map(int, line.split())
-        if memory is None or descriptor != opened:
-            memory, opened = SharedMemory(0, f"/proc/{trainer}/fd/{descriptor}"), descriptor
+        begin, length = map(int, line.split())
+        memory.reserve(begin + length)
         memory.report = _written(memory, begin, length)
 
 

@@ -43,8 +43,9 @@ from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.progress_file import ProgressFile
+from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.trainer import Trainer
 from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)

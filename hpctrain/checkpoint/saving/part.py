@@ -100,7 +100,7 @@ class Job:
             if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
                 tensors[item.index] = tensor
             else:
-                values[item.index] = _pickled(tensor.cpu())
+                values[item.index] = tensor.cpu()
         values |= zip(tensors, places([*tensors.values()]), strict=True)
         plan = replace(self.plan, planner_data=None)  # only rank 0 needs it, and has it
         return replace(self, plan=plan, planner=Staged(values)), [*tensors.values()]
@@ -121,12 +121,9 @@ class Staged(DefaultSavePlanner):
         if isinstance(value, Placed):
             assert self.memory is not None
             return value.within(self.memory)
-        stream = io.BytesIO(value if isinstance(value, bytes) else _pickled(value))
-        if write_item.type == WriteItemType.BYTE_IO:
-            return stream
-        tensor = torch.load(stream, weights_only=False)
-        assert isinstance(tensor, torch.Tensor)
-        return tensor
+        if isinstance(value, torch.Tensor):
+            return value
+        return io.BytesIO(value if isinstance(value, bytes) else _pickled(value))
 
 
 def _pickled(value: Any) -> bytes:

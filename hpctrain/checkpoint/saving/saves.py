@@ -14,7 +14,7 @@ import pickle
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -57,8 +57,7 @@ class Save:
     planned: Planned
     job: Job
     again: Callable[[], str]  # writes this rank's part, and returns why it has failed
-    staged: bool = False  # the writer writes it, and knows of errors
-    error: str = ""  # why this rank has failed, without its writer
+    error: str | None = None  # why this rank has failed, "" if not; None while its writer writes
     complete: bool = False  # on rank 0: all but its name is there
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
@@ -107,20 +106,19 @@ class Saves:
 
     def begin(
         self,
-        step: int,
+        about: Manifest,
         state: dict[str, Any],
         planner: DefaultSavePlanner,
+        best: int,
         *,
         stage: bool,
-        described: Mapping[str, Any],
-        best: int,
     ) -> None:
         """Write a state, or with `stage` copy it for the writers, if there are any.
 
-        All ranks call this together, and no other save is under way. `described` has the rest of
-        the `Manifest`. Without a writer the state must not change before `finish`.
+        All ranks call this together, and no other save is under way. `about` lacks the files.
+        Without a writer the state must not change before `finish`.
         """
-        temporary = self.path(step).with_suffix(".tmp")
+        temporary = self.path(about.step).with_suffix(".tmp")
         self._end_removing()
         if self.writer is not None:
             self.writer.revive()
@@ -135,19 +133,18 @@ class Saves:
         try:
             dcp.save(state, storage_writer=planned, planner=planner)
         except (OSError, dcp.api.CheckpointException) as error:
-            raise self._unwritten(step, reason(error, temporary)) from error
+            raise self._unwritten(about.step, reason(error, temporary)) from error
         job = Job(temporary, self._ranks.rank, token, planned.plan, planned.planner)
-        about = Manifest(step, self._ranks.world_size, files={}, time=time.time(), **described)
         save = Save(about, best, planned, job, job.write)
         if stage and self.writer is not None and (again := self.writer.stage(job)):
-            save.again, save.staged = again, True
+            save.again = again
         else:
             save.error = job.write()
             if stage and save.error:  # the next step changes the state, so it is now or never
-                log.warning("%s; it is written once more", self._unwritten(step, save.error))
+                log.warning("%s; it is written once more", self._unwritten(about.step, save.error))
                 save.error = job.write()
             if stage:
-                save.again = lambda: save.error
+                save.again = lambda: save.error or ""
         self.under_way = save
 
     def flags(self) -> list[float]:
@@ -196,7 +193,7 @@ class Saves:
             if self._ranks.is_main and not again:
                 log.warning("%s; it is written once more", failed)
             if error and not again:
-                save.error, save.staged = save.again(), False
+                save.error = save.again()
                 if self.writer is not None:
                     self.writer.revive()
         self.under_way = None
@@ -222,8 +219,9 @@ class Saves:
             self.writer.close()
 
     def _error(self, save: Save) -> str | None:
-        """Return why this rank has failed, "" if it has not, None while its writer writes."""
-        return self.writer.error if save.staged and self.writer is not None else save.error
+        if save.error is None and self.writer is not None:
+            save.error = self.writer.error
+        return save.error
 
     def _wait(self, save: Save) -> str:
         while (error := self._error(save)) is None:

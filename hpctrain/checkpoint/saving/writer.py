@@ -53,8 +53,6 @@ class Writer:
         Returns what writes it once more in this process, after the writer has failed; None if it
         cannot be staged, and nothing is written.
         """
-        if self.process.poll() is not None:
-            return None
         staged, tensors = job.staged()
         assert isinstance(staged.planner, Staged)
         placed, content = staged.planner.placed, pickle.dumps(staged)

@@ -182,6 +182,29 @@ def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
     return found
 
 
+def test_the_sum_over_the_ranks_decides(tmp_path: Path) -> None:
+    """What is offered stands for the sum with the flags of another rank."""
+    step = make()
+    saves = (saved := checkpointer(tmp_path / "checkpoints", step)).saves
+    saved.save(1, {"step": 1}, background=True)
+    assert saves.writer is not None
+    while saves.writer.error is None:
+        time.sleep(0.005)
+    for others, committed, own in (([1, 0, 0], False, [0, 0, 1]), ([0, 0, 0], True, [0, 0, 0])):
+        flags = saves.flags()
+        saves.offer([a + b for a, b in zip(flags, others, strict=True)])
+        saves.advance()
+        assert bool(checkpoints(saves.folder)) is committed
+        assert saves.under_way is not None
+        assert saves.flags() == own
+    saves.offer(saves.flags())
+    saves.advance()
+    assert saves.under_way is None
+    assert saves.flags() == [0, 0, 0]
+    saves.close()
+
+
+@pytest.mark.slow
 def test_all_ranks_must_have_written_their_part(tmp_path: Path) -> None:
     first, second = run_ranks(on_two_ranks, 2, tmp_path)
     assert len(first) == len(second) > 6, "both saw the end at the same step"

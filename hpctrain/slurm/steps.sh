@@ -27,6 +27,7 @@ requeue() {
     before=$(scontrol show job "$job" | grep -o 'ExcNodeList=[^ (]*') || true
     before=${before#*=}
     scontrol update "JobId=$job" Requeue=1 || true # heals sbatch --no-requeue and JobRequeue=0
+    echo "job $job is requeued by its batch script" >&2
     scontrol requeue "$job" || return 0
     [[ -z $bad ]] || scontrol update "JobId=$job" "ExcNodeList=${before:+$before,}$bad" || true
 }

@@ -8,7 +8,12 @@ that fuse as much; `params` the format of the parameters; `length` the tokens of
 images of 224 x 224); `degrees` those of the layout (zero3 without), with `between`, the GB/s of a
 GPU to other nodes where the source says so, and `lora`, the rank of adapters of all linear layers
 of the blocks; `checkpointing` half where every second product is computed again (torchtitan), or
-a part of the blocks (fms-fsdp); speeds are per GPU; `gib` is the peak of a GPU.
+a part of the blocks (fms-fsdp); speeds are per GPU; `gib` is the peak of a GPU; `apart` why a run
+counts in no class:
+
+    old         attention that writes its whole square, as before flash attention
+    padded      experts that all get as many tokens as the busiest one
+    unverified  the source does not say what the row needs, or contradicts itself
 """
 
 from __future__ import annotations
@@ -30,10 +35,10 @@ from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.efficiencies import Efficiencies
-from hpctrain.plan.predicting.rank_memory import MemoryModel
+from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, MemoryModel
 from hpctrain.plan.predicting.timing import StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
-from tests.plan.published_models import MODELS, Build, adapted
+from tests.plan.published_models import LOSSES, MODELS, Build, adapted
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,9 @@ class Source:
     url: str
     date: str
     calibrates: bool
-    reserved: bool = False  # its memory is what the allocator holds, with gaps
+    memory: str = "allocated"  # or "reserved" by the allocator, which has gaps
+    loss: str = "parts"  # how it is computed: tests.plan.published_models.LOSSES
+    loss_parallel: bool = True
     reduced: str | None = None  # the format in which gradients are added; None: that of parameters
     sync: str = "auto"  # last: gradients stay whole until the last micro-batch
 
@@ -52,12 +59,13 @@ SOURCES = {
     "torchtitan": Source(
         "github.com/pytorch/torchtitan: docs/performance.md (A100), and "
         "benchmarks/llama3_h100_202412_torchtitan.md (H100 of 2.4 TB/s and 500 W)",
-        *("2024-12-26", True, True),
+        *("2024-12-26", True, "reserved", "float32"),
     ),
     "llm-foundry": Source(
         "github.com/mosaicml/llm-foundry: scripts/train/benchmarking/README.md, the rows of 2,048 "
         "and 8,192 tokens, in fp8 also 512; submit_benchmarks.py (PURE: gradients in bf16)",
-        *("2023", True, False, "bf16"),
+        *("2023", True),
+        reduced="bf16",
     ),
     "Llama 3": Source("arxiv.org/abs/2407.21783, table 4", "2024-07", True),
     "AutoModel": Source(
@@ -75,23 +83,29 @@ SOURCES = {
     "fms-fsdp": Source(
         "github.com/foundation-model-stack/fms-fsdp: README.md, with links of 400 and 800 Gb/s for "
         "a node; gradients in bf16",
-        *("2024", False, False, "bf16"),
+        *("2024", False),
+        reduced="bf16",
     ),
     "KempnerForge": Source(
-        "github.com/KempnerInstitute/KempnerForge: benchmarks/mfu_scaling, weak_scaling_160gpu and "
+        "github.com/KempnerInstitute/KempnerForge: benchmarks/mfu_scaling (micro-batches of "
+        "mfu_bench.sh, where the report has others), weak_scaling_160gpu, 175b_360gpu and "
         "moe_packed (nodes of four GPUs), training/grad.py and distributed/parallel.py (gradients "
-        "are added in fp32, after the last micro-batch)",
-        *("2026-04 to 2026-06", False, False, "fp32", "last"),
+        "are added in fp32, after the last micro-batch), scripts/train.py and "
+        "distributed/tensor_parallel.py (the loss of whole logits on each rank), metrics/memory.py "
+        "(what is allocated) and model/moe.py of April (experts are padded to the busiest one)",
+        *("2026-04 to 2026-07", False, "allocated", "whole", False, "fp32", "last"),
     ),
     "TinyLlama": Source("github.com/jzhang38/TinyLlama: README.md", "2023-09", False),
     "nanoGPT": Source(
-        "github.com/karpathy/nanoGPT: README.md (600,000 steps in about 4 days), and issue 182 "
-        "(29 % of an A100's peak on a 4090)",
+        "github.com/karpathy/nanoGPT: README.md (600,000 steps in about 4 days, before torch's "
+        "flash attention), and issue 182 (29 % of an A100's peak on a 4090)",
         *("2022-12, 2023-03", False),
     ),
     "NeMo": Source(
         "github.com/NVIDIA/NeMo 24.07: docs/source/performance/performance_summary.md, and "
-        "docs.nvidia.com/nemo-framework: Vit/Perf.html",
+        "docs.nvidia.com/nemo-framework: Vit/Perf.html, whose recipe "
+        "(github.com/NVIDIA/NeMo-Framework-Launcher: training/vit/g_14.yaml) has a fused softmax "
+        "in place of flash attention, and no fused GELU",
         *("2024-07", False),
     ),
     "Megatron-Bridge": Source(
@@ -105,23 +119,26 @@ SOURCES = {
         *("2024-12 to 2025-12", False),
     ),
     "torchtune": Source(
-        "github.com/pytorch/torchtune: README.md; of several GPUs, the sum", "2024-09", False
+        "github.com/pytorch/torchtune: README.md, both tables; of several GPUs, the sum. Llama 3.1 "
+        "says nothing of checkpointing and offloading, and its LoRA leaves 1.2 GiB beside 15.0 GiB "
+        "of weights",
+        *("2024-09, 2025-05", False, "allocated", "fused"),
     ),
     "Trainy": Source(
         "github.com/pytorch/torchtitan: benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md",
-        *("2025-06", False, True),
+        *("2025-06", False, "reserved", "fused"),
     ),
     "Lambda": Source(
         "github.com/lambdal/deeplearning-benchmark: pytorch/pytorch-train-throughput-fp16.csv, "
-        "-fp32.csv, and -bs-*.csv",
+        "-fp32.csv, -bs-*.csv, and scripts/config_v1 (main.py of DeepLearningExamples with "
+        "channels first, synthetic images)",
         *("2023", False),
     ),
     "timm": Source(
         "github.com/huggingface/pytorch-image-models: "
-        "results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv",
+        "results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv, and -nchw-",
         *("2022", False),
     ),
-    # Before flash attention: a list of its own.
     "Megatron-LM": Source("arxiv.org/abs/2104.04473, table 1", "2021-04", False),
 }
 _NUMBERS = ("gpus", "per_node", "length", "micro", "accumulate")
@@ -147,6 +164,7 @@ class Run:
     unit: str  # tok, img, mfu (%), tflops
     speed: float | None
     gib: float | None
+    apart: str
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Run:
@@ -189,6 +207,7 @@ class Run:
         config.precision.compute, config.precision.params = self.compute, self.params
         config.precision.reduce = SOURCES[self.source].reduced
         parallel.sync = SOURCES[self.source].sync
+        parallel.loss_parallel = SOURCES[self.source].loss_parallel
         nodes = self.gpus // self.per_node
         config.launch.nodes, config.launch.tasks_per_node = nodes, self.per_node
         train.global_batch_size = self.micro * self.accumulate * self.shares
@@ -210,7 +229,12 @@ class Run:
             return replace(load("h100_sxm"), memory_bandwidth=2.4e12, matmul_efficiency=0.57)
         if self.hardware == "rtx_3090":  # NVIDIA's GA102 white paper, appendix A: sums in fp32
             peaks = {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12}
-            return replace(load("rtx_a6000"), peak_flops=peaks, memory_bandwidth=936e9)
+            # github.com/mli/transformers-benchmarks: 81 of the 80 TFLOPS of a 3090 Ti.
+            ampere = {"peak_flops": peaks, "memory_bandwidth": 936e9}
+            return replace(load("rtx_a6000"), **ampere, matmul_efficiency=1.0)
+        if self.hardware == "v100":  # NVIDIA V100 data sheet; 95 of 125 TFLOPS, same source
+            volta = {"peak_flops": {"fp16": 125e12}, "memory_bandwidth": 900e9}
+            return replace(load("a100_40"), **volta, matmul_efficiency=0.76)
         found = load(self.hardware)
         if link is None:
             return found
@@ -240,14 +264,16 @@ class Inspected:
     sample: dict[str, torch.Tensor]
     facts: ModelFacts
     blocks: int
-    known: dict[torch.dtype | None, Measured] = field(default_factory=dict)
+    known: dict[tuple[str, str], Measured] = field(default_factory=dict)
 
-    def measured(self, compute: str) -> Measured:
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute.replace("fp8", "bf16"))
-        if dtype not in self.known:
-            train = Config().train
-            self.known[dtype] = Measured(self.build, self.task, self.sample, dtype, train)
-        return self.known[dtype]
+    def measured(self, compute: str, loss: str = "parts") -> Measured:
+        compute = compute.replace("fp8", "bf16")
+        if (compute, loss) not in self.known:
+            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute)
+            task = LOSSES[loss]() if loss in LOSSES else self.task
+            measured = Measured(self.build, task, self.sample, dtype, Config().train)
+            self.known[compute, loss] = measured
+        return self.known[compute, loss]
 
 
 @cache
@@ -311,17 +337,23 @@ def error_of(run: Run, efficiencies: Efficiencies | None = None) -> float:
 
 
 def memory_of(run: Run) -> float:
-    """Return the predicted GiB of a GPU, without the allowance where the source leaves it out."""
-    known = of_run(run)
+    """Return the predicted GiB of a GPU, with as much of the allowance as the source counts.
+
+    `half` of the products are kept: half-way between what `selective` and `full` need.
+    """
+    if run.checkpointing == "half":
+        modes = ("selective", "full")
+        return sum(memory_of(replace(run, checkpointing=mode)) for mode in modes) / 2
+    known, source = of_run(run), SOURCES[run.source]
     with torch.device("meta"):
         model = known.build()
-    memory = MemoryModel(model, known.facts, known.measured(run.compute))
+    memory = MemoryModel(model, known.facts, known.measured(run.compute, source.loss))
     config = run.config
     if config.train.lora.quantize:  # is refused with train.compile, which needs no other memory
         config = replace(config, train=replace(config.train, compile="off"))
     found = memory.of(Layout(config, run.gpus // run.per_node, ()), run.machine)
-    allowance = 0 if SOURCES[run.source].reserved else found.allowance
-    return (found.total - allowance) / 2**30
+    left_out = found.allowance if source.memory == "allocated" else CONTEXT_BYTES
+    return (found.total - left_out) / 2**30
 
 
 def spread(errors: Iterable[float]) -> tuple[float, float, float]:

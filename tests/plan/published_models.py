@@ -17,6 +17,7 @@ from hpctrain.config.schema import LoRAConfig
 from hpctrain.models import Transformer
 from hpctrain.models.layers import Linear
 from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.tasks import LanguageModel
 
 Build = Callable[[], nn.Module]
 
@@ -52,6 +53,49 @@ def adapted(build: Build, config: LoRAConfig) -> nn.Module:
     add_adapters(model, config.patterns, config.rank, config.alpha, config.dropout)
     freeze_base(model, [])
     return model
+
+
+class _Kept(torch.autograd.Function):
+    """Holds a tensor until the loss is forgotten, as the variable of a training loop does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        ctx.kept = kept.detach()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class Whole(LanguageModel):
+    """The loss of all logits at once, which the loop keeps, in their format: no autocast."""
+
+    def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        return _Kept.apply(losses, logits)
+
+
+class Float32(LanguageModel):
+    """The loss of all logits at once, in float32."""
+
+    def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+
+
+class Fused(LanguageModel):
+    """The loss as torch.compile fuses it: nothing is kept but the logits and their gradients."""
+
+    def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return logits.select(-1, 0).float()
+
+
+LOSSES: dict[str, Callable[[], LanguageModel]] = {
+    "whole": Whole,
+    "float32": Float32,
+    "fused": Fused,
+}
 
 
 class Bottleneck(nn.Module):
@@ -92,6 +136,10 @@ def resnet(counts: tuple[int, ...], groups: int = 1, width: int = 64) -> nn.Modu
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
 
 
+def channels_last(counts: tuple[int, ...], groups: int = 1, width: int = 64) -> nn.Module:
+    return resnet(counts, groups, width).to(memory_format=torch.channels_last)
+
+
 class Layer(nn.Module):
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -126,10 +174,12 @@ class ViT(nn.Module):
 
 
 MODELS: dict[str, Build] = {
+    "Llama 3 3B": llama(3072, 28, 24, 8, 8192, 128256, tied=True),
     "Llama 3 8B": llama(4096, 32, 32, 8, 14336, 128256),
     "Llama 3 13B": llama(5120, 40, 40, 8, 17920, 128256),
     "Llama 3 70B": llama(8192, 80, 64, 8, 28672, 128256),
     "Llama 3 405B": llama(16384, 126, 128, 8, 53248, 128256),
+    "Llama 175B": llama(12288, 96, 96, 8, 39680, 128256),
     "Llama 2 7B": llama(4096, 32, 32, 32, 11008, 32000),
     "Llama 2 13B": llama(5120, 40, 40, 40, 13824, 32000),
     "Llama 2 34B": llama(8192, 48, 64, 8, 22016, 32000),
@@ -168,9 +218,13 @@ MODELS: dict[str, Build] = {
     "18B of 16 experts": mixture((2048, 24, 16, 4, 7168, 128256), 16, 2),
     "68B of 64 experts": mixture((2048, 24, 16, 4, 7168, 128256), 64, 2),
     "ResNet-50": partial(resnet, (3, 4, 6, 3)),
+    "ResNet-50 channels last": partial(channels_last, (3, 4, 6, 3)),
     "ResNet-101": partial(resnet, (3, 4, 23, 3)),
+    "ResNet-101 channels last": partial(channels_last, (3, 4, 23, 3)),
     "ResNeXt-101 32x4d": partial(resnet, (3, 4, 23, 3), 32, 128),
+    "ResNeXt-101 32x4d channels last": partial(channels_last, (3, 4, 23, 3), 32, 128),
     "ResNeXt-50 32x4d": partial(resnet, (3, 4, 6, 3), 32, 128),
+    "ResNeXt-50 32x4d channels last": partial(channels_last, (3, 4, 6, 3), 32, 128),
     "ViT-S/16": partial(ViT, 384, 12, 6, 1536, 16),
     "ViT-B/16": partial(ViT, 768, 12, 12, 3072, 16),
     "ViT-L/16": partial(ViT, 1024, 24, 16, 4096, 16),

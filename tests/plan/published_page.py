@@ -15,9 +15,14 @@ from tests.conftest import ROOT
 from tests.plan.published import SOURCES, Run, error_of, memory_of, of_run, runs, spread
 
 PAGE = ROOT / "docs" / "published.md"
-# Two lists that do not count: an old source, and what `plan` never answers for.
-OLD, REFUSED = "before flash attention", "layouts that hpctrain refuses"
-MEMORY = "memory"
+# Lists that do not count: those of `Run.apart`, and what `plan` never answers for.
+LISTS = {
+    "old": "without flash attention",
+    "padded": "experts padded to the busiest one",
+    "unverified": "descriptions that could not be verified",
+    "refused": "layouts that hpctrain refuses",
+}
+MEMORY, APART = "memory", "memory of runs that do not count"
 _UNITS = {"tok": "tokens/s", "img": "images/s", "mfu": "% MFU", "tflops": "TFLOP/s"}
 _NAMES = {
     "a100_40": "A100 40 GB",
@@ -30,6 +35,7 @@ _NAMES = {
     "rtx_4090": "RTX 4090",
     "rtx_a6000": "RTX A6000",
     "rtx_3090": "RTX 3090",
+    "v100": "V100",
 }
 _ROW = re.compile(r"^\| (judges|sets) \| .* \| ([+-]\d+) % \|$")
 
@@ -39,19 +45,24 @@ What [`plan`](plan.md) predicts for runs that others have published, made by
 `python -m tests.plan.published_page` from `tests/plan/published.csv`; a test computes it again. A
 source is as a whole one that *sets* constants or one that only *judges*; the errors of a class are
 those of the judges. An error of 100 % is twice as fast or half as fast as published. Published runs
-are of other programs than this one, with kernels of their own, so part of an error is theirs. The
-last two lists of speeds count in no class: runs before flash attention, and layouts that hpctrain
-refuses.
+are of other programs than this one, with kernels of their own, so part of an error is theirs.
+Memory is predicted with the loss of the source, which some compute from whole logits in float32.
+
+Some lists count in no class: runs without flash attention; experts that all get as many tokens as
+the busiest one; runs whose source does not say what the row needs, or contradicts itself; and
+layouts that hpctrain refuses.
 
 """
 
 
 def named_class(run: Run) -> str:
-    if run.source == "Megatron-LM":
-        return OLD
-    if run.refused:
-        return REFUSED
+    if run.apart or run.refused:
+        return LISTS[run.apart or "refused"]
     return class_of(of_run(run).facts, run.config)
+
+
+def named_memory(run: Run) -> str:
+    return APART if run.apart or run.refused else MEMORY
 
 
 def row(run: Run, published: float, value: float) -> str:
@@ -121,7 +132,7 @@ def page(found: dict[str, list[str]]) -> str:
         side = "sets constants" if source.calibrates else "judges"
         parts.append(f"- {name}, {source.date}: {source.url}. It {side}.\n")
     for name, rows in found.items():
-        unit = "GiB of a GPU" if name == MEMORY else "per GPU"
+        unit = "GiB of a GPU" if name in (MEMORY, APART) else "per GPU"
         parts.append(f"\n## {name}\n\n| | Run | Published, {unit} | Predicted | Error |\n")
         parts.append("| --- | --- | --- | --- | --- |\n" + "".join(f"{line}\n" for line in rows))
     return "".join(parts)
@@ -133,10 +144,11 @@ def computed() -> dict[str, list[str]]:
     for run in sorted(runs(), key=lambda run: run.calibrates):
         if run.speed:
             found[named_class(run)].append(speed_row(run))
-    found = {
-        name: found[name] for name in sorted(found, key=lambda name: (name in (OLD, REFUSED), name))
-    }
-    found[MEMORY] = [memory_row(r) for r in sorted(runs(), key=lambda r: r.calibrates) if r.gib]
+    lists = [*LISTS.values()]
+    found = {name: found[name] for name in sorted(found, key=lambda n: (n in lists, n))}
+    for run in sorted(runs(), key=lambda run: run.calibrates):
+        if run.gib:
+            found.setdefault(named_memory(run), []).append(memory_row(run))
     return found
 
 
@@ -145,7 +157,7 @@ def product_lines(found: dict[str, list[str]]) -> str:
     errors = {
         n: of
         for n, rows in found.items()
-        if n not in (OLD, REFUSED, MEMORY) and (of := of_rows(rows))
+        if n not in (*LISTS.values(), MEMORY, APART) and (of := of_rows(rows))
     }
     lines = [f'    "{name}": ({", ".join(map(str, of))}),\n' for name, of in errors.items()]
     of_memory = of_rows(found[MEMORY]) or (0, 0, 0, 0)

@@ -55,6 +55,42 @@ def test_the_products_of_the_layers_are_the_operations_that_are_counted() -> Non
     assert sum(m.flops for m in dense.matrices) == dense.flops.forward - attention
 
 
+def _grouped(groups: int, layout: torch.memory_format) -> nn.Module:
+    first, grouped = nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=groups)
+    last = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    return nn.Sequential(first, grouped, *last).to(memory_format=layout)
+
+
+def test_a_convolution_with_groups_takes_the_time_of_moving_what_it_reads_and_writes() -> None:
+    facts = _facts(partial(_grouped, 64, torch.channels_last))
+    matrix = facts.matrices[1]
+    assert facts.flops is not None
+    assert (matrix.rows, matrix.columns, matrix.number, matrix.positions) == (1, 9, 64, 1024)
+    assert sum(m.flops for m in facts.matrices) == facts.flops.forward
+    assert matrix.moved == 2 * 64 * 32 * 32
+    hardware, last = load("h100_sxm"), _time(facts).compute_s
+    assert hardware.memory_bandwidth
+    assert last > 64 * 2 * matrix.moved * 2 / hardware.memory_bandwidth
+
+
+def test_channels_first_takes_longer_in_16_bits_alone() -> None:
+    first, last = (
+        _facts(partial(_grouped, 1, layout))
+        for layout in (torch.contiguous_format, torch.channels_last)
+    )
+    assert _time(first).compute_s > 1.2 * _time(last).compute_s
+    assert _time(first, "tf32").compute_s == _time(last, "tf32").compute_s
+
+
+def test_full_checkpointing_computes_again_all_but_the_last_product_of_a_block() -> None:
+    facts = _facts(_LM)
+    assert facts.flops is not None
+    tokens, dim, hidden = 256, 512, 1024
+    left_out = 6 * 2 * tokens * dim * hidden + 2 * tokens * dim * 512  # and the head
+    assert facts.again == facts.flops.forward - left_out
+    assert 0.5 < facts.again / facts.flops.forward < 1
+
+
 def test_of_experts_those_count_that_a_token_uses_and_few_tokens_go_to_each() -> None:
     facts = _facts(partial(_LM, experts=64, experts_per_token=2, expert_hidden=512))
     banks = [m for m in facts.matrices if m.number == 64]

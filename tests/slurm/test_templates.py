@@ -402,7 +402,7 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     first, second = run_json(the_run(here))["attempts"]
     assert (first["reason"], first["world_size"]) == ("SIGUSR2", 2)
     assert (second["state"], second["restart_count"]) == ("finished", 1)
-    assert f"job {job} is requeued, from outside the container" in output(here, job)
+    assert f"job {job} is requeued by its batch script" in output(here, job)
     # The config is frozen once for both attempts, and each attempt has two ranks.
     calls = log.read_text().splitlines()
     made = [re.findall(r" -m (hpctrain \w+|[\w.]+)", call)[0] for call in calls]
@@ -417,7 +417,7 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     cluster.wait_for_step(other, 20)
     cluster.slurm("scancel", job)
     assert ended(here, job)[0].startswith("CANCELLED")
-    assert "requeued, from outside" not in output(here, job)
+    assert "requeued by its batch script" not in output(here, job)
     assert "--nv" not in log.read_text()
 
 

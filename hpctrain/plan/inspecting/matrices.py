@@ -24,9 +24,10 @@ class Matrix:
     rows: int
     columns: int
     positions: float  # of a sample, which are multiplied by it
-    number: int = 1  # of equal weights, such as the experts of a layer
+    number: int = 1  # of equal weights: the experts of a layer, the groups of a convolution
     fp8: bool = False  # whether precision.compute=fp8 computes it so
-    convolution: bool = False
+    moved: float = 0.0  # elements of a sample that a convolution reads and writes; 0 for others
+    channels_last: bool = True  # otherwise cuDNN turns them around for products in 16 bits
 
     @property
     def flops(self) -> float:
@@ -40,6 +41,7 @@ class Positions:
     def __init__(self, model: nn.Module, samples: int) -> None:
         self._model, self._samples = model, samples
         self._seen: dict[tuple[Any, ...], float] = {}
+        self._moved: dict[tuple[Any, ...], float] = {}
 
     def __enter__(self) -> Positions:
         self._handles = [m.register_forward_hook(self._note) for m in self._model.modules()]
@@ -53,6 +55,8 @@ class Positions:
         if isinstance(output, torch.Tensor) and output.ndim > 1:
             channels = output.shape[1 if isinstance(module, _ConvNd) else -1]
             self._seen[_kind(module)] = output.numel() / channels / self._samples
+            if isinstance(module, _ConvNd):
+                self._moved[_kind(module)] = (args[0].numel() + output.numel()) / self._samples
 
     def matrices(self, otherwise: int, fp8: Collection[str]) -> tuple[Matrix, ...]:
         """Return the weights, each once; `fp8` are the names of layers that can compute in it.
@@ -60,6 +64,8 @@ class Positions:
         `otherwise` are the positions of layers that were not called.
         """
         found, known = [], set()
+        convolutions = [m for m in self._model.modules() if isinstance(m, _ConvNd)]
+        channels_last = any(not layer.weight.is_contiguous() for layer in convolutions)
         for name, module in self._model.named_modules():
             if isinstance(module, nn.Embedding):
                 continue
@@ -68,14 +74,21 @@ class Positions:
                 if weight.ndim < 2 or id(weight) in known:
                     continue
                 known.add(id(weight))
-                convolution = isinstance(module, _ConvNd)
-                stack = weight.ndim == 3 and not convolution
-                number, shape = (weight.shape[0], weight.shape[1:]) if stack else (1, weight.shape)
+                fields: dict[str, Any] = {"fp8": name in fp8}
+                number, each, shape = 1, positions, weight.shape
+                if isinstance(module, _ConvNd):
+                    number = module.groups
+                    shape = torch.Size((shape[0] // number, *shape[1:]))
+                    fields["moved"] = self._moved.get(_kind(module), 0.0)
+                    fields["channels_last"] = channels_last
+                elif weight.ndim == 3:
+                    number, shape = weight.shape[0], weight.shape[1:]
+                    each = positions / number
                 sizes = int(shape[0]), math.prod(shape[1:])
-                each = positions / number
-                found.append(Matrix(*sizes, each, number, name in fp8, convolution))
+                found.append(Matrix(*sizes, each, number, **fields))
         return tuple(found)
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    return type(module), *(tuple(p.shape) for p in module.parameters(recurse=False))
+    shapes = (tuple(p.shape) for p in module.parameters(recurse=False))
+    return type(module), getattr(module, "stride", None), *shapes

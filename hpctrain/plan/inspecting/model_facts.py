@@ -20,6 +20,7 @@ from hpctrain.models.dry_run import dry_run
 from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.precision import float8_layers
+from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
@@ -60,6 +61,7 @@ class ModelFacts:
     per_token: int = 0  # experts that a token uses
     adapted: int = 0  # frozen parameters that have an adapter, which may be held in 4 bits
     context: bool = False  # its sequences can be divided (context parallel)
+    again: int = 0  # operations of a sample that full activation checkpointing adds
 
     @property
     def tokens(self) -> int:
@@ -112,6 +114,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
     batch = meta_batch(sample)
     with Positions(model, len(batch["mask"])) as positions:
         flops = count_flops(model, task, batch)
+    again = _again(model, task, batch, flops) if flops else 0
     in_fp8: list[str] = []
     with contextlib.suppress(ConfigError):  # no layer can compute in it
         in_fp8 = float8_layers(model, [])
@@ -129,7 +132,26 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         per_token=max((used for _, used, _ in experts), default=0),
         adapted=sum(w.numel() for w in frozen_weights(model)),
         context=isinstance(plan, Plan) and plan.context,
+        again=again,
     )
+
+
+def _again(model: nn.Module, task: Any, batch: Batch, flops: Flops) -> int:
+    """Return the operations that full activation checkpointing adds, for blocks stop early.
+
+    The last product of a block has no result that the backward pass needs.
+    """
+    try:
+        blocks = [block for _, block in find_blocks(model, [])]
+    except ConfigError:
+        return 0
+    checkpoint_activations(blocks, "full", 1)
+    try:
+        counted = count_flops(model, task, batch)
+    finally:
+        for block in blocks:
+            del block.forward
+    return max(0, counted.training - flops.training) if counted else 0
 
 
 def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:

@@ -10,16 +10,16 @@ from hpctrain.plan.layouts import Layout
 # Made by `python -m tests.plan.published_page`: the number of runs, then the median, the 90th
 # percentile and the largest of their errors in percent. 100 is twice, or half, as fast.
 SPEED: dict[str, tuple[int, ...]] = {
-    "LoRA bf16": (2, 27, 35, 35),
-    "QLoRA bf16": (1, 6, 6, 6),
-    "dense bf16": (25, 14, 25, 86),
-    "dense fp8": (8, 7, 33, 33),
-    "experts bf16": (6, 100, 669, 669),
-    "experts fp8": (1, 45, 45, 45),
-    "images bf16": (17, 62, 85, 113),
-    "images tf32": (5, 18, 69, 69),
+    "LoRA bf16": (1, 3, 3, 3),
+    "QLoRA bf16": (1, 2, 2, 2),
+    "dense bf16": (28, 11, 22, 37),
+    "dense fp8": (8, 4, 33, 33),
+    "experts bf16": (3, 71, 88, 88),
+    "experts fp8": (1, 47, 47, 47),
+    "images bf16": (16, 18, 43, 45),
+    "images tf32": (5, 2, 47, 47),
 }
-MEMORY = (22, 50, 113, 122)
+MEMORY = (19, 8, 22, 23)
 # What published runs had: kinds of data parallel, and ways to divide the model, alone or together.
 COMPARED = frozenset(("ddp", "zero1", "zero3", "hsdp", "single"))
 _DIVIDE = ("cp", "tp", "pp", "ep")

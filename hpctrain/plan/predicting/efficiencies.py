@@ -20,7 +20,7 @@ class Efficiencies:
     half: float = 0.06
     fp8: float = 0.9  # of `best`: what a product in fp8 reaches of its peak beside one in 16 bits
     tf32: float = 0.55  # of `best`, likewise
-    convolution: float = 0.5  # of `best`: what a convolution reaches beside a product of its size
+    convolution: float = 0.8  # `half` of convolutions
     attention: float = 0.35  # of the peak (flash kernel)
     traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
     fused: float = 3.0  # the same, where torch.compile fuses

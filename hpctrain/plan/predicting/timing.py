@@ -48,6 +48,7 @@ _KERNELS = 90  # of a block, forward and backward
 _BACKWARD = 3  # passes of attention in training, as FLOPs are counted: backward is twice forward
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 _CASTS = 5  # bytes for each element that is cast to fp8: read twice in 16 bits, written once
+_UNPACKED = 4.5  # bytes for each weight that is unpacked from 4 bits, in 16 bits, and read again
 
 
 def step_time(
@@ -69,10 +70,12 @@ def step_time(
     products_s, attention_s = _compute(layout, facts, hardware, efficiencies)
     compute = samples * (products_s + attention_s)
     traffic = efficiencies.fused if config.train.compile != "off" else efficiencies.traffic
-    if config.train.activation_checkpointing != "none":
-        traffic *= 1.33  # the forward pass is made twice
+    twice = config.train.activation_checkpointing != "none"  # the forward pass is made
+    traffic *= 1.33 if twice else 1
     rate = hardware.memory_bandwidth * efficiencies.memory
     memory = samples * traffic * (activations.saved + activations.outside) / rate
+    if config.train.lora.quantize:  # forward and backward, and again
+        memory += (2 + twice) * batch.accumulate * facts.adapted * _UNPACKED / rate
     launches = _KERNELS * max(1, blocks) / degrees.pp * efficiencies.launch_s
     busy = max(compute + memory, launches * batch.accumulate)
     hidden = _between_layers(layout, facts, blocks, hardware)
@@ -117,23 +120,31 @@ def _compute(
     rate = hardware.memory_bandwidth or 1.0
     forward = sum(matrix.flops for matrix in facts.matrices)
     attention = max(0.0, flops.forward - forward)
-    full = layout.config.train.activation_checkpointing == "full"
-    passes = (flops.training - _BACKWARD * attention) / max(1.0, forward) + full
+    passes, over = (flops.training - _BACKWARD * attention) / max(1.0, forward), _BACKWARD
+    if layout.config.train.activation_checkpointing == "full":
+        passes += max(0.0, facts.again - attention) / max(1.0, forward)
+        over += 1
     time = 0.0
     for matrix in facts.matrices:
         own = "fp8" if in_fp8 and matrix.fp8 else usual
         peak, part = hardware.peak(own) or 1.0, getattr(efficiencies, own, 1.0)
-        part *= efficiencies.convolution if matrix.convolution else 1.0
-        positions = max(1.0, layout.batch.micro * matrix.positions / degrees.cp)
+        # An expert gets tokens from all ranks of its group.
+        together = layout.config.parallel.ep if matrix.number > 1 and not matrix.moved else 1
+        positions = max(1.0, layout.batch.micro * matrix.positions * together / degrees.cp)
         wide, narrow = sorted((matrix.rows, matrix.columns), reverse=True)
         size = 3 / (degrees.tp / wide + 1 / narrow + 1 / positions)
-        half = efficiencies.half * peak * _BYTES[own] / rate
-        time += matrix.flops * (size + half) / (peak * efficiencies.best * part * size)
+        half = efficiencies.convolution if matrix.moved else efficiencies.half
+        half *= peak * _BYTES[own] / rate
+        product = matrix.flops * (size + half) / (peak * efficiencies.best * part * size)
+        moved = matrix.moved * _BYTES[own] / (rate * efficiencies.memory)
+        time += max(product, moved)
+        if not matrix.channels_last and _BYTES[own] == 2:  # inputs and outputs are turned around
+            time += 2 * moved
         if own == "fp8":  # inputs and gradients are read twice, for their largest value, and cast
             moved = _CASTS * (2 * matrix.columns + matrix.rows) * matrix.positions
             time += moved / (rate * efficiencies.memory * passes)
     # A causal kernel computes half of the square that is counted.
-    counted = (_BACKWARD + full) * attention / (2 if facts.tokens else 1)
+    counted = over * attention / (2 if facts.tokens else 1)
     return passes * time, counted / (efficiencies.attention * (hardware.peak(usual) or 1.0))
 
 
@@ -177,8 +188,9 @@ def _inside_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Har
         keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
         total += gather_s(keys, degrees.cp, link) * times
     if ep > 1:  # tokens go to their experts and back, in each pass
-        link = hardware.inside if degrees.tp * ep <= per_node else hardware.between
-        total += gather_s(residual * facts.per_token, ep, link) * 2 * times
+        nodes = degrees.tp * ep // per_node  # of several, what leaves a node takes the time
+        link, groups = (hardware.between, nodes) if nodes > 1 else (hardware.inside, ep)
+        total += gather_s(residual * facts.per_token, groups, link) * 2 * times
     if degrees.pp > 1:
         outer = per_node if degrees.ranks > per_node else 1
         link = link_of(hardware, per_node, outer, degrees.pp)

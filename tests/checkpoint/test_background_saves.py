@@ -279,7 +279,7 @@ class Watching(Hook):
         self.saved.append((state.step, folder.name, state.metrics["train/loss"]))
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("end", ["stop", "rollback", "end"])
 def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     end: str, late: bool, tmp_path: Path

@@ -59,6 +59,14 @@ def keep_private(descriptor: int) -> None:
     _private[descriptor] = os.fstat(descriptor)
 
 
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    if os.getppid() != parent:  # the parent has ended already
+        os._exit(1)
+
+
 @contextmanager
 def ending_here() -> Iterator[None]:
     """End a fork that was made in this context and leaves the user's code, by an error or `exit`.

@@ -22,9 +22,10 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.tasks import Classification
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import Display
+from hpctrain.training.run_parts import Every
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.trainer import Trainer
 
 _stack = torch.stack
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})

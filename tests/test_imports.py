@@ -32,8 +32,8 @@ ALLOWED = {
         "shards.types tracking.uploader_process"
     ),
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
-    "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "estimates.memory_fit faults.copied "
+    "checkpoint": "data.workers.shared distributed.long_work distributed.objects "
+    "distributed.tensors estimates.memory_fit faults.copied "
     "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks "
     "tracking.uploader_process",
     "parallel": (

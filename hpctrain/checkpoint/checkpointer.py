@@ -11,6 +11,7 @@ back to an older one.
 
 import json
 import logging
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -155,21 +156,19 @@ class Checkpointer:
             wrongs = objects.all_gather(self._finite.wrong())
             self.wrong = next(filter(None, wrongs), "")
             # A look at what is wrong must be possible when the run ends because of it.
-            background &= self.saves.agreement.look is not None and not self.wrong
-            differ = self.model.replicas_differ
-            self.saves.begin(
-                *(step, self._whole_state()),
-                # Else DCP would take parts of "model" from several ranks: these must fit together.
-                DefaultSavePlanner(dedup_save_to_lowest_rank=differ),
-                described={
-                    "progress": json.loads(json.dumps(progress)),  # the run goes on changing it
-                    "layout": dict(self.model.layout),
-                    "healthy": not self.wrong,
-                    "base": self._base,
-                },
-                best=best,
-                stage=background,
+            background &= self.saves.background and not self.wrong
+            # Else DCP would take parts of "model" from several ranks, and these must fit together.
+            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=self.model.replicas_differ)
+            about = Manifest(
+                *(step, self.ranks.world_size),
+                progress=json.loads(json.dumps(progress)),  # the run goes on changing it
+                files={},
+                time=time.time(),
+                layout=dict(self.model.layout),
+                healthy=not self.wrong,
+                base=self._base,
             )
+            self.saves.begin(about, self._whole_state(), planner, best, stage=background)
             if not background:
                 self.saves.finish()
         return not self.wrong
@@ -224,10 +223,7 @@ class Checkpointer:
 
     def _newest(self) -> Path | None:
         """Return the newest intact checkpoint; each rank verifies a part of its files."""
-        ranks, untried = (
-            self.ranks,
-            manifest.healthy(self.saves.folder),
-        )  # only rank 0 goes through them
+        ranks, untried = self.ranks, manifest.healthy(self.saves.folder)  # rank 0 goes through them
         while name := objects.broadcast(
             next((path.name for path in untried), "") if ranks.is_main else None
         ):

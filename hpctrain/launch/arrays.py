@@ -58,17 +58,12 @@ class Array:
     def script(self) -> Path:  # noqa: D102
         return self.folder / "job.sh"
 
-    @property
-    def _job_name(self) -> str:
-        """A job name that only the jobs of the one run have."""
-        run = self.entries[0].run
-        return f"{run.name}-{hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]}"
-
     def text(self) -> str:
         """Return the text of the batch script."""
         first = self.entries[0]
         for entry in self.entries:
             check_folder(entry.config.output_dir, entry.run.path)
+        digest = hashlib.sha256(os.fsencode(first.run.path)).hexdigest()[:8]  # of this run alone
         return sbatch_script(
             first.config,
             self.folder,
@@ -77,7 +72,7 @@ class Array:
             max_running=self.max_running,
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
             exclude=excluded_hosts.avoided(first.config),
-            chain=self._job_name if self.links > 1 else "",
+            chain=f"{first.run.name}-{digest}" if self.links > 1 else "",
             lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
             grace_s=_road(first).grace_s,
         )
@@ -148,9 +143,8 @@ class Array:
         for task, entry in enumerate(self.entries):
             entry.mark(Status.QUEUED)
             entry.job, *entry.behind = (f"{each}_{task}" for each in ids)
-            entry.handle = RunJob(
-                entry.run, entry.config.metric, entry.job, self.script, behind=entry.behind
-            )
+            known = entry.run, entry.config.metric, entry.job, self.script
+            entry.handle = RunJob(*known, behind=entry.behind)
 
 
 def plan(

@@ -6,11 +6,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.slurm.queue import ask, rows
+from hpctrain.slurm.queue import ask
 
 
 def minutes(text: str) -> float:
-    """Return the minutes of a time limit as `sinfo` prints it, or raise a ValueError.
+    """Return the minutes of a time limit as Slurm prints it, or raise a ValueError.
 
     It is `DAYS-HOURS:MINUTES:SECONDS`, of which the first parts may be missing, or "infinite".
     """
@@ -26,17 +26,16 @@ def minutes(text: str) -> float:
 def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     """Return that a job asks for more time than its partition allows; "" if it does not.
 
-    `sinfo` is asked once. Where it does not answer, nothing is said. `launch.time_min` must be a
+    Slurm is asked once. Where it does not answer, nothing is said. `launch.time_min` must be a
     number, and no partition is the default one.
     """
-    limits = _limits()
-    names = partition.split(",") if partition else [n[:-1] for n in limits if n.endswith("*")]
-    own = {name: limits.get(name, limits.get(f"{name}*")) for name in names}
-    known = {name: limit for name, limit in own.items() if limit is not None}
-    asked = launch.limit_min
-    if not known or asked <= max(known.values()):
+    asked, limits = launch.limit_min, dict[str, float]()
+    for line in _lines_of(partition):
+        with suppress(ValueError):
+            limits[_value(line, "PartitionName")] = minutes(_value(line, "MaxTime"))
+    name, limit = max(limits.items(), key=lambda pair: pair[1], default=("", asked))
+    if asked <= limit:
         return ""
-    name, limit = max(known.items(), key=lambda pair: pair[1])
     return (
         f"launch.time_min={asked}: the partition {name} allows {limit:g} minutes, so Slurm refuses "
         f"the job or never starts it; use launch.time_min={limit:g} or less, or another partition"
@@ -64,9 +63,7 @@ def road(partition: str | None, chain: int | None) -> Road:
     """
     if (settings := cluster_config()) is None:
         return Road("", jobs=chain or 1)
-    named = ("Default", ["YES"]) if partition is None else ("PartitionName", partition.split(","))
-    lines = [line for line in _partitions() if _value(line, named[0]) in named[1]]
-    found = [_of_partition(line, settings, chain) for line in lines]
+    found = [_of_partition(line, settings, chain) for line in _lines_of(partition)]
     # Slurm may choose any of the partitions.
     worst = max(found, key=lambda each: each.name != "requeue", default=Road("requeue"))
     if worst.name == "requeue" and chain and chain > 1:
@@ -115,17 +112,11 @@ def _partitions() -> list[str]:
     return [line for line in listed.splitlines() if line.startswith("PartitionName=")]
 
 
+def _lines_of(partition: str | None) -> list[str]:
+    named = ("PartitionName", partition.split(",")) if partition else ("Default", ["YES"])
+    return [line for line in _partitions() if _value(line, named[0]) in named[1]]
+
+
 def _value(settings: str, name: str) -> str:
     found = re.search(rf"(?:^|\s){name}\s*=\s*(\S+)", settings)
     return found[1] if found else ""
-
-
-@functools.cache
-def _limits() -> dict[str, float]:
-    """Return the minutes by partition; the name of the default one ends with `*`."""
-    listed = ask("sinfo", "--noheader", "--format=%P|%l", quiet=True) or ""
-    found: dict[str, float] = {}
-    for name, limit in rows(listed, (r"\S+", r"\S+")):
-        with suppress(ValueError):
-            found[name] = max(found.get(name, 0.0), minutes(limit))
-    return found

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from hpctrain.causes import is_out_of_memory
-from hpctrain.checkpoint.saving.agreement import Agreement
+from hpctrain.checkpoint.saving.saves import Saves
+from hpctrain.config.metric_registry import GRAD_NORM, SKIPPED_STEPS
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
@@ -31,7 +32,7 @@ from hpctrain.parallel.reducing.scalars import (
 )
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import Task
+from hpctrain.tasks import Task, derived
 from hpctrain.training.average import Average
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.silent_layers import SilentLayers
@@ -112,7 +113,7 @@ class TrainStep:
         average: Average | None = None,
         timer: Timer | None = None,
         save_timer: Timer | None = None,
-        saving: Agreement | None = None,
+        saving: Saves | None = None,
         histograms: Histograms | None = None,
         silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
@@ -124,7 +125,7 @@ class TrainStep:
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
         self.timer, self.save_timer = timer or Timer(), save_timer or Timer()
-        self.saving = saving or Agreement()
+        self.saving = saving
         self.histograms = histograms or Histograms()
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
@@ -146,8 +147,8 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        timers = self.timer, self.save_timer
-        asking: list[Stop | Timer | Agreement] = [self.stop, *timers, self.saving]
+        asking: list[Stop | Timer | Saves] = [self.stop, self.timer, self.save_timer]
+        asking += [self.saving] if self.saving is not None else []
         flags = [each.flags() for each in asking]
         mine = self.model.joined(self.model.loads.joined(joined(values, [*chain(*flags)])))
         reduced = self.model.settled(over_ranks(mine, mesh))
@@ -182,6 +183,15 @@ class TrainStep:
             self.average.update()
         if self.micro_batches is not None:
             self.micro_batches.after_step()
+
+    def means(self) -> dict[str, float]:
+        """Return the metrics of the steps since the last call, which waits for the device."""
+        means = derived(self.task, self.totals.means())
+        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
+            del means["bubble"]
+        found = {f"train/{name}": value for name, value in means.items()}
+        skipped = {SKIPPED_STEPS: self.health.skipped} if self.health.skipped else {}
+        return found | {GRAD_NORM: float(self.grad_norm)} | skipped
 
     def finish(self) -> None:
         """Make the replicas equal after the last step of the run."""

@@ -10,57 +10,27 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpctrain import marks
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.metric_registry import (
-    EPOCH,
-    GLOBAL_BATCH_SIZE,
-    GRAD_NORM,
-    LR,
-    SKIPPED_STEPS,
-)
-from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.data.device_prefetcher import DevicePrefetcher
+from hpctrain.config.metric_registry import EPOCH, GLOBAL_BATCH_SIZE, LR
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import HealthError
 from hpctrain.faults.health import RolledBack
-from hpctrain.faults.stop import Interrupted, Stop
+from hpctrain.faults.stop import Interrupted
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import derived
-from hpctrain.tracking.tracker import Tracker
-from hpctrain.training.display import Display
 from hpctrain.training.evaluation import evaluate_all
-from hpctrain.training.hooks import Hooks, RunState
-from hpctrain.training.improvement import Best, Improvement
-from hpctrain.training.measuring.meter import Meter
-from hpctrain.training.notes import Notes
-from hpctrain.training.schedule import Schedule
-from hpctrain.training.step import TrainStep
-from hpctrain.training.watch import Watch
+from hpctrain.training.run_parts import RunParts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Every:
-    """Steps from one log line, evaluation or checkpoint to the next."""
-
-    log: int
-    evaluate: int | None  # None: at each end of an epoch
-    checkpoint: int | None  # None: not by steps
-    at_end: bool = True  # whether the last step of the run saves a checkpoint
 
 
 @dataclass
@@ -74,32 +44,8 @@ class Outcome:
     reason: str = ""  # why it has finished before `max_steps`
 
 
-@dataclass
-class Trainer:
-    """The objects that a run consists of; `hpctrain.job.building.build` makes them."""
-
-    train_step: TrainStep
-    schedule: Schedule
-    loader: DevicePrefetcher
-    checkpointer: Checkpointer
-    tracker: Tracker
-    display: Display
-    stop: Stop
-    device: torch.device
-    max_steps: int
-    every: Every
-    meter: Meter
-    # The feeds of the evaluation, by what the names of their metrics begin with, such as `val`.
-    evaluations: Mapping[str, DevicePrefetcher] = field(default_factory=dict)
-    asked: Sequence[RequestedMetric] = ()
-    hooks: Hooks = field(default_factory=Hooks)
-    patience: Improvement = field(default_factory=Improvement)
-    best: Best = field(default_factory=Best)
-    notes: Notes = field(default_factory=Notes)
-    watch: Watch = field(default_factory=Watch)
-    step: int = 0
-    evaluation_due: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)
+class Trainer(RunParts):
+    """Trains the model of a run, evaluates it and saves it."""
 
     def fit(self) -> Outcome:
         """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request.
@@ -200,25 +146,15 @@ class Trainer:
 
     def _report(self) -> None:
         """Log the steps since the last report."""
-        means = self._training_means()  # it waits for a GPU, whose steps are measured
+        means = self.train_step.means()  # it waits for a GPU, whose steps are measured
+        if self.train_step.parts:
+            means[GLOBAL_BATCH_SIZE] = self.loader.batch_size
+        means |= {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
         with self.meter.spent("other"):
             self._log(self.meter.report(self.train_step.totals.counts) | means)
             silent = self.train_step.silent
             layers = silent.read(self.train_step.model)
             self.watch.report(self.step, layers, silent.layers)
-
-    def _training_means(self) -> dict[str, float]:
-        means = derived(self.train_step.task, self.train_step.totals.means())
-        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
-            del means["bubble"]
-        skipped = self.train_step.health.skipped
-        return (
-            {f"train/{name}": value for name, value in means.items()}
-            | {GRAD_NORM: float(self.train_step.grad_norm)}
-            | ({SKIPPED_STEPS: skipped} if skipped else {})
-            | ({GLOBAL_BATCH_SIZE: self.loader.batch_size} if self.train_step.parts else {})
-            | {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
-        )
 
     def _caught_up(self) -> bool:
         """Make the evaluation that a stop has ended before, if any; False when it is still due."""
@@ -235,10 +171,6 @@ class Trainer:
         """Return whether an evaluation follows this step; `epoch` was that before the step."""
         every = self.every.evaluate
         return self.loader.epoch > epoch if every is None else self.step % every == 0
-
-    def _save_is_due(self) -> bool:
-        by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0
-        return by_steps or self.best.is_due(self.step) or self.train_step.save_timer.is_due()
 
     def _evaluated(self) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
@@ -279,108 +211,3 @@ class Trainer:
             self.watch.ends(self.step)
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
-
-    def _save(self, *, background: bool = False) -> None:
-        self._go_on_saving(wait=True)
-        with self.meter.spent("checkpoint"), self.display.doing("a checkpoint"):
-            self._write_checkpoint(background)
-        self._tell_saved()
-
-    def _write_checkpoint(self, background: bool) -> None:
-        self.train_step.health.judge(late=False)
-        self.tracker.sync()
-        self.checkpointer.save(
-            self.step,
-            {
-                "step": self.step,
-                "evaluation_due": self.evaluation_due,
-                "tracker": self.tracker.position(),
-                "metrics": self.metrics,
-                "totals": self.train_step.totals.state_dict(),
-                "ema": bool(self.train_step.average.tensors),
-            }
-            | {name: part.state_dict() for name, part in self._stateful.items()},
-            best=self.best.step,
-            background=background,
-        )
-        self.train_step.health.judge_state(self.checkpointer.wrong)
-        self.train_step.save_timer.restart()
-
-    def _go_on_saving(self, *, wait: bool = False) -> None:
-        """Go on with a checkpoint that is written in the background; `wait` until it is there."""
-        saves = self.checkpointer.saves
-        if saves.under_way is not None:
-            spent = partial(self.meter.spent, "checkpoint")
-            if wait:
-                with spent():
-                    saves.finish()
-            else:
-                saves.advance(spent)
-            self._tell_saved()
-
-    def _tell_saved(self) -> None:
-        """Tell those who wait for the checkpoint that was committed, if any."""
-        committed = self.checkpointer.saves.committed
-        while committed:
-            saved = committed.pop(0)
-            self.best.mark(saved.step)
-            state = replace(self._state(), step=saved.step, metrics=saved.metrics)
-            self.hooks.after_save(state, self.checkpointer.path(saved.step))
-
-    @property
-    def _stateful(self) -> dict[str, Any]:
-        """What a checkpoint has beside model and optimizer; the meter needs the loader first."""
-        return {
-            "data": self.loader,
-            "precision": self.train_step.model.precision,
-            "health": self.train_step.health,
-            "timer": self.train_step.timer,
-            "hooks": self.hooks,
-            "schedule": self.schedule,
-            "patience": self.patience,
-            "best": self.best,
-            "watch": self.watch,
-            "meter": self.meter,
-        }
-
-    def _state(self, batch: Batch | None = None) -> RunState:
-        """Return what a hook sees at this step."""
-        return RunState(
-            step=self.step,
-            model=self.train_step.model.module,
-            optimizer=self.train_step.optimizer,
-            task=self.train_step.task,
-            batch=batch,
-            metrics=self.metrics,
-            tracker=self.tracker,
-        )
-
-    def _resume(self) -> int:
-        marks.enter(marks.LOAD)
-        first = self.every.checkpoint or self.max_steps + 1
-        by_clock = bool(self.train_step.save_timer.flags())
-        if self.every.at_end or first <= self.max_steps or by_clock or self.best.metric is not None:
-            self.checkpointer.prove()
-        began = time.monotonic()
-        progress = self.checkpointer.load_latest()
-        if progress is not None:
-            self.step = self.train_step.model.step = progress["step"]
-            self.metrics = progress["metrics"]
-            self.evaluation_due = progress["evaluation_due"]
-            self.train_step.totals.load_state_dict(progress["totals"], self.device)
-            if not progress["ema"]:
-                self.train_step.average.restart()
-            for name, part in self._stateful.items():
-                part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
-            if dist.get_rank() == 0:
-                seconds = time.monotonic() - began
-                log.info(
-                    "going on from the checkpoint of step %d (read in %.1f s)", self.step, seconds
-                )
-        else:
-            self.checkpointer.modes.train()
-        # After a rollback without a checkpoint the run starts at step 0 again.
-        self.tracker.rewind(progress["tracker"] if progress is not None else 0)
-        self.notes.begin(self.step)
-        dist.barrier()
-        return self.step

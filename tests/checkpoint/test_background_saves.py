@@ -23,8 +23,8 @@ from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
 from hpctrain.step_names import step_name, step_of
 from hpctrain.training.hooks import Hook, Hooks, RunState
+from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
@@ -44,7 +44,7 @@ def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
     """Return what saves a step; its writers are started, as small as the state is."""
     made = Checkpointer(folder, 2, here(), step.model, step.optimizer)
     made.saves.start_writers(ROOM)
-    step.saving = made.saves.agreement
+    step.saving = made.saves
     return made
 
 
@@ -152,34 +152,6 @@ def test_a_killed_writer_costs_no_checkpoint(
     saved.saves.close()
 
 
-def test_a_writer_that_is_killed_while_it_removes_costs_no_checkpoint(tmp_path: Path) -> None:
-    step = make()
-    step(batch(8), 1e-2)
-    saved = checkpointer(tmp_path / "checkpoints", step)
-    saves, remove = saved.saves, saved.saves._remove_old
-
-    def stopped(best: int) -> None:
-        process_of(saved)
-        remove(best)
-
-    for number in (1, 2, 3):
-        saved.save(number, {"step": number}, background=True)
-        saves._remove_old = stopped if number == 3 else remove  # type: ignore[method-assign]
-        while saves.under_way is not None and not saves.under_way.committed:
-            step(batch(8), 1e-2)
-            saves.advance()
-        if number == 3:
-            os.kill(process_of(saved), signal.SIGKILL)
-        go_on(step, saved)
-    names = sorted(path.name for path in saves.folder.iterdir())
-    assert names == ["step-00000001.tmp", "step-00000002", "step-00000003"]
-    saves._remove_old = remove  # type: ignore[method-assign]
-    saved.save(4, {"step": 4}, background=True)
-    go_on(step, saved)
-    assert not damage(saved.path(4))
-    saves.close()
-
-
 def limit(process: int, size: int) -> None:
     resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -223,6 +195,8 @@ def test_what_cannot_be_written_is_said_and_written_once_more(
     assert [damage(path) for path in checkpoints(saved.saves.folder)] == ["", ""]
     assert saved.load_latest() == {"step": 3}
     saved.saves.close()
+    names = {path.name for path in saved.saves.folder.iterdir()}
+    assert names == {"step-00000002", "step-00000003", "step-00000004.tmp"}, "step 1 is removed"
 
 
 def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
@@ -245,6 +219,29 @@ def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
     return found
 
 
+def test_the_sum_over_the_ranks_decides(tmp_path: Path) -> None:
+    """What is offered stands for the sum with the flags of another rank."""
+    step = make()
+    saves = (saved := checkpointer(tmp_path / "checkpoints", step)).saves
+    saved.save(1, {"step": 1}, background=True)
+    assert saves.writer is not None
+    while saves.writer.error is None:
+        time.sleep(0.005)
+    for others, committed, own in (([1, 0, 0], False, [0, 0, 1]), ([0, 0, 0], True, [0, 0, 0])):
+        flags = saves.flags()
+        saves.offer([a + b for a, b in zip(flags, others, strict=True)])
+        saves.advance()
+        assert bool(checkpoints(saves.folder)) is committed
+        assert saves.under_way is not None
+        assert saves.flags() == own
+    saves.offer(saves.flags())
+    saves.advance()
+    assert saves.under_way is None
+    assert saves.flags() == [0, 0, 0]
+    saves.close()
+
+
+@pytest.mark.slow
 def test_all_ranks_must_have_written_their_part(tmp_path: Path) -> None:
     first, second = run_ranks(on_two_ranks, 2, tmp_path)
     assert len(first) == len(second) > 6, "both saw the end at the same step"
@@ -319,7 +316,7 @@ class Watching(Hook):
         self.saved.append((state.step, folder.name, state.metrics["train/loss"]))
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("end", ["stop", "rollback", "end"])
 def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     end: str, late: bool, tmp_path: Path
@@ -337,9 +334,9 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     trainer = trainer_of(step, folder, 6, every, loader=numbers(6), hooks=Hooks([hook]))
     saves = trainer.checkpointer.saves
     saves.start_writers(ROOM)
-    step.saving = saves.agreement
+    step.saving = saves
     if late:
-        saves.agreement._totals = Late([])
+        saves._totals = Late([])
     assert saves.writer is not None
     hook.writer = saves.writer.process.pid
     if end == "rollback":

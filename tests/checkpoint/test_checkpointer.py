@@ -24,6 +24,7 @@ from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.optimizer_state import OptimizerState
+from hpctrain.checkpoint.saving.part import Job
 from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
@@ -338,16 +339,16 @@ def test_a_rank_of_an_older_step_commits_nothing(
     monkeypatch.setattr(leaving, "_exit", end)
     epochs, folder = tmp_path / "epochs", tmp_path / "checkpoints"
     _, saver = trained(folder)
-    saver.ranks = replace(saver.ranks, job_id="7")
+    saver.saves._ranks = replace(saver.ranks, job_id="7")
     epochs.write_text("7 0 0\n")
     saver.save(1, {})
-    write = saver._write_state
+    write = Job.write
 
-    def written_late(path: Path) -> None:
-        write(path)
+    def written_late(job: Job) -> str:
         epochs.write_text("7 0 0\n7 0 1\n")
+        return write(job)
 
-    monkeypatch.setattr(saver, "_write_state", written_late)
+    monkeypatch.setattr(Job, "write", written_late)
     with pytest.raises(SystemExit):
         saver.save(2, {})
     assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000002.tmp"}

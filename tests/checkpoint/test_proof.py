@@ -72,7 +72,7 @@ def test_writers_are_started_if_the_memory_has_room_for_copies(
     saved = saver(tmp_path / "checkpoints", 1e6)
     saved.prove()
     assert saved.saves.writer is not None
-    assert len(saved.saves.agreement.flags()) == 3
+    assert len(saved.saves.flags()) == 3
     saved.saves.close()
     for staging, memory, may in ((100, 1e12, "0.0 MiB"), (1e6, 2e3, "0.0 MiB")):
         monkeypatch.setattr(proof, "memory_left", lambda left=memory: left)
@@ -80,7 +80,7 @@ def test_writers_are_started_if_the_memory_has_room_for_copies(
         with caplog.at_level(logging.WARNING):
             saved.prove()
         assert saved.saves.writer is None
-        assert saved.saves.agreement.flags() == [], "no step pays for it"
+        assert saved.saves.flags() == [], "no step pays for it"
         assert (
             f"saves stop the training: a copy takes about 0.0 MiB of each rank, of which {may}"
             in (caplog.text)

@@ -154,12 +154,15 @@ def test_parameters_are_those_of_the_model() -> None:
 
 
 def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = "batch*|2:00:00\nlong|infinite\n"
+    answer = (
+        "PartitionName=batch Default=YES MaxTime=02:00:00\n"
+        "PartitionName=long Default=NO MaxTime=UNLIMITED\n"
+    )
     monkeypatch.setattr(partition_limit, "ask", lambda *command, **options: answer)
-    partition_limit._limits.cache_clear()
+    partition_limit._partitions.cache_clear()
     launch = composer.typed([*LM, "launch.time_min=121"]).launch
     found = partition_limit.beyond_partition(launch, None)
     assert found.startswith("launch.time_min=121: the partition batch allows 120 minutes")
     assert partition_limit.beyond_partition(launch, "long") == ""
     assert partition_limit.beyond_partition(launch, "no") == ""
-    partition_limit._limits.cache_clear()
+    partition_limit._partitions.cache_clear()

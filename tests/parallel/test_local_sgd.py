@@ -15,7 +15,8 @@ from torch import distributed
 
 from hpctrain.shards.types import Batch
 from hpctrain.training.improvement import Improvement
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.run_parts import Every
+from hpctrain.training.trainer import Trainer
 from tests.parallel.parity import Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
 from tests.steps import trainer_of

@@ -120,7 +120,7 @@ echo 'Balance: 7 SU'
 
 
 def forget() -> None:
-    for cached in ("cluster_config", "_partitions", "_limits"):
+    for cached in ("cluster_config", "_partitions"):
         getattr(partition_limit, cached).cache_clear()
 
 

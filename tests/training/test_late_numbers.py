@@ -24,8 +24,8 @@ from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Sums
+from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
 from tests.steps import alone, trainer_of

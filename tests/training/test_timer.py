@@ -13,8 +13,8 @@ from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.hooks import Hook, Hooks, RunState
 from hpctrain.training.measuring.timer import Timer
+from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every
 from tests.ranks import run_ranks
 from tests.steps import alone, trainer_of
 from tests.training.test_late_numbers import Late, Squares, numbers

@@ -10,7 +10,8 @@ from torch import distributed
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.run_parts import Every
+from hpctrain.training.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.steps import batch, make, trainer_of
 

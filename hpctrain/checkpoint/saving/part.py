@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -20,7 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hpctrain.checkpoint.files import manifest
-from hpctrain.checkpoint.saving.shared_memory import Placed, SharedMemory, places
+from hpctrain.checkpoint.saving.shared_memory import Placed, places
 from hpctrain.checkpoint.tensor_reader import Unpickler
 from hpctrain.disk import open_regular, sync, why_unwritten
 
@@ -98,7 +100,7 @@ class Job:
             if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
                 tensors[item.index] = tensor
             else:
-                values[item.index] = _pickled(tensor.cpu())
+                values[item.index] = tensor.cpu()
         values |= zip(tensors, places([*tensors.values()]), strict=True)
         plan = replace(self.plan, planner_data=None)  # only rank 0 needs it, and has it
         return replace(self, plan=plan, planner=Staged(values)), [*tensors.values()]
@@ -111,20 +113,17 @@ class Staged(DefaultSavePlanner):
         super().__init__()
         self._values = values
         self.placed = [value for value in values.values() if isinstance(value, Placed)]
-        self.memory: SharedMemory | None = None
+        self.memory: NDArray[np.uint8] | None = None
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Return a tensor, or another object as DCP pickles it."""
         value = self._values[write_item.index]
         if isinstance(value, Placed):
             assert self.memory is not None
-            return value.within(self.memory.content)
-        stream = io.BytesIO(value if isinstance(value, bytes) else _pickled(value))
-        if write_item.type == WriteItemType.BYTE_IO:
-            return stream
-        tensor = torch.load(stream, weights_only=False)
-        assert isinstance(tensor, torch.Tensor)
-        return tensor
+            return value.within(self.memory)
+        if isinstance(value, torch.Tensor):
+            return value
+        return io.BytesIO(value if isinstance(value, bytes) else _pickled(value))
 
 
 def _pickled(value: Any) -> bytes:

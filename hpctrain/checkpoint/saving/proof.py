@@ -40,48 +40,39 @@ class Sizes(NamedTuple):
     staging: float
 
 
-class _Found(NamedTuple):
-    """What one rank finds; `copy` are the bytes of memory that it has for a copy."""
-
-    wrong: str
-    weights: float
-    part: float
-    free: float
-    copy: float
-
-
 def prove(saves: Saves, ranks: RankInfo, sizes: Sizes) -> None:
     """Write a little, and start writers if saves would stop the training for long.
 
     All ranks call this together. If no checkpoint can be written, it is a StorageError.
     """
-    folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, sizes), 0.0
+    folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, sizes), 0
     if not wrong:
         disk = os.statvfs(folder)
-        free = float(disk.f_bavail * disk.f_frsize)
+        free = disk.f_bavail * disk.f_frsize
     copy = min(sizes.staging, OF_FREE * memory_left() / ranks.local_world_size)
-    own = _Found(wrong, sizes.weights, sizes.part, free, copy)
-    found = [_Found(*each) for each in objects.all_gather(own)]
-    several = len(found) > 1
-    texts = [f"rank {i}: " * several + each.wrong for i, each in enumerate(found) if each.wrong]
+    # of all ranks: what is wrong, what the disk has free, and how much a copy may take
+    known = objects.all_gather((wrong, free, sizes.weights, sizes.part, copy))
+    wrongs, frees, weights, parts, copies = zip(*known, strict=True)
+    several = len(known) > 1
+    texts = [f"rank {rank}: " * several + text for rank, text in enumerate(wrongs) if text]
     if texts:
         raise StorageError(f"{folder}: no checkpoint can be written ({few(texts, _SHOWN)})")
-    whole, free = sum(each.part for each in found), min(each.free for each in found)
+    free, whole = min(frees), sum(parts)
     text = f"a checkpoint takes about {readable(whole)}, and {folder} has {readable(free)} free"
-    if max(each.weights for each in found) > free:
+    if max(weights) > free:
         raise StorageError(f"no checkpoint can be written: {text}")
     if whole > free and ranks.is_main:
         log.warning("the disk is nearly full: %s", text)
-    if not sizes.staging or max(each.part for each in found) < SMALL_PART:
+    if not sizes.staging or max(parts) < SMALL_PART:
         return
-    tight = [each for each in found if each.part > each.copy]
+    tight = [pair for pair in zip(parts, copies, strict=True) if pair[0] > pair[1]]
     if not tight:
         saves.start_writers(sizes.staging)
     elif ranks.is_main:
         log.warning(
             "saves stop the training: a copy takes about %s of each rank, of which %s may be used "
             "(checkpoint.staging_gb, and half of the free memory of the node)",
-            *(readable(tight[0].part), readable(tight[0].copy)),
+            *map(readable, tight[0]),
         )
 
 
@@ -91,15 +82,14 @@ def _wrong(folder: Path, ranks: RankInfo, sizes: Sizes) -> str:
     if limit != resource.RLIM_INFINITY and sizes.weights > limit * ranks.world_size:
         return f"its file has more bytes than a file may have, {limit:,} (ulimit -f)"
     probe = temporary(folder / "probe")
-    other = probe.with_name(f"{probe.name}.tmp")
     try:
         folder.mkdir(exist_ok=True)
         if ranks.is_main:
             probe.mkdir()
             try:
-                probe.rename(other)
+                probe = probe.rename(f"{probe}.tmp")
             finally:
-                (other if other.exists() else probe).rmdir()
+                probe.rmdir()
         return why_unwritten(folder)
     except OSError as error:
         return f"{error.strerror}"

@@ -14,12 +14,14 @@ import pickle
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -27,27 +29,20 @@ from hpctrain import marks
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.readers import Readers
-from hpctrain.checkpoint.saving.agreement import Agreement, Ranks
-from hpctrain.checkpoint.saving.part import (
-    METADATA,
-    Job,
-    Planned,
-    facts,
-    part_path,
-    read_part,
-    reason,
-)
+from hpctrain.checkpoint.saving import part
+from hpctrain.checkpoint.saving.part import Job, Planned, reason
 from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.disk import sync
 from hpctrain.distributed import objects
 from hpctrain.errors import StorageError
+from hpctrain.faults.copied import Copied
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.step_names import step_name, step_of
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
-_RESCUE_S = 30.0  # for the parts of other ranks, after an error
+_RESCUE_S, _RESCUE_PAUSE_S = 30.0, 0.2  # for the parts of other ranks, after an error
 _LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
 
@@ -64,8 +59,7 @@ class Save:
     planned: Planned
     job: Job
     again: Callable[[], str]  # writes this rank's part, and returns why it has failed
-    staged: bool = False  # the writer writes it, and knows of errors
-    error: str = ""  # why this rank has failed, without its writer
+    error: str | None = None  # why this rank has failed, "" if not; None while its writer writes
     complete: bool = False  # on rank 0: all but its name is there
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
@@ -76,7 +70,8 @@ class Saves:
     """The saves in `folder`, of which the newest `keep` stay, and what `Checkpointer` names.
 
     Attributes:
-        agreement: What the ranks tell each other in each step.
+        background: Whether the ranks tell each other in each step how the save under way stands;
+            all have set it before the same step.
         committed: The saves that were committed, until somebody takes them.
         under_way: The save that has begun and is not committed, if there is one on all ranks.
         writer: The writer of this rank; without one its part is written while it waits.
@@ -93,8 +88,9 @@ class Saves:
     ) -> None:
         self.folder, self._ranks = folder, ranks
         self._keep, self._keep_every, self._kept = keep, keep_every, kept
-        self._readers = readers
-        self.agreement = Agreement()
+        self._readers, self._removing = readers, list[Thread]()
+        self.background, self._totals = False, Copied()
+        self._told_of: Save | None = None
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
         self.writer: Writer | None = None
@@ -105,7 +101,7 @@ class Saves:
 
     def start_writers(self, limit: float) -> None:
         """Write in the background from now on; all ranks call this. Copies take `limit` bytes."""
-        self.agreement.look = self.look
+        self.background = True
         try:
             self.writer = Writer(limit, self.folder.parent)
         except OSError as error:
@@ -113,22 +109,21 @@ class Saves:
 
     def begin(
         self,
-        step: int,
+        about: Manifest,
         state: dict[str, Any],
         planner: DefaultSavePlanner,
+        best: int,
         *,
         stage: bool,
-        described: Mapping[str, Any],
-        best: int,
     ) -> None:
         """Write a state, or with `stage` copy it for the writers, if there are any.
 
-        All ranks call this together, and no other save is under way. `described` has the rest of
-        the `Manifest`. Without a writer the state must not change before `finish`.
+        All ranks call this together, and no other save is under way. `about` lacks the files.
+        Without a writer the state must not change before `finish`.
         """
-        temporary = self.path(step).with_suffix(".tmp")
+        temporary = self.path(about.step).with_suffix(".tmp")
+        self._end_removing()
         if self.writer is not None:
-            self.writer.wait()  # it may still remove a folder
             self.writer.revive()
         if self._ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
@@ -141,49 +136,49 @@ class Saves:
         try:
             dcp.save(state, storage_writer=planned, planner=planner)
         except (OSError, dcp.api.CheckpointException) as error:
-            raise self._unwritten(step, reason(error, temporary)) from error
+            raise self._unwritten(about.step, reason(error, temporary)) from error
         job = Job(temporary, self._ranks.rank, token, planned.plan, planned.planner)
-        about = Manifest(step, self._ranks.world_size, files={}, time=time.time(), **described)
         save = Save(about, best, planned, job, job.write)
         if stage and self.writer is not None and (again := self.writer.stage(job)):
-            save.again, save.staged = again, True
+            save.again = again
         else:
             save.error = job.write()
             if stage and save.error:  # the next step changes the state, so it is now or never
-                log.warning("%s; it is written once more", self._unwritten(step, save.error))
+                log.warning("%s; it is written once more", self._unwritten(about.step, save.error))
                 save.error = job.write()
             if stage:
-                save.again = lambda: save.error
+                save.again = lambda: save.error or ""
         self.under_way = save
 
-    def look(self) -> tuple[str, Ranks]:
-        """Return the save under way, and how it stands on this rank."""
-        save = self.under_way
+    def flags(self) -> list[float]:
+        """Return this rank's part of the reduction: writes, has failed, has to commit."""
+        save = self._told_of = self.under_way
+        if not self.background:
+            return []
         if save is None:
-            return "", Ranks()
-        error = self._error(save)
-        waits = self._ranks.is_main and not save.committed
-        return save.job.token, Ranks(error is None, bool(error or save.uncommitted), waits)
+            return [0.0] * 3
+        error, waits = self._error(save), self._ranks.is_main and not save.committed
+        return [float(error is None), float(bool(error or save.uncommitted)), float(waits)]
+
+    def offer(self, totals: list[float] | torch.Tensor) -> None:
+        """Store the reduced flags without waiting for the device."""
+        if self.background:
+            self._totals.offer(totals, self._told_of)
 
     def advance(self, spent: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         """Go on with the save under way as far as the ranks have agreed; all call it each step.
 
         What takes time is done in the context `spent`.
         """
-        save = self.under_way
-        if save is None:
-            return
-        for ranks in self.agreement.agreed(save.job.token):
-            if ranks.writing and not ranks.failed:
+        for (writing, failed, uncommitted), about in self._totals.take(late=True):
+            if (save := self.under_way) is None or about is not save or (writing and not failed):
                 continue
             with spent():
-                if ranks.failed:
+                if failed:
                     self.finish()
-                    return
-                if not ranks.uncommitted:
+                elif not uncommitted:
                     self._end(save)
-                    return
-                if not save.committed:
+                elif not save.committed:
                     save.uncommitted = self._commit(save)
 
     def finish(self) -> None:
@@ -205,7 +200,7 @@ class Saves:
             if self._ranks.is_main and not again:
                 log.warning("%s; it is written once more", failed)
             if error and not again:
-                save.error, save.staged = save.again(), False
+                save.error = save.again()
                 if self.writer is not None:
                     self.writer.revive()
         self.under_way = None
@@ -217,24 +212,23 @@ class Saves:
         if save is None or save.committed:
             return
         error, until = self._wait(save), time.monotonic() + _RESCUE_S
-        parts = [part_path(save.job.folder, rank) for rank in range(self._ranks.world_size)]
-        while not error and not save.complete and not all(path.exists() for path in parts):
-            if not self._ranks.is_main or time.monotonic() > until:
-                break
-            time.sleep(_LOOK_S)
-        if error := error or self._commit(save):
+        while not error and (why := self._commit(save)):
+            if time.monotonic() > until:
+                error = why
+            time.sleep(_RESCUE_PAUSE_S)
+        if error:
             log.warning("%s", self._unwritten(save.manifest.step, error))
 
     def close(self) -> None:
-        """End the writer."""
+        """End the writer, and what is removed."""
+        self._end_removing()
         if self.writer is not None:
             self.writer.close()
 
     def _error(self, save: Save) -> str | None:
-        """Return why this rank has failed, "" if it has not, None while its writer writes."""
-        if save.committed:  # its writer may have died while it removed older ones
-            return ""
-        return self.writer.error if save.staged and self.writer is not None else save.error
+        if save.error is None and self.writer is not None:
+            save.error = self.writer.error
+        return save.error
 
     def _wait(self, save: Save) -> str:
         while (error := self._error(save)) is None:
@@ -283,13 +277,13 @@ class Saves:
     def _put_together(self, save: Save) -> None:
         """Write `.metadata` and the manifest from the parts of all ranks, to the disk."""
         folder, ranks = save.job.folder, range(self._ranks.world_size)
-        parts = [read_part(folder, rank, save.job.token) for rank in ranks]
+        parts = [part.read_part(folder, rank, save.job.token) for rank in ranks]
         save.planned.write_metadata(parts)
-        files = {name: each for part in parts for name, each in part["files"].items()}
-        files[METADATA] = facts(folder / METADATA)
+        files = {name: each for own in parts for name, each in own["files"].items()}
+        files[part.METADATA] = part.facts(folder / part.METADATA)
         replace(save.manifest, files=files).write(folder)
         for rank in ranks:
-            part_path(folder, rank).unlink()
+            part.part_path(folder, rank).unlink()
         sync(folder)
 
     def _remove_old(self, best: int) -> None:
@@ -300,7 +294,13 @@ class Saves:
             if path in kept or (self._keep_every and step % self._keep_every == 0):
                 continue
             # Renamed first, since a half-removed folder must not look like a checkpoint.
-            doomed = path.with_suffix(".tmp")
-            path.rename(doomed)
-            if self.writer is None or not self.writer.remove(doomed):
+            doomed = path.rename(path.with_suffix(".tmp"))
+            if self.writer is None:
                 shutil.rmtree(doomed)
+            else:  # a slow file system must not stop the training
+                self._removing.append(Thread(target=shutil.rmtree, args=(doomed, True)))
+                self._removing[-1].start()
+
+    def _end_removing(self) -> None:
+        while self._removing:
+            self._removing.pop().join()

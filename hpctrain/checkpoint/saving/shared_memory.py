@@ -1,21 +1,21 @@
 """Memory that a rank shares with the process that writes its checkpoints.
 
-    [ report: job, error | tensor | tensor | ... | the job, pickled ]
+    [ report | tensor | tensor | ... | the job, pickled ]
 
-It is one file in memory (memfd), so that a model of thousands of tensors needs one descriptor, and
-a small /dev/shm does not limit it. It is made once, and again only if a state has grown.
+It is one file in memory, so that a model of thousands of tensors needs one descriptor, and a small
+/dev/shm does not limit it. It is made once, and grows only if a state has grown.
 """
 
-import mmap
-import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-_REPORT, _ALIGNED = 4096, 64  # bytes
-_HEAD = struct.Struct("qq")  # the last job that was done, and the length of its error
+from hpctrain.data.workers.shared import ALIGNMENT, Segment
+
+_REPORT = 4096  # bytes
 
 
 @dataclass(frozen=True)
@@ -28,76 +28,73 @@ class Placed:
     stride: tuple[int, ...]
 
     @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.offset + self.dtype.itemsize * torch.Size(self.shape).numel()
 
-    def within(self, content: mmap.mmap) -> torch.Tensor:
+    def within(self, memory: NDArray[np.uint8]) -> torch.Tensor:
         """Return the tensor, whose storage has its own bytes alone, as torch.save needs it."""
-        if not self.size:
-            return torch.empty(self.shape, dtype=self.dtype)
-        own = torch.frombuffer(content, dtype=torch.uint8, count=self.size, offset=self.offset)
+        own = torch.from_numpy(memory[self.offset : self.end])
         return torch.as_strided(own.view(self.dtype), self.shape, self.stride)
 
 
-class SharedMemory:
-    """New memory of `size` bytes, or that of a rank as its writer sees it, at a `path` of /proc.
+class SharedMemory(Segment):
+    """New memory of a rank, or that of a descriptor, as its writer sees it.
 
     On a GPU it is pinned, unless CUDA refuses that, and copies to it do not wait for each other.
     """
 
-    def __init__(self, size: int, path: str = "") -> None:
-        if path:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        else:
-            self.descriptor = os.memfd_create("hpctrain-checkpoint")
-            os.posix_fallocate(self.descriptor, 0, size)  # else a node without memory sends SIGBUS
-        self.content = mmap.mmap(self.descriptor, size)  # 0 is all of it
-        self._pinned = 0
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            address = torch.frombuffer(self.content, dtype=torch.uint8, count=1).data_ptr()
-            if not int(torch.cuda.cudart().cudaHostRegister(address, size, 0)):
-                self._pinned = address
+    def __init__(self, descriptor: int | None = None) -> None:
+        super().__init__(descriptor)
+        self._pinned: torch.Tensor | None = None
+        self.reserve(_REPORT)
 
-    def close(self) -> None:
-        """Give the memory back; another one has taken its place."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)
-        os.close(self.descriptor)
+    def reserve(self, size: int) -> None:
+        """Make at least `size` bytes usable; an OSError if the node has not so many."""
+        before = self._map
+        super().reserve(size)
+        if self._map is before or not torch.cuda.is_initialized():
+            return
+        if self._pinned is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
+        memory = torch.from_numpy(self.bytes())
+        refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0))
+        self._pinned = None if refused else memory
 
     @property
-    def report(self) -> tuple[int, str]:
-        """The last job that the writer has done, and why it has failed; "" if it has not."""
-        job, length = _HEAD.unpack_from(self.content)
-        return job, self.content[_HEAD.size : _HEAD.size + length].decode(errors="replace")
+    def report(self) -> str | None:
+        """Why the job has failed, "" if it has not; None while the writer has not done it."""
+        memory = self.bytes()
+        text = memory[1:_REPORT].tobytes().rstrip(b"\0").decode(errors="replace")
+        return text if memory[0] else None
 
     @report.setter
-    def report(self, told: tuple[int, str]) -> None:
-        text = told[1].encode()[: _REPORT - _HEAD.size]
-        self.content[_HEAD.size : _HEAD.size + len(text)] = text
-        _HEAD.pack_into(self.content, 0, told[0], len(text))
+    def report(self, text: str | None) -> None:
+        content = (text or "").encode()[: _REPORT - 1].ljust(_REPORT - 1, b"\0")
+        memory = self.bytes()
+        memory[1:_REPORT] = np.frombuffer(content, np.uint8)
+        memory[0] = text is not None
 
     def put(self, tensors: Sequence[torch.Tensor], placed: Sequence[Placed], rest: bytes) -> None:
         """Copy tensors to their places, and `rest` behind them; return when all is there."""
+        memory, begin = self.bytes(), end_of(placed)
         for tensor, place in zip(tensors, placed, strict=True):
-            place.within(self.content).copy_(tensor, non_blocking=True)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            place.within(memory).copy_(tensor, non_blocking=True)
+        if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-        begin = end_of(placed)
-        self.content[begin : begin + len(rest)] = rest
+        memory[begin : begin + len(rest)] = np.frombuffer(rest, np.uint8)
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[Placed]:
     """Return a place for each of the tensors, with the strides that its copy would have."""
-    found, offset = list[Placed](), _REPORT
+    found = list[Placed]()
     for tensor in tensors:
         stride = torch.empty_like(tensor, device="meta").stride()
-        found.append(Placed(offset, tensor.dtype, tuple(tensor.shape), stride))
-        offset = end_of(found)
+        found.append(Placed(end_of(found), tensor.dtype, tuple(tensor.shape), stride))
     return found
 
 
 def end_of(placed: Sequence[Placed]) -> int:
     """Return the first byte behind the places that can be used."""
-    end = placed[-1].offset + placed[-1].size if placed else _REPORT
-    return -(-end // _ALIGNED) * _ALIGNED
+    end = placed[-1].end if placed else _REPORT
+    return -(-end // ALIGNMENT) * ALIGNMENT

@@ -1,56 +1,51 @@
 """The process of a rank that writes its part of checkpoints, while the training goes on.
 
     trainer   ── the state, copied ─────────> shared memory ──┐
-              ── a line of JSON for a job ──> its input ──────┴── files
-              <── job, error ── the head of the shared memory
+              ── a line for each save ──────> its input ──────┴── files
+              <── done, or why not ── the head of the shared memory
 
 It is a new Python and no fork, since the threads of gloo and CUDA do not survive one. It ignores
 the signals of a job, and ends when its input does and all jobs are done. It is killed together with
 the trainer: nobody would commit what it writes, and the next attempt may write into that folder.
 """
 
-import ctypes
-import json
 import logging
 import os
 import pickle
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
+from hpctrain.forks import die_with
 from hpctrain.tracking.uploader_process import begin_child, start_child
 from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _SPARE = 1 << 20  # bytes
-_LOOK_S, _LONGEST_END_S = 0.005, 60.0
+_LONGEST_END_S = 60.0
 
 
 class Writer:
     """The writer of this rank, whose process is started; its memory has at most `limit` bytes."""
 
     def __init__(self, limit: float, cwd: Path) -> None:
-        self._limit, self._cwd = limit, cwd
-        self._memory: SharedMemory | None = None
-        self._jobs, self._said = 0, ""
+        self._limit, self._cwd, self._said = limit, cwd, ""
+        self._memory = SharedMemory()
+        self._memory.report = ""
         self._start()
 
     def _start(self) -> None:
         # It needs no GPU, where a context of CUDA would take memory of the training.
         variables = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(_NO_GPU, "")
-        module, trainer = "hpctrain.checkpoint.saving.writer", str(os.getpid())
-        self.process = start_child(module, trainer, cwd=self._cwd, log_file=None, **variables)
+        known = str(os.getpid()), str(self._memory.descriptor)
+        module = "hpctrain.checkpoint.saving.writer"
+        self.process = start_child(module, *known, cwd=self._cwd, log_file=None, **variables)
 
     def stage(self, job: Job) -> Callable[[], str] | None:
         """Copy what a job writes, and let the process write it.
@@ -58,80 +53,52 @@ class Writer:
         Returns what writes it once more in this process, after the writer has failed; None if it
         cannot be staged, and nothing is written.
         """
-        if self.process.poll() is not None:
-            return None
         staged, tensors = job.staged()
         assert isinstance(staged.planner, Staged)
         placed, content = staged.planner.placed, pickle.dumps(staged)
         begin, length = end_of(placed), len(content)
-        memory = self._room(begin + length)
-        if memory is None:
+        if not self._has_room(begin + length):
             return None
-        memory.put(tensors, placed, content)
-        self._ask(begin=begin, length=length)
-        return lambda: _written(memory, begin, length)
+        self._memory.put(tensors, placed, content)
+        self._memory.report = None
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # `error` tells that it is dead
+            self.process.stdin.write(f"{begin} {length}\n".encode())
+            self.process.stdin.flush()
+        return lambda: _written(self._memory, begin, length)
 
-    def _room(self, size: int) -> SharedMemory | None:
-        """Return memory of so many bytes; None if there is not so much."""
-        before, why = (
-            self._memory,
-            f"checkpoint.staging_gb leaves this rank {readable(self._limit)}",
-        )
-        if before is not None and len(before.content) >= size:
-            return before
+    def _has_room(self, size: int) -> bool:
+        """Make the memory as large as that; return False, and say why, if it cannot be."""
+        if len(self._memory.bytes()) >= size:
+            return True
+        why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
         try:
             if size <= self._limit:
                 # The next pickle may be a little longer, and memory is made once.
-                self._memory = SharedMemory(size + size // 64 + _SPARE)
-                if before is not None:
-                    before.close()
-                return self._memory
+                self._memory.reserve(size + size // 64 + _SPARE)
+                return True
         except OSError as error:
             why = f"{error.strerror}"
         if why != self._said:
             log.warning("saves stop the training: a copy takes %s (%s)", readable(size), why)
         self._said = why
-        return None
-
-    def _ask(self, **job: Any) -> None:
-        assert self._memory is not None
-        assert self.process.stdin is not None
-        self._jobs += 1
-        line = json.dumps(job | {"job": self._jobs, "descriptor": self._memory.descriptor})
-        with suppress(BrokenPipeError):  # `error` tells that it is dead
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
+        return False
 
     @property
     def error(self) -> str | None:
         """Why the last job has failed, "" if it has not; None while it is under way."""
         code = self.process.poll()  # before the report, which it may still have written
-        done, error = (0, "") if self._memory is None else self._memory.report
-        if done == self._jobs:
-            return error
-        return None if code is None else f"the process that writes checkpoints ended with {code}"
-
-    def wait(self) -> str:
-        """Wait until the process has done all its jobs, and return the last error; "" if none."""
-        while (error := self.error) is None:
-            time.sleep(_LOOK_S)
-        return error
+        told = self._memory.report
+        if told is not None or code is None:
+            return told
+        return f"the process that writes checkpoints ended with {code}"
 
     def revive(self) -> None:
         """Start the process again if it was killed; what it had to do is done by now."""
         if self.process.poll() is not None:
             self.close()
-            if self._memory is not None:
-                self._memory.report = (self._jobs, "")
             log.warning("the process that writes checkpoints was killed; it is started again")
             self._start()
-
-    def remove(self, folder: Path) -> bool:
-        """Let the process remove a folder; False if it cannot."""
-        if self._memory is None or self.process.poll() is not None:
-            return False
-        self._ask(remove=str(folder))
-        return True
 
     def close(self) -> None:
         """End the process after its last job; one that was never asked may still be starting."""
@@ -148,8 +115,8 @@ class Writer:
 
 def _written(memory: SharedMemory, begin: int, length: int) -> str:
     """Write the part that lies in the memory; return why it has failed, or ""."""
-    job = pickle.loads(memory.content[begin : begin + length])
-    job.planner.memory = memory
+    job = pickle.loads(memory.bytes()[begin : begin + length].tobytes())
+    job.planner.memory = memory.bytes()
     error: str = job.write()
     return error
 
@@ -157,20 +124,13 @@ def _written(memory: SharedMemory, begin: int, length: int) -> str:
 def main() -> None:
     """Be the process: do one job after the other."""
     begin_child()
-    trainer, memory, descriptor = int(sys.argv[1]), None, -1
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != trainer:
-        return
+    trainer, descriptor = map(int, sys.argv[1:])
+    die_with(trainer)
+    memory = SharedMemory(os.open(f"/proc/{trainer}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
     for line in sys.stdin.buffer:
-        job = json.loads(line)
-        if memory is None or job["descriptor"] != descriptor:
-            descriptor = job["descriptor"]
-            memory = SharedMemory(0, f"/proc/{trainer}/fd/{descriptor}")
-        if "remove" in job:
-            shutil.rmtree(job["remove"], ignore_errors=True)
-            memory.report = (job["job"], "")
-        else:
-            memory.report = (job["job"], _written(memory, job["begin"], job["length"]))
+        begin, length = map(int, line.split())
+        memory.reserve(begin + length)
+        memory.report = _written(memory, begin, length)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ with its parent: when idle, because the socket closes; during a transform, becau
 it.
 """
 
-import ctypes
 import faulthandler
 import mmap
 import os
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.forks import die_with
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
@@ -57,7 +57,7 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # blocked for the start
-    _die_with(parent)
+    die_with(parent)
     channel = socket.socket(fileno=connection)
     segments: dict[int, Segment] = {}
     random = SampleRandom()
@@ -111,14 +111,6 @@ def _transform(task: Task, segment: Segment, transform: Transform, random: Sampl
 
     apply(transform, rows, task.key, positions, indices, allocate, random)
     return Reply(task.number, size, fields)
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-    if os.getppid() != parent:  # the parent has ended already
-        os._exit(1)
 
 
 def _load(payload: int) -> Transform:

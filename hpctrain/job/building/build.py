@@ -43,8 +43,9 @@ from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.progress_file import ProgressFile
+from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.trainer import Trainer
 from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def build(
         average=average,
         timer=Timer(train.eval_every_s, decides=ranks.is_main),
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
-        saving=checkpointer.saves.agreement,
+        saving=checkpointer.saves,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(train.log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),

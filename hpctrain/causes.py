@@ -148,9 +148,9 @@ def cause_of(error: BaseException | str) -> Cause:
     return CODE if found is ANOTHER_RANK and _is_of_user(error, text) else found
 
 
-def by_name(name: str) -> Cause | None:
-    """Return the cause that a record names; None without one."""
-    return next((each for each in _ALL if each.name == name), None)
+def recorded(name: str, text: str) -> Cause:
+    """Return the cause that a record names; without a name, that of the text of its error."""
+    return next((each for each in _ALL if each.name == name), None) or cause_of(text)
 
 
 def _is_of_user(error: BaseException | str, text: str) -> bool:

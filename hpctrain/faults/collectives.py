@@ -17,6 +17,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from hpctrain import frames
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
@@ -56,11 +57,11 @@ def where(world_size: int, processes: Callable[[], Mapping[str, str]] = dict) ->
 
 @contextmanager
 def told_if_slow(
-    rank: int, done: Callable[[], int], processes: Callable[[], Mapping[str, str]] = dict
+    ranks: RankInfo, done: Callable[[], int], processes: Callable[[], Mapping[str, str]]
 ) -> Iterator[None]:
-    """Say once where this rank is, which no observer watches, if nothing gets `done` for a minute.
+    """Say once where this rank is, which no observer watches, if it does nothing for a minute.
 
-    `done` counts the samples; `rank` and `processes` are as in `where`.
+    `done` returns how many samples are done, and `processes` is that of `where`.
     """
     over = threading.Event()
 
@@ -68,10 +69,11 @@ def told_if_slow(
         before = 0
         while not over.wait(_SLOW_S):
             if (now := done()) == before:
-                found, at = where(0, processes), frames.place(frames.of_main_thread())
+                found = where(ranks.world_size, processes)
                 waits = [f"it waits in {found['waits_in']}"] if found["waits_in"] else []
-                text = "; ".join([f"it is at {at or 'an unknown place'}", *waits, *found["data"]])
-                values = rank, socket.gethostname(), _SLOW_S, text
+                at = frames.place(frames.of_main_thread()) or "an unknown place"
+                text = "; ".join([f"it is at {at}", *waits, *found["data"]])
+                values = ranks.rank, socket.gethostname(), _SLOW_S, text
                 log.warning("rank %d (%s) has done nothing for %g s: %s", *values)
                 return
             before = now

@@ -56,9 +56,25 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
     short = replace(ranks, hosts=())  # an argument of a process must not be long
     job = Job(ranks=short, floor_s=config.floor_s, times=config.times, timeout_s=timeout_s)
     over, started = threading.Event(), list[subprocess.Popen[bytes]]()
-    thread = threading.Thread(
-        target=_beat, args=(page, logs, job, over, started), name="hpctrain-marks", daemon=True
-    )
+
+    def beat() -> None:
+        answering, known = threading.Thread(), False
+        while True:
+            page.is_alive()
+            if not known and logs.is_dir():  # rank 0 has made it
+                known = True
+                try:
+                    started.extend(_make_known(page, logs, job))
+                except OSError as error:
+                    log.warning("nobody watches whether the ranks of this node get on: %s", error)
+            marked = page.marks()
+            if marked.asked > marked.answered and not answering.is_alive():
+                answering = threading.Thread(target=_answer, args=(page,), daemon=True)
+                answering.start()
+            if over.wait(_BEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, name="hpctrain-marks", daemon=True)
     thread.start()
     try:
         yield
@@ -95,34 +111,8 @@ def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None
         ) from error
 
 
-def _beat(
-    page: marks.Page,
-    logs: Path,
-    job: Job,
-    over: threading.Event,
-    started: list[subprocess.Popen[bytes]],
-) -> None:
-    """Give signs of life and answers; start the observer once rank 0 has made the folder."""
-    answering, known = threading.Thread(), False
-    while True:
-        page.is_alive()
-        if not known and logs.is_dir():
-            known = True
-            try:
-                _make_known(page, logs, job, started)
-            except OSError as error:
-                log.warning("nobody watches whether the ranks of this node get on: %s", error)
-        marked = page.marks()
-        if marked.asked > marked.answered and not answering.is_alive():
-            answering = threading.Thread(target=_answer, args=(page,), daemon=True)
-            answering.start()
-        if over.wait(_BEAT_S):
-            return
-
-
-def _make_known(
-    page: marks.Page, logs: Path, job: Job, started: list[subprocess.Popen[bytes]]
-) -> None:
+def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """Write where the page is, and start the observer if this is the first rank of the node."""
     ranks, folder, me = job.ranks, logs / FOLDER, Process.current()
     folder.mkdir(exist_ok=True)
     file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
@@ -131,9 +121,8 @@ def _make_known(
     if ranks.local_rank == 0:
         files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
         job = structs.replace(job, log_file=files[0].baseFilename if files else "")
-        run = str(logs.parent.absolute())
-        module = "hpctrain.faults.observer"
-        started.append(start_child(module, run, written(job), cwd=logs.parent, log_file=None))
+        run, module = str(logs.parent.absolute()), "hpctrain.faults.observer"
+        yield start_child(module, run, written(job), cwd=logs.parent, log_file=None)
 
 
 def _answer(page: marks.Page) -> None:

@@ -30,7 +30,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.faults import process_state as states
 from hpctrain.faults.limits import Limits
-from hpctrain.faults.process_state import Job, Place, Rank, Report
+from hpctrain.faults.process_state import Job, Place, Rank
 from hpctrain.record import Record, read, written
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.secrets import mask
@@ -54,7 +54,7 @@ class _Node(Record, frozen=True):
     host: str
     ranks: tuple[int, ...]
     ended: int  # ranks
-    reports: tuple[Report, ...]
+    hangs: tuple[Hang, ...]  # that are dead or late
 
 
 class _Observer:
@@ -90,11 +90,11 @@ class _Observer:
                 self._seen = {number: (node, now) for number, (node, _) in self._seen.items()}
             looked = now
             self._find_ranks()
-            reports = self._look(since)
+            hangs = self._look(since)
             ended = sum(rank.has_ended for rank in self._ranks.values())
             everybody = len(self._ranks) == self._place.local_world_size or not self._input
             over = ended == len(self._ranks) and everybody
-            self._write(reports, now, ended)
+            self._write(hangs, now, ended)
             if self._place.node_rank == 0:
                 if over or now - read_at > self._place.num_nodes / _NODES_A_SECOND:
                     self._read_nodes(now)
@@ -115,32 +115,32 @@ class _Observer:
                 if Process(self._host, place.pid, place.started).alive:
                     self._ranks[number] = Rank(place, self._host)
 
-    def _look(self, since: float) -> tuple[Report, ...]:
+    def _look(self, since: float) -> tuple[Hang, ...]:
         """Return the ranks that are dead or late; say which are slow."""
         found = self._reports(since)
-        late = {report.hang.rank for report in found if report.hang.state != states.DEAD}
+        late = {hang.rank for hang, _ in found if hang.state != states.DEAD}
         if late - self._asked_stacks:
             for rank in self._ranks.values():
                 rank.ask_for_stacks()
             time.sleep(_STACKS_S)
             found = self._reports(since)
         self._asked_stacks = late
-        for hang in (report.hang for report in found if report.slow):
-            if (key := (hang.rank, hang.step, hang.phase)) not in self._said:
+        for hang, slow in found:
+            if slow and (key := (hang.rank, hang.step, hang.phase)) not in self._said:
                 self._said.add(key)
                 log.warning("%s", hang.sentence)
-        return tuple(report for report in found if not report.slow)
+        return tuple(hang for hang, slow in found if not slow)
 
-    def _reports(self, since: float) -> list[Report]:
+    def _reports(self, since: float) -> list[tuple[Hang, bool]]:
         for rank in self._ranks.values():
             rank.learn(self._limits)
             rank.keep_stacks(self._folder)
         found = (rank.report(self._job, since, self._limits) for rank in self._ranks.values())
-        return [report for report in found if report]
+        return [each for each in found if each]
 
-    def _write(self, reports: tuple[Report, ...], now: float, ended: int) -> None:
+    def _write(self, hangs: tuple[Hang, ...], now: float, ended: int) -> None:
         """Write the file of this node: every few seconds, and when there is something to say."""
-        told = ended, [(report.hang.rank, report.hang.state) for report in reports]
+        told = ended, [(each.rank, each.state) for each in hangs]
         if told == self._told and now - self._written < self._job.floor_s / 6:
             return
         own, self._told = self._place.node_rank, told
@@ -151,7 +151,7 @@ class _Observer:
             host=self._host,
             ranks=tuple(sorted(rank.place.rank for rank in self._ranks.values())),
             ended=ended,
-            reports=reports,
+            hangs=hangs,
         )
         self._seen[own] = node, now
         if self._place.num_nodes > 1:
@@ -170,10 +170,10 @@ class _Observer:
 
     def _judge(self, now: float) -> None:
         """Name the rank because of which the others do not get on, once."""
-        reports = [report for node, _ in self._seen.values() for report in node.reports]
+        hangs = [hang for node, _ in self._seen.values() for hang in node.hangs]
         if self._named is not None:
             ended = sum(node.ended for node, _ in self._seen.values())
-            if not (reports or ended or self._named.state == states.SILENT):
+            if not (hangs or ended or self._named.state == states.SILENT):
                 log.warning("rank %d gets on again", self._named.rank)
                 (self._run / "hang.json").unlink(missing_ok=True)
                 self._named = None
@@ -183,37 +183,36 @@ class _Observer:
             for node, seen in self._seen.values()
             if node.ended < len(node.ranks) and now - seen > self._job.floor_s
         ]
-        waiting = [report for report in reports if report.hang.state == states.COLLECTIVE]
-        others = [report for report in reports if report.hang.state != states.COLLECTIVE]
-        dead = [report for report in others if report.hang.state == states.DEAD]
-        late = [report for report in others if report.late or waiting or report in dead]
+        waiting = [each for each in hangs if each.state == states.COLLECTIVE]
+        others = [each for each in hangs if each.state != states.COLLECTIVE]
+        dead = [each for each in others if each.state == states.DEAD]
+        late = [each for each in others if each.late or waiting or each in dead]
         if late:
-            cause = min(dead or late, key=lambda report: (report.hang.step, report.hang.rank))
-            self._name(cause, [report for report in late if report is not cause], waiting)
+            cause = min(dead or late, key=lambda each: (each.step, each.rank))
+            self._name(cause, [each for each in late if each is not cause], waiting)
         elif silent:
             seconds, node = max(silent, key=lambda each: each[0])
             text = f"{_named(node.ranks)} ({node.host}): the node has given no sign of life for "
             text += f"{seconds:.0f} s"
-            key, rank, host = node.key._asdict(), node.ranks[0], node.host
-            state = states.SILENT
-            self._record(Hang(**key, sentence=text, rank=rank, host=host, state=state, time=0.0))
+            key, rank = node.key._asdict(), node.ranks[0]
+            self._record(Hang(**key, sentence=text, rank=rank, host=node.host, state=states.SILENT))
         elif len(waiting) == self._place.world_size:
-            cause = min(waiting, key=lambda report: (report.entered, report.hang.rank))
-            self._name(cause, [], [report for report in waiting if report is not cause])
+            cause = min(waiting, key=lambda each: (each.entered, each.rank))
+            self._name(cause, [], [each for each in waiting if each is not cause])
 
-    def _name(self, cause: Report, late: list[Report], waiting: list[Report]) -> None:
+    def _name(self, cause: Hang, late: list[Hang], waiting: list[Hang]) -> None:
         """Name a rank as the cause, for others that are late and those that wait."""
-        hang, sentence = cause.hang, cause.hang.sentence
+        text = cause.sentence
         if late:
             does = "does" if len(late) == 1 else "do"
-            sentence += f"; so {does} {_named(each.hang.rank for each in late)}"
+            text += f"; so {does} {_named(each.rank for each in late)}"
         if waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
-            ranks = _named(each.hang.rank for each in waiting)
-            sentence += f"; {ranks} {verb} in {waiting[0].waits_in}"
-        late_s = 0.0 if hang.state == states.DEAD else cause.seconds
-        self._limits.died(marks.PHASES.index(hang.phase), late_s)
-        self._record(replace(hang, sentence=sentence))
+            ranks = _named(each.rank for each in waiting)
+            text += f"; {ranks} {verb} in {waiting[0].waits_in}"
+        late_s = 0.0 if cause.state == states.DEAD else cause.seconds
+        self._limits.died(marks.PHASES.index(cause.phase), late_s)
+        self._record(replace(cause, sentence=text))
 
     def _record(self, hang: Hang) -> None:
         self._named = replace(hang, sentence=mask(hang.sentence), time=time.time())

@@ -69,17 +69,6 @@ class Job(Record, frozen=True):
     log_file: str = ""  # that of rank 0 in a terminal, if what is printed does not go into one
 
 
-class Report(Record, frozen=True):
-    """A rank that does not get on."""
-
-    hang: Hang  # its sentence is of this rank alone
-    seconds: float  # since its last mark
-    late: bool  # beyond its limit; else it is only late if others wait for it
-    slow: bool  # no limit is known, and nobody waits for too long
-    waits_in: str
-    entered: int  # collective operations
-
-
 class Rank:
     """A rank of this node, on host `host`."""
 
@@ -106,8 +95,12 @@ class Rank:
                 self._left[phase] = count
                 limits.learn(self.place.rank, phase, seconds)
 
-    def report(self, job: Job, since: float, limits: Limits) -> Report | None:
-        """Look at the rank; return a report if it is dead, late or slow, at least since `since`."""
+    def report(self, job: Job, since: float, limits: Limits) -> tuple[Hang, bool] | None:
+        """Look at the rank; return what is known if it is dead, late or slow, since `since`.
+
+        The sentence is of this rank alone. True says that it is only slow: no limit is known, and
+        nobody waits for too long.
+        """
         marked, now = self._page.marks(), time.monotonic()
         self._letters.append(self._process.state)
         if marked.left:
@@ -132,7 +125,8 @@ class Rank:
         if state is None or not (state == DEAD or late or late_s > interesting):
             return None
         self._late_since = marked.at if late else self._late_since
-        slow, at, waits_in = not late and late_s <= most, "", str(answer.get("waits_in", ""))
+        slow = state != DEAD and not late and late_s <= most
+        at, waits_in = "", str(answer.get("waits_in", ""))
         step, name = int(marked.step), marks.PHASES[phase]
         text = f"rank {self.place.rank} ({self._host}, pid {pid})"
         if state == DEAD:
@@ -145,24 +139,21 @@ class Rank:
                 text += ", and computes" if self._letters.count("R") > 2 else ", and sleeps"
             text += f" in {waits_in}" * bool(waits_in) + f", at {at}" * bool(at)
             text += "".join(f"; {each}" for each in answer.get("data", ()))
-        return Report(
-            hang=Hang(
-                **job.ranks.attempt_key._asdict(),
-                sentence=text,
-                rank=self.place.rank,
-                host=self._host,
-                state=state,
-                time=0.0,  # of the clock of the one that names it
-                step=step,
-                phase=name,
-                at=at,
-            ),
+        hang = Hang(
+            **job.ranks.attempt_key._asdict(),
+            sentence=text,
+            rank=self.place.rank,
+            host=self._host,
+            state=state,
+            step=step,
+            phase=name,
+            at=at,
             seconds=late_s,
             late=late,
-            slow=slow and state != DEAD,
             waits_in=waits_in,
             entered=int(answer.get("entered", 0)),
         )
+        return hang, slow
 
     def ask_for_stacks(self) -> None:
         """Let the rank write the stacks of its threads, also one that holds Python's lock."""

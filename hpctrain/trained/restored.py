@@ -60,7 +60,7 @@ class Restored:
         """
         ranks = self.parts.ranks
         progress = Progress(samples, 0, label=label, quiet=not ranks.is_main, first_s=_FIRST_S)
-        with progress as shown, told_if_slow(ranks.rank, lambda: shown.samples, stacks):
+        with progress as shown, told_if_slow(ranks, lambda: shown.samples, stacks):
             yield shown
 
 

@@ -22,11 +22,11 @@ from hpctrain.causes import (
     TIME_LIMIT,
     TRACKING,
     Cause,
-    by_name,
     cause_of,
     is_out_of_memory,
     named,
     one_line,
+    recorded,
     user_frame,
 )
 from hpctrain.errors import DataError, DistributedError
@@ -241,7 +241,7 @@ def last(error: str) -> str:
 def test_the_cause_follows_from_the_text(text: str, cause: Cause) -> None:
     assert cause_of(text) is cause
     assert cause_of(one_line(text)) is cause
-    assert by_name(cause.name) is cause
+    assert recorded(cause.name, "") is cause
     if cause is GPU_FAULT:  # as it is recorded, and judged again
         assert cause_of(f"GPU fault on n1: {one_line(text)}") is cause
 

@@ -127,7 +127,7 @@ def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[subprocess.P
 
 def _answer(page: marks.Page) -> None:
     stack = frames.of_main_thread()
-    codes = [frame.f_code for frame in stack]
+    codes = [frame.f_code for frame, _ in stack]
     answer: dict[str, Any] = {
         "at": frames.place(stack)[:500],
         "lock_is_free": _lock_is_free(),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hpctrain import frames
 from hpctrain.causes import (
     ANOTHER_RANK,
     CODE,
@@ -27,7 +28,6 @@ from hpctrain.causes import (
     named,
     one_line,
     recorded,
-    user_frame,
 )
 from hpctrain.errors import DataError, DistributedError
 
@@ -268,8 +268,8 @@ def test_a_broken_connection_of_the_users_own_is_no_death_of_another_rank() -> N
 
     own = caught(RuntimeError("my server of labels: Connection reset by peer"))
     assert cause_of(own) is CODE
-    assert user_frame(own).startswith(f"{__file__}:")
-    assert user_frame(own).endswith(" in caught")
+    assert frames.place(frames.of_error(own)).startswith(f"{__file__}:")
+    assert frames.place(frames.of_error(own)).endswith(" in caught")
     gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
     assert cause_of(caught(RuntimeError(gloo))) is ANOTHER_RANK
     assert cause_of(caught(DistributedError("rank 3 is gone (Broken pipe)"))) is ANOTHER_RANK

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain import record
-from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line, user_frame
+from hpctrain import frames, record
+from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
 from hpctrain.rendezvous import epochs
@@ -86,7 +86,7 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
                 "time": time.time(),
                 "host": host,
                 "cause": cause.name,
-                "frame": user_frame(error),
+                "frame": frames.place(frames.of_error(error)),
                 **key._asdict(),
             }
             with suppress(OSError):

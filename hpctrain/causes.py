@@ -14,7 +14,6 @@ unless NCCL's last error is of a connection.
 """
 
 import re
-import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,26 +147,18 @@ def cause_of(error: BaseException | str) -> Cause:
     return CODE if found is ANOTHER_RANK and _is_of_user(error, text) else found
 
 
-def by_name(name: str) -> Cause | None:
-    """Return the cause that a record names; None without one."""
-    return next((each for each in _ALL if each.name == name), None)
+def recorded(name: str, text: str) -> Cause:
+    """Return the cause that a record names; without a name, that of the text of its error."""
+    return next((each for each in _ALL if each.name == name), None) or cause_of(text)
 
 
 def _is_of_user(error: BaseException | str, text: str) -> bool:
     """Return whether a user's code has raised an error that tells of a broken connection."""
     if isinstance(error, str | HpctrainError | KeyboardInterrupt | SystemExit):
         return False
-    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
-    of_user = frames.own(raised) and not raised[0].f_code.co_filename.startswith(_OURS)
+    raised = frames.own(frames.of_error(error)[-1:])
+    of_user = raised and not raised[0].f_code.co_filename.startswith(_OURS)
     return bool(of_user) and not _LIBRARY.search(text)
-
-
-def user_frame(error: BaseException) -> str:
-    """Return the innermost line of an error that is not torch's: `FILE:LINE in NAME`, or ""."""
-    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
-        if frames.own([frame]):
-            return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
-    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,27 +16,36 @@ from types import FrameType
 _LINE = re.compile(r'File "(.*)", line (\d+) in (.*)')
 
 
-def of_main_thread() -> list[FrameType]:
-    """Return the frames of the main thread, the innermost last; any thread may call it."""
+Stack = list[tuple[FrameType, int]]
+"""Frames with their lines, the innermost last."""
+
+
+def of_main_thread() -> Stack:
+    """Return the frames of the main thread; any thread may call it."""
     return of_thread(sys._current_frames()[threading.main_thread().ident or 0])
 
 
-def of_thread(frame: FrameType) -> list[FrameType]:
-    """Return the frames of a thread from its innermost one, which comes last."""
-    return [each for each, _ in traceback.walk_stack(frame)][::-1]
+def of_thread(frame: FrameType) -> Stack:
+    """Return the frames of a thread from its innermost one."""
+    return [*traceback.walk_stack(frame)][::-1]
 
 
-def own(frames: list[FrameType]) -> list[FrameType]:
+def of_error(error: BaseException) -> Stack:
+    """Return the frames through which an error has come."""
+    return [*traceback.walk_tb(error.__traceback__)]
+
+
+def own(stack: Stack) -> list[FrameType]:
     """Return the frames of the user's code, of hpctrain, and of libraries other than torch."""
-    return [each for each in frames if not _is_of_python_or_torch(each.f_code.co_filename)]
+    return [each for each, _ in stack if not _is_of_python_or_torch(each.f_code.co_filename)]
 
 
-def place(frames: list[FrameType]) -> str:
+def place(stack: Stack) -> str:
     """Return the innermost of the `own` frames as `FILE:LINE in NAME`; or ""."""
-    if not (found := own(frames)):
-        return ""
-    code = found[-1].f_code
-    return f"{code.co_filename}:{found[-1].f_lineno} in {code.co_name}"
+    for frame, line in reversed(stack):
+        if own([(frame, line)]):
+            return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+    return ""
 
 
 def place_in(stacks: str) -> str:

@@ -54,10 +54,12 @@ _TEXT = 256  # where the answer begins
 
 
 class Page:
-    """The page in a file that is open as `descriptor`, for those who read it."""
+    """The page in a file that is open as `descriptor`: that of this process, or of another one."""
 
     def __init__(self, descriptor: int) -> None:
-        self.bytes = mmap.mmap(descriptor, SIZE)
+        self.descriptor, self.bytes = descriptor, mmap.mmap(descriptor, SIZE)
+        # What the thread answers beside the line of the code; set where torch is imported.
+        self.where: Callable[[], dict[str, Any]] = dict
 
     def marks(self) -> _Marks:
         """Return what is marked now."""
@@ -81,21 +83,8 @@ class Page:
                 return found
         return {}
 
-
-class OwnPage(Page):
-    """The page of this process."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("hpctrain-marks")
-        os.ftruncate(self.descriptor, SIZE)
-        os.lseek(self.descriptor, SIZE, os.SEEK_SET)  # `faulthandler` writes there
-        super().__init__(self.descriptor)
-        forks.keep_private(self.descriptor)
-        # What the thread answers beside the line of the code; set where torch is imported.
-        self.where: Callable[[], dict[str, Any]] = dict
-
     def begin(self) -> None:
-        """Begin with the phase START_UP."""
+        """Make the marks of this process here, from the phase START_UP on."""
         global _rank
         _rank = _Rank(self.bytes)
         self.is_alive()
@@ -128,13 +117,16 @@ _rank = _Rank(bytearray(SIZE))
 
 
 @functools.cache
-def open_page() -> OwnPage:
+def open_page() -> Page:
     """Return the page of this process, and let SIGUSR1 write the stacks behind it from now on."""
-    page = OwnPage()
-    faulthandler.register(signal.SIGUSR1, page.descriptor, all_threads=True, chain=False)
+    file = os.memfd_create("hpctrain-marks")
+    os.ftruncate(file, SIZE)
+    os.lseek(file, SIZE, os.SEEK_SET)  # `faulthandler` writes there
+    forks.keep_private(file)
+    faulthandler.register(signal.SIGUSR1, file, all_threads=True, chain=False)
     # A fork of the user's code is ended by the signal, as without us.
     os.register_at_fork(after_in_child=functools.partial(faulthandler.unregister, signal.SIGUSR1))
-    return page
+    return Page(file)
 
 
 def go_on() -> None:

@@ -69,7 +69,20 @@ class AttemptKey(NamedTuple):
     step_id: int = 0
 
 
-class Attempt(Record, frozen=True):
+class Keyed(Record, frozen=True):
+    """A record of one attempt."""
+
+    job_id: JobId = ""
+    restart_count: Count = 0
+    step_id: Count = 0
+
+    @property
+    def key(self) -> AttemptKey:
+        """What tells the attempt from others of its run."""
+        return AttemptKey(self.job_id, self.restart_count, self.step_id)
+
+
+class Attempt(Keyed, frozen=True):
     """One attempt at a run; the time of its start is 0 if it was not recorded."""
 
     started: Time = 0.0
@@ -86,9 +99,6 @@ class Attempt(Record, frozen=True):
     launcher: str = ""
     world_size: Annotated[int, Meta(ge=1, le=10**7)] = 1
     nodes: Annotated[int, Meta(ge=1, le=10**7)] = 1
-    job_id: JobId = ""
-    restart_count: Count = 0
-    step_id: Count = 0
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
@@ -100,35 +110,28 @@ class Attempt(Record, frozen=True):
     avoid: tuple[Host, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
-    @property
-    def key(self) -> AttemptKey:
-        """What tells the attempt from others of its run."""
-        return AttemptKey(self.job_id, self.restart_count, self.step_id)
 
-
-class Hang(Record, frozen=True, kw_only=True):
+class Hang(Keyed, frozen=True, kw_only=True):
     """The content of hang.json: why the ranks of an attempt do not get on (`faults.observer`)."""
 
-    job_id: JobId = ""
-    restart_count: Count = 0
-    step_id: Count = 0
     sentence: str
     rank: Count
     host: str
     state: str  # one of those of `faults.process_state`
-    time: Time
+    time: Time = 0.0  # when it was named
     step: Count = 0  # the global steps that were made
     phase: str = ""
     at: str = ""  # the user's line: FILE:LINE in NAME
+    seconds: float = 0.0  # since the last mark
+    late: bool = False  # beyond its limit; else it is only late if others wait for it
+    waits_in: str = ""  # a collective operation
+    entered: Count = 0  # collective operations
 
     @classmethod
     def of(cls, run: Path, key: AttemptKey, since: float) -> Hang | None:
         """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
         found = read_known(cls, run / "hang.json")
-        if found is None or found.time < since:
-            return None
-        own = AttemptKey(found.job_id, found.restart_count, found.step_id)
-        return found if own == key else None
+        return found if found and found.key == key and found.time >= since else None
 
 
 class Note(Record, frozen=True):

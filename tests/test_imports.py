@@ -79,8 +79,8 @@ ALLOWED = {
         "tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
-        "checkpoint config data distributed job models parallel rendezvous runs shards tasks "
-        "tracking training"
+        "checkpoint config data distributed faults.collectives job models parallel rendezvous runs "
+        "shards tasks tracking training"
     ),
     "plan": (
         "config data doctor.history estimates hardware job.building launch models.dry_run "

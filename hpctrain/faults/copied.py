@@ -13,24 +13,16 @@ On the CPU the numbers of a step are there when it returns, and are read at once
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-
-
-class _Arrival(Protocol):
-    """What says when a copy is there, such as a `torch.cuda.Event`."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-        ...
 
 
 class _Numbers(NamedTuple):
     """The numbers of one step; `arrived` is None if they are there already."""
 
     values: list[float] | torch.Tensor
-    arrived: _Arrival | None
+    arrived: torch.cuda.Event | None
     about: Any
 
     def read(self) -> list[float]:
@@ -72,7 +64,7 @@ class Copied:
         return self._offered[-1].read() if self._offered else []
 
 
-def to_host(values: torch.Tensor) -> tuple[torch.Tensor, _Arrival]:
+def to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     """Copy a tensor of a GPU to pinned memory; return the copy, and what says when it is there."""
     copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     copy.copy_(values, non_blocking=True)

@@ -163,7 +163,9 @@ class Health:
         """Decide on a step in which the `problem` is not finite, and raise what `judge` raises."""
         step = judged.step
         found = _gathered(problem, judged)
-        text = f"{problem} is not finite since step {step}{_first(found)}"
+        text = f"{problem} is not finite since step {step}"
+        if isinstance(found[0]["loss"], str):
+            text += f" (first on rank {found[0]['rank']}, {found[0]['host']})"
         if self._run is not None:
             text += self._listed(text, step, found)
         if self.policy == "stop" or (self.policy == "skip" and problem not in _OF_STEP):
@@ -204,9 +206,11 @@ class Health:
                 write_atomically(file, json.dumps(content, indent=1) + "\n")
             except OSError as error:
                 log.warning("%s: not written (%s)", file, error.strerror)
-        if guilty := _guilty(found):
-            more = f" and {len(guilty) - _SHOWN} more" if len(guilty) > _SHOWN else ""
-            return f"; not finite in the batch: {', '.join(guilty[:_SHOWN])}{more} ({file})"
+        wrong = [each for rank in found for each in rank["not_finite"]]
+        fields = ["{} of {} row {}".format(e["field"], *e["sample"]) for e in wrong]
+        if fields:
+            guilty = few(dict.fromkeys(fields), _SHOWN)
+            return f"; not finite in the batch: {guilty} ({file})"
         # The ranks that divide a layer or the layers have the same samples.
         all_samples = list(dict.fromkeys((str(f), row) for r in found for f, row in r["samples"]))
         if not all_samples:
@@ -271,15 +275,3 @@ def _not_finite(judged: Judged) -> list[dict[str, Any]]:
             [{"field": name, "sample": names[n], "values": counts[row]} for n, row in wrong]
         )
     return [each for found in sorted(fields, key=len) for each in found]
-
-
-def _guilty(found: list[dict[str, Any]]) -> list[str]:
-    """Return which field of which sample is not finite, each once."""
-    each = [one for rank in found for one in rank["not_finite"]]
-    return [*dict.fromkeys("{} of {} row {}".format(e["field"], *e["sample"]) for e in each)]
-
-
-def _first(found: list[dict[str, Any]]) -> str:
-    """Return the first rank that had a loss that is not finite; "" if none had."""
-    first = found[0]
-    return f" (first on rank {first['rank']}, {first['host']})" * isinstance(first["loss"], str)

@@ -13,6 +13,8 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.marks import PHASES
@@ -37,9 +39,9 @@ class Limits:
 
     def __init__(self, file: Path, floor_s: float, times: float, most_s: float) -> None:
         self._file, self._floor_s, self._times, self._most_s = file, floor_s, times, most_s
-        self._known: dict[str, _Known] = {}
+        self._known = dict.fromkeys(PHASES, _Known())
         with suppress(FileNotFoundError, DamageError):  # then they are learned again
-            self._known = read(dict[str, _Known], file, parts=3)
+            self._known |= read(dict[str, _Known], file, parts=3)
         self._seconds: dict[tuple[int, int], deque[float]] = {}  # by rank and phase
 
     def learn(self, rank: int, phase: int, seconds: float) -> None:
@@ -56,13 +58,12 @@ class Limits:
 
     def floor_s(self, phase: int) -> float:
         """Return the shortest limit of a phase."""
-        known = self._known.get(PHASES[phase])
-        return max(self._floor_s, min(known.floor_s if known else 0.0, self._most_s))
+        return max(self._floor_s, min(self._known[PHASES[phase]].floor_s, self._most_s))
 
     def died(self, phase: int, late_s: float) -> None:
         """Forget the times of a phase in which a rank has died, or was late for so long."""
-        before = self._known.get(PHASES[phase], _Known()).floor_s
-        self._known[PHASES[phase]] = _Known(floor_s=max(before, _AFTER_DEATH * late_s))
+        floor_s = max(self._known[PHASES[phase]].floor_s, _AFTER_DEATH * late_s)
+        self._known[PHASES[phase]] = _Known(floor_s=floor_s)
         self._seconds = {key: kept for key, kept in self._seconds.items() if key[1] != phase}
         self.save()
 
@@ -71,14 +72,12 @@ class Limits:
         for phase, name in enumerate(PHASES):
             kept = [each for (_, of), each in self._seconds.items() if of == phase and each]
             if kept:
-                slowest = max(kept, key=statistics.median)
-                floor_s = self._known.get(name, _Known()).floor_s
-                self._known[name] = _Known(seconds=tuple(slowest), floor_s=floor_s)
+                seconds = tuple(max(kept, key=statistics.median))
+                self._known[name] = replace(self._known[name], seconds=seconds)
         with suppress(OSError):  # the next attempt learns them again
             write_atomically(self._file, written(self._known), sync=False)
 
     def _of(self, rank: int, phase: int) -> deque[float]:
         if (rank, phase) not in self._seconds:
-            known = self._known.get(PHASES[phase], _Known()).seconds
-            self._seconds[rank, phase] = deque(known, maxlen=_KEPT)
+            self._seconds[rank, phase] = deque(self._known[PHASES[phase]].seconds, maxlen=_KEPT)
         return self._seconds[rank, phase]

@@ -8,7 +8,6 @@ a thread               ── gives a sign of life, and answers where the main t
 
 import logging
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,14 +15,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from hpctrain import frames, marks
 from hpctrain.config.schema import HangConfig
 from hpctrain.disk import write_atomically
 from hpctrain.errors import LateRankError
-from hpctrain.faults.observer import FOLDER, Job, Place
+from hpctrain.faults.observer import FOLDER
+from hpctrain.faults.process_state import Job, Place
 from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Hang
@@ -48,15 +51,44 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
     if config.floor_s is None:
         yield
         return
-    rank = _Rank(page, config, logs, ranks, timeout_s)
     if ranks.is_main:
         (logs.parent / "hang.json").unlink(missing_ok=True)  # of an attempt before
-    rank.start()
+    short = replace(ranks, hosts=())  # an argument of a process must not be long
+    job = Job(ranks=short, floor_s=config.floor_s, times=config.times, timeout_s=timeout_s)
+    over, started = threading.Event(), list[subprocess.Popen[bytes]]()
+
+    def beat() -> None:
+        answering, known = threading.Thread(), False
+        while True:
+            page.is_alive()
+            if not known and logs.is_dir():  # rank 0 has made it
+                known = True
+                try:
+                    started.extend(_make_known(page, logs, job))
+                except OSError as error:
+                    log.warning("nobody watches whether the ranks of this node get on: %s", error)
+            marked = page.marks()
+            if marked.asked > marked.answered and not answering.is_alive():
+                answering = threading.Thread(target=_answer, args=(page,), daemon=True)
+                answering.start()
+            if over.wait(_BEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, name="hpctrain-marks", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         marks.leave()
-        rank.end()
+        over.set()
+        thread.join(_END_S)  # it may write to a file system that hangs
+        for observer in started:
+            assert observer.stdin is not None
+            with suppress(OSError):
+                observer.stdin.close()
+            # The observer of several ranks ends with the last of them.
+            with suppress(subprocess.TimeoutExpired):
+                observer.wait(_END_S if ranks.local_world_size == 1 else 0)
 
 
 @contextmanager
@@ -79,102 +111,37 @@ def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None
         ) from error
 
 
-class _Rank:
-    """This rank, and the observer that it has started, if any."""
-
-    def __init__(
-        self, page: marks.OwnPage, config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float
-    ) -> None:
-        self._page, self._config, self._ranks = page, config, ranks
-        self._logs, self._timeout_s = logs, timeout_s
-        self._observer: subprocess.Popen[bytes] | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="hpctrain-marks", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join(_END_S)  # it may write to a file system that hangs
-        if self._observer is not None:
-            assert self._observer.stdin is not None
-            with suppress(OSError):
-                self._observer.stdin.close()
-            # The observer of several ranks ends with the last of them.
-            with suppress(subprocess.TimeoutExpired):
-                self._observer.wait(_END_S if self._ranks.local_world_size == 1 else 0)
-
-    def _beat(self) -> None:
-        answering, known = threading.Thread(), False
-        while True:
-            self._page.is_alive()
-            known = known or self._make_known()
-            marked = self._page.marks()
-            if marked.asked > marked.answered and not answering.is_alive():
-                answering = threading.Thread(target=self._answer, daemon=True)
-                answering.start()
-            if self._over.wait(_BEAT_S):
-                return
-
-    def _make_known(self) -> bool:
-        """Tell where the page is, and start the observer, once rank 0 has made the folder."""
-        ranks, folder = self._ranks, self._logs / FOLDER
-        me = Process.current()
-        place = Place(ranks.rank, me.pid, me.started, self._page.descriptor)
-        try:
-            if not self._logs.is_dir():
-                return False
-            folder.mkdir(exist_ok=True)
-            file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
-            write_atomically(file, written(place), sync=False)
-            if ranks.local_rank == 0:
-                self._observer = start_child(
-                    *(
-                        "hpctrain.faults.observer",
-                        str(self._logs.parent.absolute()),
-                        written(self._job()),
-                    ),
-                    cwd=self._logs.parent,
-                    log_file=None,
-                )
-        except OSError as error:
-            log.warning("nobody watches whether the ranks of this node get on: %s", error)
-        return True
-
-    def _job(self) -> Job:
-        ranks, floor_s = self._ranks, self._config.floor_s or 0.0
+def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """Write where the page is, and start the observer if this is the first rank of the node."""
+    ranks, folder, me = job.ranks, logs / FOLDER, Process.current()
+    folder.mkdir(exist_ok=True)
+    file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
+    place = Place(ranks.rank, me.pid, me.started, page.descriptor)
+    write_atomically(file, written(place), sync=False)
+    if ranks.local_rank == 0:
         files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
-        return Job(
-            key=ranks.attempt_key,
-            node_rank=ranks.node_rank,
-            nodes=ranks.num_nodes,
-            ranks=ranks.world_size,
-            here=ranks.local_world_size,
-            host=socket.gethostname(),
-            floor_s=floor_s,
-            times=self._config.times,
-            timeout_s=self._timeout_s,
-            log_file=files[0].baseFilename if files else "",
-        )
+        job = structs.replace(job, log_file=files[0].baseFilename if files else "")
+        run, module = str(logs.parent.absolute()), "hpctrain.faults.observer"
+        yield start_child(module, run, written(job), cwd=logs.parent, log_file=None)
 
-    def _answer(self) -> None:
-        stack = frames.of_main_thread()
-        codes = [frame.f_code for frame in stack]
-        answer: dict[str, Any] = {
-            "at": frames.place(stack)[:500],
-            "lock_is_free": _lock_is_free(),
-            "may_last": any(
-                _MAY_LAST.search(code.co_filename)
-                or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
-                for code in codes
-            ),
-        }
-        try:
-            answer |= self._page.where()
-        except Exception as error:  # what it asks may be ending; the rest is worth an answer
-            log.debug("where the rank waits is not known: %r", error)
-        self._page.tell(answer)
+
+def _answer(page: marks.Page) -> None:
+    stack = frames.of_main_thread()
+    codes = [frame.f_code for frame, _ in stack]
+    answer: dict[str, Any] = {
+        "at": frames.place(stack)[:500],
+        "lock_is_free": _lock_is_free(),
+        "may_last": any(
+            _MAY_LAST.search(code.co_filename)
+            or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
+            for code in codes
+        ),
+    }
+    try:
+        answer |= page.where()
+    except Exception as error:  # what it asks may be ending; the rest is worth an answer
+        log.debug("where the rank waits is not known: %r", error)
+    page.tell(answer)
 
 
 def _lock_is_free() -> bool:

@@ -81,7 +81,7 @@ class Room(NamedTuple):
     ) -> "Room":
         """Return the room by the variables of the job, and the nodes that it avoids already."""
         now = record.attempt
-        mine = [one for one in record.attempts if _job(one) == _job(now)]
+        mine = [one for one in record.attempts if one.key[:2] == now.key[:2]]
         avoided = {host for one in mine for host in one.avoid}
         spares = int(env.get("SLURM_JOB_NUM_NODES") or 0) - now.nodes - len(avoided)
         return cls(inside, left_s(env), max(0, spares), warn_s)
@@ -218,7 +218,3 @@ def left_s(env: Mapping[str, str] = os.environ) -> float:
     """Return the seconds until the time limit of this job; infinite if nobody tells."""
     end = env.get("SLURM_JOB_END_TIME", "")
     return int(end) - time.time() if end.isdecimal() else math.inf
-
-
-def _job(attempt: Attempt) -> tuple[str, int]:
-    return attempt.job_id, attempt.restart_count

@@ -40,7 +40,7 @@ class Process(NamedTuple):
     @classmethod
     def current(cls) -> "Process":
         """Return the calling process."""
-        return cls(socket.gethostname(), os.getpid(), _started(os.getpid()) or 0)
+        return cls(socket.gethostname(), os.getpid(), _stat(os.getpid())[1])
 
     @property
     def here(self) -> bool:
@@ -48,9 +48,15 @@ class Process(NamedTuple):
         return self.host == socket.gethostname()
 
     @property
+    def state(self) -> str:
+        """The letter with which /proc tells what its main thread does; "" if it runs no more."""
+        letter, started = _stat(self.pid)
+        return letter if started == self.started else ""
+
+    @property
     def alive(self) -> bool:
         """Whether the process still runs; a zombie does not."""
-        return _started(self.pid) == self.started
+        return bool(self.state)
 
     @property
     def died_here(self) -> bool:
@@ -58,14 +64,14 @@ class Process(NamedTuple):
         return self.here and not self.alive
 
 
-def _started(pid: int) -> int | None:
-    """Return the start time of `pid` in clock ticks since boot; None if it does not run."""
+def _stat(pid: int) -> tuple[str, int]:
+    """Return the state of `pid` and its start in clock ticks since boot; "", 0 if it runs not."""
     try:
         # The process name is in parentheses, and may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return "", 0
+    return ("", 0) if fields[0] in "ZX" else (fields[0], int(fields[19]))
 
 
 def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:

@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from hpctrain import marks
 from hpctrain.config.schema import HangConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.workers.pool import Workers, stacks
+from hpctrain.faults import collectives
 from hpctrain.faults import process_state as states
 from hpctrain.faults.collectives import where
 from hpctrain.faults.limits import Limits
@@ -36,6 +38,7 @@ from hpctrain.faults.observer import Job, _Node, _Observer
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.shards.field import Field
+from hpctrain.trained.restored import Restored
 from tests.ranks import run_ranks
 
 PROGRAM = """\
@@ -239,6 +242,18 @@ def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
     assert all("imed out" in text for text in ended)
     assert hang.state == states.COLLECTIVE
     assert "it waits for other ranks in all_reduce number" in hang.sentence
+
+
+def test_a_trained_run_that_waits_for_data_says_where(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(collectives, "_SLOW_S", 0.01)
+    used = Restored(SimpleNamespace(ranks=RankInfo("single")), None)  # type: ignore[arg-type]
+    with used.progress(3, "predicted "):
+        wait_for(lambda: caplog.records, "line")
+    (record,) = caplog.records
+    said = r"rank 0 \(.+\) has done nothing for 0.01 s: it is at /\S+:\d+ in "
+    assert re.match(said, record.message)
 
 
 def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> None:

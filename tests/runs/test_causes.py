@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hpctrain import frames
 from hpctrain.causes import (
     ANOTHER_RANK,
     CODE,
@@ -22,12 +23,11 @@ from hpctrain.causes import (
     TIME_LIMIT,
     TRACKING,
     Cause,
-    by_name,
     cause_of,
     is_out_of_memory,
     named,
     one_line,
-    user_frame,
+    recorded,
 )
 from hpctrain.errors import DataError, DistributedError
 
@@ -241,7 +241,7 @@ def last(error: str) -> str:
 def test_the_cause_follows_from_the_text(text: str, cause: Cause) -> None:
     assert cause_of(text) is cause
     assert cause_of(one_line(text)) is cause
-    assert by_name(cause.name) is cause
+    assert recorded(cause.name, "") is cause
     if cause is GPU_FAULT:  # as it is recorded, and judged again
         assert cause_of(f"GPU fault on n1: {one_line(text)}") is cause
 
@@ -268,8 +268,8 @@ def test_a_broken_connection_of_the_users_own_is_no_death_of_another_rank() -> N
 
     own = caught(RuntimeError("my server of labels: Connection reset by peer"))
     assert cause_of(own) is CODE
-    assert user_frame(own).startswith(f"{__file__}:")
-    assert user_frame(own).endswith(" in caught")
+    assert frames.place(frames.of_error(own)).startswith(f"{__file__}:")
+    assert frames.place(frames.of_error(own)).endswith(" in caught")
     gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
     assert cause_of(caught(RuntimeError(gloo))) is ANOTHER_RANK
     assert cause_of(caught(DistributedError("rank 3 is gone (Broken pipe)"))) is ANOTHER_RANK

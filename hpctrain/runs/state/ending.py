@@ -13,17 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.causes import (
-    ANOTHER_RANK,
-    GPU_FAULT,
-    GPU_MEMORY,
-    HANG,
-    NODE,
-    RANK_KILLED,
-    TIME_LIMIT,
-    by_name,
-    cause_of,
-)
+from hpctrain import causes
 from hpctrain.errors import DamageError
 from hpctrain.rendezvous import flight_recorder
 from hpctrain.restarts import policy
@@ -35,7 +25,7 @@ from hpctrain.slurm.requeue import cause_of_step
 
 log = logging.getLogger(__name__)
 # States of the observers (`faults.process_state`), and those of a node that cannot be used again.
-_OF_STATE = {"dead": RANK_KILLED, "silent": NODE}
+_OF_STATE = {"dead": causes.RANK_KILLED, "silent": causes.NODE}
 _LOST = "uninterruptible", "silent"
 _ASKED = re.compile(r": asked to stop by (SIG\w+) ")  # and could not (`faults.stop`)
 
@@ -102,27 +92,28 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
         return policy.stopped(now.reason, left_s)
     if known.lowered_in == key:
         rows = known.micro_batch_rows
-        return End(GPU_MEMORY, f"out of memory: now {rows} rows", step=step, smaller=True)
+        return End(causes.GPU_MEMORY, f"out of memory: now {rows} rows", step=step, smaller=True)
     if error and (asked := _ASKED.search(error.error)):  # this allocation ends in a moment
         text = error.error.removeprefix("LateRankError: ")
         return End(policy.stopped(asked[1], left_s).cause, text, error.frame, step)
-    cause = (by_name(error.cause) or cause_of(error.error)) if error else None
-    if error and cause and cause not in (HANG, GPU_FAULT):
-        own = by_name(now.cause) or cause_of(now.error) if now.state == "failed" else ANOTHER_RANK
+    cause = causes.recorded(error.cause, error.error) if error else None
+    if error and cause and cause not in (causes.HANG, causes.GPU_FAULT):
+        own = causes.recorded(now.cause, now.error)
         # Slurm has ended rank 0 before it could record anything, or it does not know the cause.
-        found, text = (cause, error.error) if own is ANOTHER_RANK else (own, now.error)
+        knows = now.state == "failed" and own is not causes.ANOTHER_RANK
+        found, text = (own, now.error) if knows else (cause, error.error)
         return End(found, text, error.frame, step, raised=True)
-    if seen and cause is not GPU_FAULT:
-        cause = _OF_STATE.get(seen.state, HANG)
+    if seen and cause is not causes.GPU_FAULT:
+        cause = _OF_STATE.get(seen.state, causes.HANG)
         hosts = (seen.host,) if seen.state in _LOST else ()
         return End(cause, seen.sentence, seen.at, seen.step, hosts, bad=bool(hosts))
     if error and cause:
-        hosts = (error.host,) if cause is GPU_FAULT and error.host else ()
+        hosts = (error.host,) if cause is causes.GPU_FAULT and error.host else ()
         return End(cause, error.error.removeprefix("LateRankError: "), error.frame, step, hosts)
     if text := flight_recorder.timeout(run / "logs", key.job_id):
-        return End(HANG, text, step=step)
+        return End(causes.HANG, text, step=step)
     # Slurm kills the ranks of a job whose time is over: that is no crash.
-    why = TIME_LIMIT if left_s <= 0 else cause_of_step(key.step_id) or RANK_KILLED
+    why = causes.TIME_LIMIT if left_s <= 0 else cause_of_step(key.step_id) or causes.RANK_KILLED
     return End(why, f"a rank was killed (exit code {code})", step=step)
 
 

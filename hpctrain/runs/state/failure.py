@@ -20,12 +20,12 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain import record
-from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line, user_frame
+from hpctrain import frames, record
+from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
 from hpctrain.rendezvous import epochs
-from hpctrain.run_record import AttemptKey, Hang
+from hpctrain.run_record import AttemptKey, Hang, Keyed
 from hpctrain.secrets import mask
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,11 @@ _NAMED_S = 2.0  # until the observers have seen a death
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 
 
-class Failure(record.Record, frozen=True):
+class Failure(Keyed, frozen=True, kw_only=True):
     """The error of the first rank that failed, its cause, its host, and the user's line."""
 
     error: str
     time: record.Time
-    job_id: record.JobId
-    restart_count: record.Count
-    step_id: record.Count = 0
     cause: str = ""
     host: str = ""
     frame: str = ""
@@ -89,7 +86,7 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
                 "time": time.time(),
                 "host": host,
                 "cause": cause.name,
-                "frame": user_frame(error),
+                "frame": frames.place(frames.of_error(error)),
                 **key._asdict(),
             }
             with suppress(OSError):
@@ -99,8 +96,7 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
 
 def cause(run: Path, key: AttemptKey) -> str | None:
     """Return what `read` does, or else which rank was found dead, or not to get on."""
-    since = 0.0 if key.job_id else psutil.Process().create_time() - _TOGETHER_S
-    hang = Hang.of(run, key, since)
+    hang = Hang.of(run, key, _begun(key))
     return read(run, key) or (hang.sentence if hang else None)
 
 
@@ -127,6 +123,9 @@ def first(run: Path, key: AttemptKey) -> Failure | None:
         found = record.read(Failure, path(run))
     except (FileNotFoundError, DamageError):
         return None
-    if not key.job_id and found.time < psutil.Process().create_time() - _TOGETHER_S:
-        return None
-    return found if (found.job_id, found.restart_count, found.step_id) == key else None
+    return found if found.key == key and found.time >= _begun(key) else None
+
+
+def _begun(key: AttemptKey) -> float:
+    """Return when these ranks have begun at the earliest; 0 if the key tells them from others."""
+    return 0.0 if key.job_id else psutil.Process().create_time() - _TOGETHER_S

@@ -194,12 +194,15 @@ class JobEvent:
 
 
 _PREEMPT = _tool("preempt", "{job}")
+_SPARE = ("launch.spares=1",)
 _AS_BEFORE = _preempts("REQUEUE", 10)
 ON_CLUSTER = (
     JobEvent("job: SIGKILL of rank 0", _kill_rank(0)),
     JobEvent("job: SIGKILL of rank 1", _kill_rank(1)),
     JobEvent("job: SIGSTOP of rank 1", _kill_rank(1, signal.SIGSTOP)),
-    JobEvent("job: state D of rank 1", _freeze, _thaw, only_at_end=True),
+    JobEvent("job: state D, with a spare", _freeze, _thaw, more=_SPARE, only_at_end=True),
+    # The requeue waits until Slurm is rid of the task: here until it is thawed, after a minute.
+    JobEvent("job: state D", _freeze, _thaw),
     JobEvent("job: SIGKILL of an observer", _kill("", OBSERVER)),
     JobEvent("job: SIGKILL of a writer", _kill("", WRITER), writers=True),
     JobEvent("job: SIGKILL of srun", _kill("srun")),
@@ -213,10 +216,9 @@ ON_CLUSTER = (
     JobEvent("job: time limit (SIGUSR2)", _slurm("scancel", "--signal=USR2", "{job}")),
     JobEvent("job: requeue by the administrator", _slurm("scontrol", "requeue", "{job}")),
     JobEvent("job: a node is cut", _cut, _heal),
-    JobEvent("job: a node is cut, with a spare", _cut, _heal, more=("launch.spares=1",),
-             only_at_end=True),
+    JobEvent("job: a node is cut, with a spare", _cut, _heal, more=_SPARE, only_at_end=True),
     JobEvent("job: scontrol fails for 20 s", _no_scontrol),
-)  # fmt: skip
+)
 
 
 def disturb(suite: Suite, event: JobEvent, seed: int) -> None:

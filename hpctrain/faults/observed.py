@@ -31,6 +31,7 @@ from hpctrain.tracking.uploader_process import Process, start_child
 
 log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0
+_MOST_OBSERVERS = 10  # of an attempt: where they are always killed, no more are started
 # While torch compiles, or somebody debugs, nobody knows how long it takes.
 _MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb)\.py$")
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
@@ -88,6 +89,7 @@ class _Rank:
         self._page, self._config, self._ranks = page, config, ranks
         self._logs, self._timeout_s = logs, timeout_s
         self._observer: subprocess.Popen[bytes] | None = None
+        self._started = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="hpctrain-marks", daemon=True)
 
@@ -109,13 +111,23 @@ class _Rank:
         answering, known = threading.Thread(), False
         while True:
             self._page.is_alive()
-            known = known or self._make_known()
+            known = (known and not self._was_killed()) or self._make_known()
             marked = self._page.marks()
             if marked.asked > marked.answered and not answering.is_alive():
                 answering = threading.Thread(target=self._answer, daemon=True)
                 answering.start()
             if self._over.wait(_BEAT_S):
                 return
+
+    def _was_killed(self) -> bool:
+        """Return whether another observer must begin: else the node would be taken for silent."""
+        observer = self._observer
+        if observer is None or (observer.poll() or 0) >= 0 or self._started == _MOST_OBSERVERS:
+            return False
+        log.warning(
+            "the observer of this node was killed (%s): another one begins", observer.poll()
+        )
+        return True
 
     def _make_known(self) -> bool:
         """Tell where the page is, and start the observer, once rank 0 has made the folder."""
@@ -129,6 +141,7 @@ class _Rank:
             file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
             write_atomically(file, written(place), sync=False)
             if ranks.local_rank == 0:
+                self._started += 1
                 self._observer = start_child(
                     *(
                         "hpctrain.faults.observer",

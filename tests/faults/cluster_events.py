@@ -25,6 +25,7 @@ from tests.faults.disturbed import (
     SIZE,
     Training,
     command_line,
+    descendants,
     differences,
     signal_to,
     wait_for,
@@ -51,7 +52,8 @@ class Job(Training):
         setup = f"site.setup=['export PATH={self.folder}/bin:$PATH']"
         given = ["-m", "experiment=digits", *where, *SIZE, *shape, setup, *self.more]
         run_module("hpctrain", *given, cwd=self.folder, PYTHONPATH=str(self.folder))
-        (self.id,) = cluster.job_ids(self.folder / "runs")
+        first = cluster.job_ids(self.folder / "runs")[0].split("_")[0].split()[0]  # of a chain
+        self.id = f"{first}_0"
 
     @property
     def state(self) -> str:
@@ -103,6 +105,18 @@ def _kill(program: str, word: str = "") -> JobAct:
         signal_to([rng.choice(sorted(found))], signal.SIGKILL)
 
     return act
+
+
+def _kill_observer(job: Job, rng: random.Random) -> None:
+    """Kill that of the second node, which may be silent for a shorter time than the job goes on."""
+    below = descendants(job.pids()[1])
+    signal_to([pid for pid in below if OBSERVER in command_line(pid)], signal.SIGKILL)
+    time.sleep(20)
+
+
+def _kill_srun(job: Job, rng: random.Random) -> None:
+    """Kill the srun that waits for the ranks; the other one is its helper, and its child."""
+    signal_to([min(job.processes("srun", job.folder.name))], signal.SIGKILL)
 
 
 def _tool(*words: str) -> JobAct:
@@ -181,6 +195,7 @@ class JobEvent:
         more: Overrides of the job.
         writers: Whether the ranks save in the background.
         only_at_end: Whether `heal` waits for the end of the run, which goes on without it.
+        runs_on: Whether no attempt may end.
     """
 
     name: str
@@ -190,6 +205,7 @@ class JobEvent:
     more: tuple[str, ...] = ()
     writers: bool = False
     only_at_end: bool = False
+    runs_on: bool = False
     covered: str = ""
 
 
@@ -203,9 +219,9 @@ ON_CLUSTER = (
     JobEvent("job: state D, with a spare", _freeze, _thaw, more=_SPARE, only_at_end=True),
     # The requeue waits until Slurm is rid of the task: here until it is thawed, after a minute.
     JobEvent("job: state D", _freeze, _thaw),
-    JobEvent("job: SIGKILL of an observer", _kill("", OBSERVER)),
-    JobEvent("job: SIGKILL of a writer", _kill("", WRITER), writers=True),
-    JobEvent("job: SIGKILL of srun", _kill("srun")),
+    JobEvent("job: SIGKILL of an observer", _kill_observer, more=("hang.floor_s=5",), runs_on=True),
+    JobEvent("job: SIGKILL of a writer", _kill("", WRITER), writers=True, runs_on=True),
+    JobEvent("job: SIGKILL of srun", _kill_srun),
     JobEvent("job: SIGKILL of slurmstepd", _kill("slurmstepd", "[{job}.0]")),
     JobEvent("job: SIGKILL of a slurmd", _kill("slurmd"), _heal),
     JobEvent("job: SIGKILL of slurmctld", _kill("slurmctld"), _heal),
@@ -235,6 +251,8 @@ def disturb(suite: Suite, event: JobEvent, seed: int) -> None:
         wait_for(lambda: job.at()[1] >= step, f"step {step} of job {job.id}")
         time.sleep(rng.uniform(0, 0.1))
         where = f"seed {seed}, {event.name} at step {step}"
+        for rank in range(2):
+            job.order(rank, "slow 1")  # some events take seconds
         pid, began = job.pids()[0], time.monotonic()
         event.act(job, rng)
         row.times += 1
@@ -253,7 +271,9 @@ def disturb(suite: Suite, event: JobEvent, seed: int) -> None:
         row.lost.append(max(e.number for e in seen if e.pid == pid) + 1 - after[0].number)
         if row.lost[-1] > EVERY * (1 + event.writers):
             row.wrong.append(f"{where}: {row.lost[-1]} steps were lost")
-    row.how += job.how
+        if event.runs_on:
+            row.wrong.append(f"{where}: {run_json(job.run)['attempts'][0]['reason']}")
+    row.how += job.how or Counter({"ran on": 1})
     found = differences(job, suite.undisturbed)
     row.wrong += [f"{where}: {each}" for each in found]
     if not found:

@@ -108,10 +108,9 @@ def _kill(program: str, word: str = "") -> JobAct:
 
 
 def _kill_observer(job: Job, rng: random.Random) -> None:
-    """Kill that of the second node, which may be silent for a shorter time than the job goes on."""
+    """Kill that of the second node, which the first one would take for silent."""
     below = descendants(job.pids()[1])
     signal_to([pid for pid in below if OBSERVER in command_line(pid)], signal.SIGKILL)
-    time.sleep(20)
 
 
 def _kill_srun(job: Job, rng: random.Random) -> None:
@@ -196,6 +195,7 @@ class JobEvent:
         writers: Whether the ranks save in the background.
         only_at_end: Whether `heal` waits for the end of the run, which goes on without it.
         runs_on: Whether no attempt may end.
+        slow_s: The ranks take 2 s a step for so long, until somebody must have noticed.
     """
 
     name: str
@@ -206,6 +206,7 @@ class JobEvent:
     writers: bool = False
     only_at_end: bool = False
     runs_on: bool = False
+    slow_s: float = 0.0
     covered: str = ""
 
 
@@ -219,12 +220,18 @@ ON_CLUSTER = (
     JobEvent("job: state D, with a spare", _freeze, _thaw, more=_SPARE, only_at_end=True),
     # The requeue waits until Slurm is rid of the task: here until it is thawed, after a minute.
     JobEvent("job: state D", _freeze, _thaw),
-    JobEvent("job: SIGKILL of an observer", _kill_observer, more=("hang.floor_s=5",), runs_on=True),
+    JobEvent(
+        "job: SIGKILL of an observer",
+        _kill_observer,
+        more=("hang.floor_s=5",),
+        runs_on=True,
+        slow_s=20,
+    ),
     JobEvent("job: SIGKILL of a writer", _kill("", WRITER), writers=True, runs_on=True),
     JobEvent("job: SIGKILL of srun", _kill_srun),
-    JobEvent("job: SIGKILL of slurmstepd", _kill("slurmstepd", "[{job}.0]")),
-    JobEvent("job: SIGKILL of a slurmd", _kill("slurmd"), _heal),
-    JobEvent("job: SIGKILL of slurmctld", _kill("slurmctld"), _heal),
+    JobEvent("job: SIGKILL of slurmstepd", _kill("slurmstepd", "[{job}.0]"), slow_s=45),
+    JobEvent("job: SIGKILL of a slurmd", _kill("slurmd"), _heal, slow_s=45),
+    JobEvent("job: SIGKILL of slurmctld", _kill("slurmctld"), _heal, slow_s=20),
     JobEvent("job: SIGKILL of the batch script", _kill("slurm_script")),
     JobEvent("job: preemption with grace", _PREEMPT),
     JobEvent("job: preemption without grace", _PREEMPT, _AS_BEFORE, _preempts("REQUEUE", 0)),
@@ -252,10 +259,13 @@ def disturb(suite: Suite, event: JobEvent, seed: int) -> None:
         time.sleep(rng.uniform(0, 0.1))
         where = f"seed {seed}, {event.name} at step {step}"
         for rank in range(2):
-            job.order(rank, "slow 1")  # some events take seconds
+            job.order(rank, "slow 2")  # some events take seconds
         pid, began = job.pids()[0], time.monotonic()
         event.act(job, rng)
         row.times += 1
+        slow_until = time.monotonic() + event.slow_s
+        while time.monotonic() < slow_until and job.pids()[0] == pid:
+            time.sleep(0.5)
         for rank in range(2):
             job.order(rank, "")
         _wait(job, event, where, suite, rng)

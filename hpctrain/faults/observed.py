@@ -34,6 +34,7 @@ from hpctrain.tracking.uploader_process import Process, start_child
 
 log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0
+_MOST_OBSERVERS = 10  # of an attempt: where they are always killed, no more are started
 # While torch compiles, or somebody debugs, nobody knows how long it takes.
 _MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb)\.py$")
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
@@ -61,6 +62,9 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
         answering, known = threading.Thread(), False
         while True:
             page.is_alive()
+            if started and (started[-1].poll() or 0) < 0 and len(started) < _MOST_OBSERVERS:
+                log.warning("the observer of this node was killed: another one begins")
+                known = False  # else the node would be taken for silent
             if not known and logs.is_dir():  # rank 0 has made it
                 known = True
                 try:

@@ -118,7 +118,7 @@ class _Observer:
 
     def _look(self, since: float) -> tuple[Hang, ...]:
         """Return the ranks that are dead or late; say which are slow."""
-        step = max((rank.page.marks().step for rank in self._ranks.values()), default=0.0)
+        step = max((rank.step for rank in self._ranks.values()), default=0.0)
         if step != self._step:
             self._step, self._stepped = step, time.monotonic()
         found = self._reports(since)

@@ -88,6 +88,11 @@ class Rank:
         """Whether the rank ends, or is dead."""
         return bool(self._page.marks().left) or "" in [*self._letters][-1:]
 
+    @property
+    def step(self) -> float:
+        """The number of global steps that it has made."""
+        return self._page.marks().step
+
     def learn(self, limits: Limits) -> None:
         """Take over how long the rank was in the phases that it has left since the last call."""
         for phase, known in enumerate(self._left):

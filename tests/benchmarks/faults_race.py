@@ -31,7 +31,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 HERE, STEPS, EVERY, PAUSE = pathlib.Path(__file__).parent, *map(float, sys.argv[1:])
-RANK = os.environ["SLURM_PROCID"]
+RANK = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
 
 class Noted(Callback):
     def on_train_batch_end(self, trainer, *_):
@@ -82,15 +82,32 @@ class Ours(Job):
 class Lightning(Ours):
     """The job of Lightning."""
 
+    launch = f"srun --kill-on-bad-exit=1 {sys.executable} {{}} || scontrol requeue $SLURM_JOB_ID"
+
     def start(self) -> None:
         (self.folder / "train.py").write_text(LIGHTNING)
-        words = f"{sys.executable} train.py {self.steps_asked} {SAVE_EVERY} {STEP_S}"
-        script = f"srun --kill-on-bad-exit=1 {words} || scontrol requeue $SLURM_JOB_ID"
+        script = self.launch.format(f"train.py {self.steps_asked} {SAVE_EVERY} {STEP_S}")
         shape = ["--nodes=2", "--ntasks-per-node=1", "--requeue", f"--chdir={self.folder}"]
         self.id = cluster.sbatch(script, *shape, "--open-mode=append", "--output=out")
 
 
-RIVALS = {"hpctrain": Ours, "Lightning, requeue": Lightning}
+@dataclass
+class FtLauncher(Lightning):
+    """The same training below ft_launcher, which starts the ranks again in the same job."""
+
+    launch = (
+        "first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); "
+        f"srun {Path(sys.executable).with_name('ft_launcher')} --nnodes=2 --nproc-per-node=1 "
+        "--rdzv-backend=c10d --rdzv-endpoint=$first:29400 --rdzv-id=$SLURM_JOB_ID "
+        "--max-restarts=100 --ignore-missing-fault-tol-cfg {}"
+    )
+
+
+RIVALS: dict[str, tuple[type[Ours], str]] = {
+    "hpctrain": (Ours, "hpctrain"),
+    "Lightning, requeue": (Lightning, "lightning"),
+    "Lightning, ft_launcher": (FtLauncher, "nvidia_resiliency_ext"),
+}
 
 
 @dataclass
@@ -136,17 +153,16 @@ def main() -> None:
     asked = parser.parse_args()
     if problem := cluster.problem():
         sys.exit(problem)
-    known = {"Lightning, requeue": "lightning", "hpctrain": "hpctrain"}
-    head = f"{'':20}{'undisturbed s':>14}{'s':>9}{'ratio':>7}"
+    head = f"{'':24}{'undisturbed s':>14}{'s':>9}{'ratio':>7}"
     print(f"{head}{'recovery s: median, 90%, most':>32}  most steps lost", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpctrain-race-") as folder:
         digits = Path(folder, "digits")
         run_module("data_prep", "sample", "digits", str(digits))
-        for name, kind in RIVALS.items():
-            if importlib.util.find_spec(known[name]) is None:
-                print(f"{name:20} is not installed")
+        for name, (kind, module) in RIVALS.items():
+            if importlib.util.find_spec(module) is None:
+                print(f"{name:24} is not installed ({module})")
                 continue
-            place = Path(folder, name.partition(",")[0])
+            place = Path(folder, name.replace(", ", "-"))
             calm, wild = (
                 race(kind(place / how, digits, steps_asked=asked.steps), every, hurry=asked.hurry)
                 for how, every in (("calm", None), ("wild", asked.every))
@@ -154,14 +170,12 @@ def main() -> None:
             times = sorted(wild.recoveries) or [0.0]
             shown = [times[int(part * (len(times) - 1))] for part in (0.5, 0.9, 1.0)]
             print(
-                f"{name:20}{calm.seconds:14.0f}{wild.seconds:9.0f}"
+                f"{name:24}{calm.seconds:14.0f}{wild.seconds:9.0f}"
                 f"{wild.seconds / calm.seconds:7.2f}"
                 f"{', '.join(f'{x:.1f}' for x in shown):>32}  {max(wild.lost, default=0)} "
                 f"({len(wild.recoveries)} kills, {calm.state}, {wild.state})",
                 flush=True,
             )
-    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
-        print("ft_launcher          is not installed (nvidia-resiliency-ext)")
 
 
 if __name__ == "__main__":

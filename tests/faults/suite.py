@@ -4,9 +4,8 @@
     make faults KILLS=300 SEED=7         more of them; the table is the last thing that is printed
     make faults CLUSTER=1                the events of the development cluster, too
 
-Each event is one row of EVENTS or of ON_CLUSTER. A row without an action names the test that has
-the event already. A row whose processes are not there (`observer`, `writer`) is passed over until
-they are built: `python -m tests.faults --list` shows which.
+Each event is one row of EVENTS or of ON_CLUSTER, printed as soon as it has happened. A row without
+an action names the test that has the event already: `python -m tests.faults --list` shows them.
 """
 
 import os
@@ -17,7 +16,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.faults.disturbed import (
 
 Act = Callable[[Training, random.Random], None]
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+OBSERVER, WRITER = "hpctrain.faults.observer", "hpctrain.checkpoint.saving.writer"
 MOST_ATTEMPTS = 8  # of one command after an event: more would be help by hand
 
 
@@ -54,6 +54,7 @@ class Event:
         heal: Takes it back before the command is given again.
         ends: Whether it ends the attempt; else the run goes on by itself.
         new: Whether it needs processes whose command lines can be read.
+        writers: Whether the ranks save in the background.
         lost: The most intervals between two checkpoints that may be lost.
         fast: Whether it takes seconds, so that the minute of `make test` has it.
     """
@@ -63,6 +64,7 @@ class Event:
     heal: Act = lambda training, rng: None
     ends: bool = True
     new: bool = False
+    writers: bool = False
     lost: int = 1
     fast: bool = False
     covered: str = ""
@@ -79,9 +81,12 @@ def _kill(*ranks: int, number: int = KILL, launcher: bool = False) -> Act:
 
 def _kill_child(word: str) -> Act:
     def act(training: Training, rng: random.Random) -> None:
-        if not (found := training.children(word)):
-            raise NotHereError(f"no process has {word!r} in its command line")
-        signal_to([rng.choice(found)], KILL)
+        def found() -> list[int]:
+            return training.children(word) or [0] * (training.process.poll() is not None)
+
+        if not all(pids := wait_for(found, f"a process with {word!r} in its command line")):
+            raise NotHereError("the run had ended")
+        signal_to([rng.choice(pids)], KILL)
 
     return act
 
@@ -205,8 +210,11 @@ KILLS = (
 )
 EVENTS = (
     *KILLS,
-    Event("SIGKILL of the observer", _kill_child("observer"), ends=False, new=True),
-    Event("SIGKILL of the writer", _kill_child("writer"), ends=False, new=True),
+    Event("SIGKILL of the observer", _kill_child(OBSERVER), ends=False, new=True),
+    Event("SIGKILL of the writer", _kill_child(WRITER), ends=False, new=True, writers=True),
+    # The save that was under way is lost, too.
+    Event("SIGKILL of all, with writers", _all, writers=True, lost=2),
+    Event("SIGTERM of all, with writers", _kill(0, 1, number=signal.SIGTERM), writers=True, lost=0),
     Event("SIGKILL of the uploader", covered="tests/tracking/test_uploader.py"),
     Event("SIGSTOP of a rank", _stop),
     Event("state D (frozen cgroup)", _freeze),
@@ -242,7 +250,33 @@ class Row:
     lost: list[int] = field(default_factory=list)  # steps
     wrong: list[str] = field(default_factory=list)
     by_hand: list[str] = field(default_factory=list)
+    how: Counter[str] = field(default_factory=Counter)  # it went on: a restart, a requeue ...
     not_here: str = ""
+
+    def line(self, name: str) -> str:
+        """Return the row under HEAD."""
+        times, lost = sorted(self.recoveries), self.lost or [0]
+        shown = [times[len(times) // 2], times[int(0.9 * len(times))], times[-1]] if times else []
+        seconds = "".join(f"{x:{w}.1f}" for x, w in zip(shown, (8, 7, 7), strict=False))
+        how = ", ".join(f"{count} x {what}" for what, count in self.how.items())
+        line = (
+            f"{name:34}{self.times:6}{seconds or '-':>22}  {statistics.mean(lost):7.1f}"
+            f"{max(lost):5}{len(self.wrong):7}{len(self.by_hand):8}  {self.not_here or how}"
+        )
+        return line.rstrip()
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that was wrong, or that needed a hand."""
+        wrong = [f"WRONG: {each}" for each in self.wrong]
+        return wrong + [f"BY HAND: {each}" for each in self.by_hand]
+
+
+HEAD = (
+    f"{'':40}{'recovery in s':>22}  {'steps lost':>12}\n"
+    f"{'event':34}{'times':>6}{'median':>8}{'90%':>7}{'most':>7}  {'mean':>7}{'most':>5}"
+    f"{'wrong':>7}{'by hand':>8}"
+)
 
 
 class Suite:
@@ -257,37 +291,47 @@ class Suite:
             raise AssertionError((self.undisturbed.folder / "out").read_text())
         self.steps = self.undisturbed.at()[1]
 
-    def disturb(self, events: Sequence[Event], seed: int) -> Training:
-        """Let the events happen in one training, one after the other, each at a random step."""
+    def disturb(self, events: Sequence[Event], seed: int, name: str = "") -> Training:
+        """Let the events happen in one training, one after the other, each at a random step.
+
+        They are counted in their own rows, or all of them in the row `name`.
+        """
+        rows = [self.rows[name or event.name] for event in events]
         rng, self._count = random.Random(seed), self._count + 1
-        new = any(event.new for event in events)
-        training = Training(self.folder / f"{self._count}-{seed}", self.digits, new=new)
+        training = Training(
+            self.folder / f"{self._count}-{seed}",
+            self.digits,
+            new=any(event.new for event in events),
+            writers=any(event.writers for event in events),
+        )
         # At least some steps lie between two events, also if the last one is near the end.
         at = sorted(rng.sample(range(3, self.steps - 1), len(events)))
         told = []
         training.start()
         try:
-            for event, step in zip(events, at, strict=True):
+            for event, step, row in zip(events, at, rows, strict=True):
                 told.append(f"{event.name} at step {step}")
-                self._happen(event, step, training, rng)
-            self._go_on(training, self.rows[events[-1].name], ", ".join(told))
+                self._happen(event, step, training, rng, row)
+            self._go_on(training, rows[-1], ", ".join(told))
         finally:
             if training.process.poll() is None:
                 _all(training, rng)
             _thaw(training)
             _unmount(training, rng)
-        row = self.rows[events[-1].name]
+        row = rows[-1]
         if training.ends and training.ends[-1] == 0:
             where = f"seed {seed} ({', '.join(told)})"
             row.wrong += [f"{where}: {each}" for each in differences(training, self.undisturbed)]
         shutil.rmtree(training.folder, ignore_errors=not row.wrong)
         return training
 
-    def _happen(self, event: Event, step: int, training: Training, rng: random.Random) -> None:
+    def _happen(
+        self, event: Event, step: int, training: Training, rng: random.Random, row: Row
+    ) -> None:
         def reached() -> bool:
             return training.at()[1] >= step or training.process.poll() is not None
 
-        row, ended = self.rows[event.name], False
+        ended = False
         wait_for(reached, f"step {step}")
         time.sleep(rng.uniform(0, 0.05))  # somewhere in a step, a save or an evaluation
         before, last = training.at()
@@ -336,26 +380,11 @@ class Suite:
 
     def table(self) -> Iterator[str]:
         """Yield the table, line by line, and then what was wrong."""
-        yield f"{'':40}{'recovery in s':>22}  {'steps lost':>12}"
-        yield (
-            f"{'event':34}{'times':>6}{'median':>8}{'90%':>7}{'most':>7}  {'mean':>7}{'most':>5}"
-            f"{'wrong':>7}{'by hand':>8}"
-        )
-        for name, row in self.rows.items():
-            times, lost = sorted(row.recoveries), row.lost or [0]
-            shown = (
-                [times[len(times) // 2], times[int(0.9 * len(times))], times[-1]] if times else []
-            )
-            seconds = "".join(f"{x:{w}.1f}" for x, w in zip(shown, (8, 7, 7), strict=False))
-            yield (
-                f"{name:34}{row.times:6}{seconds or '-':>22}  {statistics.mean(lost):7.1f}"
-                f"{max(lost):5}{len(row.wrong):7}{len(row.by_hand):8}  {row.not_here}"
-            )
-        for row in self.rows.values():
-            yield from (f"WRONG: {each}" for each in row.wrong)
-            yield from (f"BY HAND: {each}" for each in row.by_hand)
+        yield HEAD
+        yield from (row.line(name) for name, row in self.rows.items())
+        yield from self.failed
 
     @property
     def failed(self) -> list[str]:
         """Everything that was wrong, or that needed a hand."""
-        return [each for row in self.rows.values() for each in row.wrong + row.by_hand]
+        return [each for row in self.rows.values() for each in row.faults]

@@ -7,6 +7,7 @@ keys of `hang`. Each waits in its own way, and all of them at the same time.
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.shards.field import Field
 from hpctrain.trained.restored import Restored
+from tests.faults.disturbed import command_line, descendants
 from tests.ranks import run_ranks
 
 PROGRAM = """\
@@ -139,6 +141,19 @@ def test_what_holds_a_rank_is_told_apart(tmp_path: Path) -> None:
     assert "Current thread" in (tmp_path / "lock/logs/observed/rank0.stacks").read_text()
     assert not (tmp_path / "dead/logs/observed/rank0.stacks").exists()
     assert "has died after step 39, in the phase step" in said["dead"].sentence
+
+
+def test_an_observer_that_is_killed_is_followed_by_another(tmp_path: Path) -> None:
+    """Else the observer of the first node would take this node for silent."""
+    with program(tmp_path, "asleep") as process:
+
+        def observers() -> set[int]:
+            found = {*descendants(process.pid)}
+            return {pid for pid in found if "hpctrain.faults.observer" in command_line(pid)}
+
+        (killed,) = wait_for(observers, "observer")
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: observers() - {killed}, "other observer")
 
 
 def two_ranks(folder: str, how: str, timeout_s: float = 100.0) -> str:

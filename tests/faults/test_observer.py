@@ -305,20 +305,10 @@ def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> 
 def test_a_node_is_not_silent_while_steps_are_made(tmp_path: Path) -> None:
     """A step needs the ranks of all nodes: only the files of the other node do not come."""
     key = AttemptKey("7", 0, 2)
-    job = Job(
-        key=key,
-        node_rank=0,
-        nodes=2,
-        ranks=2,
-        here=1,
-        host="a",
-        floor_s=30.0,
-        times=10.0,
-        timeout_s=600.0,
-        log_file="",
-    )
+    ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, job_id="7", step_id=2)
+    job = Job(ranks=ranks, floor_s=30.0, times=10.0, timeout_s=600.0)
     one = _Observer(tmp_path, job)
-    one._seen = {1: (_Node(key=key, beat=1, host="b", ranks=(1,), ended=0, reports=()), 100.0)}
+    one._seen = {1: (_Node(key=key, beat=1, host="b", ranks=(1,), ended=0, hangs=()), 100.0)}
     one._stepped = 120.0
     one._judge(145.0)
     assert one._named is None

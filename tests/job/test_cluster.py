@@ -338,7 +338,7 @@ def test_a_task_that_cannot_be_killed_does_not_hold_the_job(
     try:
         (freezer / "cgroup.procs").write_text(pid)
         (freezer / "freezer.state").write_text("FROZEN")
-        plant_hang(run, "node2", "D")
+        plant_hang(run, "node2", "asleep")
         cluster.wait_for((tmp_path / "pid.1.1").exists, 240, "the next step")
         assert Path("/proc", pid).exists()
         paced.go()

@@ -35,6 +35,7 @@ requeue() {
     before=$(scontrol show job "$job" | grep -o 'ExcNodeList=[^ (]*') || true
     before=${before#*=}
     scontrol update "JobId=$job" Requeue=1 || true # heals sbatch --no-requeue and JobRequeue=0
+    trap '' TERM # the requeue ends this job, and the last command must still run
     echo "job $job is requeued by its batch script" >&2
     scontrol requeue "$job" || return 0
     [[ -z $bad ]] || scontrol update "JobId=$job" "ExcNodeList=${before:+$before,}$bad" || true

@@ -60,7 +60,9 @@ def test_a_save_in_the_background_tells_how_long_one_takes(
 ) -> None:
     """Else the last save of a run, which stops it, would look like a rank that hangs."""
     monkeypatch.setattr(marks, "_rank", marks._rank)
-    page = marks.OwnPage()
+    file = os.memfd_create("page")
+    os.ftruncate(file, marks.SIZE)
+    page = marks.Page(file)
     page.begin()
 
     @contextmanager

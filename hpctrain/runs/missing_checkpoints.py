@@ -4,7 +4,7 @@ A run that died before its first checkpoint starts again at step 0, and that is 
 record of the run shows that there was a checkpoint:
 
     attempts in run.json            one has saved and stopped
-    journal, progress.json          a step after the first multiple of checkpoint.every_steps
+    journal, progress.json          a step after which the first save must have been over
 
 Such a run must not start again in silence. One whose code has changed goes on, and says so
 (`hpctrain.runs.code.trained_code`).
@@ -82,5 +82,6 @@ def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
         return 0
     stopped = [each.step or 0 for each in record.attempts if each.state == "interrupted"]
     made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
-    # The checkpoint of a step is written before the next step.
-    return max([*stopped, made if made > (checkpoint.every_steps or made) else 0])
+    # A save is written before the next step or, in the background, before the next save begins.
+    saved_by = (checkpoint.every_steps or made) * (2 if checkpoint.staging_gb else 1)
+    return max([*stopped, made if made > saved_by else 0])

@@ -66,12 +66,12 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
 @pytest.mark.parametrize(
     ("step", "change", "allowed"),
     [
-        (200, {}, True),  # the first checkpoint is saved after the metrics of this step
-        (220, {}, False),
+        (400, {}, True),  # until then the save of step 200 may be under way in the background
+        (420, {}, False),
         (20, {"state": "interrupted", "attempts": [{"state": "interrupted", "step": 7}]}, False),
         (20, {"state": "interrupted", "attempts": [{"state": "interrupted", "step": 0}]}, True),
-        (220, {"state": "finished"}, True),
-        (220, {"attempts": []}, True),
+        (420, {"state": "finished"}, True),
+        (420, {"attempts": []}, True),
     ],
 )
 def test_when_a_checkpoint_must_be_there(
@@ -88,11 +88,21 @@ def test_when_a_checkpoint_must_be_there(
     refuse(config, run)
 
 
+def test_without_background_saves_the_first_one_is_over_before_the_next_step(
+    tmp_path: Path,
+) -> None:
+    config, run = trained(tmp_path, 220)
+    refuse(config, run)
+    config.checkpoint.staging_gb = 0
+    with pytest.raises(StorageError, match="was at step 220"):
+        refuse(config, run)
+
+
 def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
     config, run = trained(tmp_path, 20)
     journal_path(run.path).unlink()
-    (run.path / "progress.json").write_text(json.dumps({"step": 201}))
-    with pytest.raises(StorageError, match="was at step 201"):
+    (run.path / "progress.json").write_text(json.dumps({"step": 401}))
+    with pytest.raises(StorageError, match="was at step 401"):
         refuse(config, run)
 
 

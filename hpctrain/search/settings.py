@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,13 +106,13 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
         _refuse(key, given, f"{wrong[0]} is no global step, which is a whole number from 1 on")
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         if after <= before:
             _refuse(key, given, f"rungs must increase, but {after} follows {before}")
     if steps[-1] > max_steps:
         _refuse(key, given, f"{steps[-1]} is beyond train.max_steps={max_steps}")
     if first is not None:
-        etas = _listed(given)
+        etas, steps = _listed(given), [first]
         if min(etas) <= 1:
             _refuse("eta", given, "with hydra.sweeper.first_rung it must be more than 1")
         exact, number = float(first), 0
@@ -147,9 +148,7 @@ def _widths(given: Mapping[str, Any], count: int, nodes: range) -> tuple[int, ..
     if widths is None:
         return (nodes[0],) * count
     if not isinstance(widths, Sequence) or isinstance(widths, str) or len(widths) != count:
-        _refuse(
-            "widths", given, f"it must be a list of {count} numbers of nodes, one for each rung"
-        )
+        _refuse("widths", given, f"it must be a list of {count} numbers: nodes for each rung")
     if wrong := [width for width in widths if not _is_whole(width) or width < 1]:
         _refuse("widths", given, f"{wrong[0]} is no number of nodes, which is at least 1")
     if len(nodes) > 1:

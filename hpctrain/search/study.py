@@ -52,8 +52,8 @@ def begin(settings: Settings, name: str, storage: str, space: Mapping[str, str])
             changed = _changes(found[key], value) if key == "space" else f"{key}: {found[key]}"
             raise ConfigError(
                 f"hydra.sweeper.study_name={name}: this study has {mask(changed)}, and now "
-                f"{_now(key, value)}is asked for: trials of both could not be compared. Take another "
-                "hydra.sweeper.study_name, or null for one of its own"
+                f"{_now(key, value)}is asked for: trials of both could not be compared. Take "
+                "another hydra.sweeper.study_name, or null for one of its own"
             )
     facts = {**asked, "keys": [*space], "eta": [*settings.etas], "widths": [*settings.widths]}
     facts["uid"] = known.get("uid", uuid.uuid4().hex)

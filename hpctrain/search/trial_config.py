@@ -101,7 +101,7 @@ class Bases:
             return
         kinds: dict[str, str] = {}
         for text in self._texts.values():
-            base = OmegaConf.create(text)
+            base: Any = OmegaConf.create(text)
             for section in ("launch", "site", "network"):
                 value = json.dumps(OmegaConf.to_container(base[section]), sort_keys=True)
                 if kinds.setdefault(section, value) != value:

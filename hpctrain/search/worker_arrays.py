@@ -44,7 +44,7 @@ class WorkerFile(Record, frozen=True):
         return read(cls, worker / "worker.json")
 
 
-def script(sweep: Path, file: SearchFile, config: Config, folder: Path, count: int) -> str:
+def script(file: SearchFile, config: Config, folder: Path, count: int) -> str:
     """Return the text of the batch script for `count` workers with the nodes of `config`."""
     return sbatch_script(
         config,
@@ -58,7 +58,7 @@ def script(sweep: Path, file: SearchFile, config: Config, folder: Path, count: i
     )
 
 
-def next_folder(sweep: Path) -> Path:
+def _next_folder(sweep: Path) -> Path:
     """Return the folder of the next array."""
     numbers = itertools.count()
     names = (sweep / "workers" / f"array-{number}" for number in numbers)
@@ -118,14 +118,14 @@ def _submit(
     count = min(count, sbatch.max_array_size())
     width = config.launch.node_numbers[0]
     while True:
-        folder = next_folder(sweep)
+        folder = _next_folder(sweep)
         job = folder / "job.sh"
         workers: list[Path] = []
         try:
             (folder / "batch").mkdir(parents=True)
-            for task in range(count):
-                workers.append(new_worker(sweep, WorkerFile(width, str(job), task)))
-            job.write_text(script(sweep, file, config, folder, count))
+            notes = (WorkerFile(width, str(job), task) for task in range(count))
+            workers.extend(new_worker(sweep, note) for note in notes)
+            job.write_text(script(file, config, folder, count))
             (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
         except OSError as error:
             raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -145,7 +145,7 @@ def _submit(
 def wanted(file: SearchFile, found: Found, width: int) -> int:
     """Return how many workers of a width have something to do now, and may be there at once.
 
-    The nodes of `n_jobs` workers of the first width are the limit, but one worker is always allowed.
+    The nodes of `n_jobs` workers of the first width are the limit, but one worker may always be.
     """
     waiting = [each for each in found.at("promoted") + found.at("waiting") if each.asked]
     todo = sum(found.widths[each.goal - 1] == width for each in waiting)

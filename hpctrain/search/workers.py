@@ -123,7 +123,7 @@ class Worker:
         self.left(piece)
 
     def failed(self, piece: Piece, reason: str) -> None:
-        """End a trial for good, because its training fails; a number that is not finite prunes it."""
+        """End a trial for good, because its training fails; one that is not finite is pruned."""
         cause = RunDir(piece.run).read().attempt.cause
         self._tell(piece.number, "PRUNED" if cause == NON_FINITE.name else "FAIL", reason)
         self.left(piece)
@@ -228,7 +228,7 @@ class Worker:
         log.info("the search ends: %s", reason)
 
     def _mark_left(self) -> None:
-        """Note that this worker takes no more trials, though its job is in the queue for a while."""
+        """Note that this worker takes no more trials, although its job has not ended yet."""
         (self._folder / worker_arrays.LEFT).touch()
 
     def _call_others(self, file: SearchFile) -> None:

@@ -41,7 +41,7 @@ def handle(number: int, handler: Handler) -> Any:
     return previous
 
 
-def give_back(previous: Mapping[int, Any], handler: Handler) -> None:
+def give_back(previous: Mapping[signal.Signals, Any], handler: Handler) -> None:
     """Let signals do again what they did before `handle` gave them to a handler."""
     for number, before in previous.items():
         signal.signal(number, before)

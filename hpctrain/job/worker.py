@@ -96,9 +96,7 @@ def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
     run, key = RunDir.open(piece.run), ranks.attempt_key
     while True:
         epochs.begin(run.path, key)
-        failure.path(run.path).unlink(
-            missing_ok=True
-        )  # it may be of these ranks, and have their key
+        failure.path(run.path).unlink(missing_ok=True)  # it may have the key of these ranks
         hang = folder / "hang.json"
         hang.unlink(missing_ok=True)
         hang.symlink_to(run.path / "hang.json")

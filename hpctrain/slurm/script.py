@@ -110,10 +110,11 @@ def sbatch_script(
     Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
     tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
     as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, which is `run`, `work` or `call`, with the folder of the array task. `chain` is the name of
-    the jobs if the script is submitted several times for one run; the file `job_id` beside it has
-    their ids. The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s),
-    and `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
+    ranks call `command`, which is `run`, `work` or `call`, with the folder of the array task.
+    `chain` is the name of the jobs if the script is submitted several times for one run; the file
+    `job_id` beside it has their ids. The job is told `lead_s` seconds before its time limit to save
+    (None: launch.warn_s), and `grace_s` seconds after a preemption it is cancelled, unless it has
+    requeued itself.
     """
     check_folder(config.output_dir, folder)
     lead_s = config.launch.warn_s if lead_s is None else lead_s

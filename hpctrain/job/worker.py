@@ -35,6 +35,7 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import requeue_from_rank
+from hpctrain.tracking.uploading.child_uploader import wait_for_left
 
 if TYPE_CHECKING:
     from hpctrain.search.workers import Piece, Worker
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> int:
     code = 1
     try:
         code = _lead(Worker(folder), folder, ranks)
+        wait_for_left()
     finally:
         pieces.add(folder, ranks.attempt_key, code=code)
     return code

@@ -114,8 +114,8 @@ class Worker:
             step = int(reached)
         elif finished and reached > step:  # somebody else has trained it to its end
             step = last
-        trial = self._trial(piece.number)
-        trial.report(value, step)
+        if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
+            self._trial(piece.number).report(value, step)
         if not math.isfinite(value):
             self._tell(piece.number, "PRUNED", f"{piece.metric} is {value} at step {step}")
         elif finished or piece.goal == len(rungs):
@@ -170,7 +170,7 @@ class Worker:
         self, file: SearchFile, found: Found, trial: optuna.trial.Trial, goal: int
     ) -> Piece | None:
         """Return the piece; None if the trial needs no training, and has been told so."""
-        stored = self._study.get_trials(deepcopy=False)[trial.number]
+        stored = self._stored(trial.number)
         name = stored.user_attrs.get("run", "")
         try:
             if name:
@@ -215,8 +215,10 @@ class Worker:
     def _trial(self, number: int) -> optuna.trial.Trial:
         from optuna.trial import Trial
 
-        stored = self._study.get_trials(deepcopy=False)[number]
-        return Trial(self._study, stored._trial_id)
+        return Trial(self._study, self._stored(number)._trial_id)
+
+    def _stored(self, number: int) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
 
     def _tell(self, number: int, state: str, reason: str) -> None:
         from optuna.trial import TrialState

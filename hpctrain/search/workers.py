@@ -32,7 +32,7 @@ from hpctrain.search import rule, study, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
 from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import GOAL, Found, owner_lock
+from hpctrain.search.trials import GOAL, Found, Trial, owner_lock
 from hpctrain.secrets import mask
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ class Worker:
             step = int(reached)
         elif finished and reached > step:  # somebody else has trained it to its end
             step = last
-        trial = self._trial(piece.number)
-        trial.report(value, step)
+        if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
+            self._trial(piece.number).report(value, step)
         if not math.isfinite(value):
             self._tell(piece.number, "PRUNED", f"{piece.metric} is {value} at step {step}")
         elif finished or piece.goal == len(rungs):
@@ -170,13 +170,16 @@ class Worker:
         self, file: SearchFile, found: Found, trial: optuna.trial.Trial, goal: int
     ) -> Piece | None:
         """Return the piece; None if the trial needs no training, and has been told so."""
-        stored = self._study.get_trials(deepcopy=False)[trial.number]
+        stored = self._stored(trial.number)
         name = stored.user_attrs.get("run", "")
         try:
             if name:
                 run = RunDir.open(Path(file.output_dir) / name)
             else:
                 config, run = self._bases(file).run(stored.params)
+                if twin := next((each for each in found.trials if each.run == run.name), None):
+                    self._end_twin(trial, twin)
+                    return None
                 trial_run.freeze(self._sweep, file, found, config, run, stored.params)
                 trial.set_user_attr("run", run.name)
             trial_run.take(run, self._note, found)
@@ -199,14 +202,23 @@ class Worker:
             return piece
         return None
 
+    def _end_twin(self, trial: optuna.trial.Trial, twin: Trial) -> None:
+        """End a trial that is the run of another one, with the values that this one has."""
+        for step, value in twin.values.items():
+            trial.report(value, step)
+        self._tell(trial.number, "PRUNED", f"the same run as trial {twin.number}")
+        self._owned.pop(trial.number).close()
+
     def _bases(self, file: SearchFile) -> Bases:
         return Bases.read(self._sweep / "bases", file.choices, file.cwd)
 
     def _trial(self, number: int) -> optuna.trial.Trial:
         from optuna.trial import Trial
 
-        stored = self._study.get_trials(deepcopy=False)[number]
-        return Trial(self._study, stored._trial_id)
+        return Trial(self._study, self._stored(number)._trial_id)
+
+    def _stored(self, number: int) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
 
     def _tell(self, number: int, state: str, reason: str) -> None:
         from optuna.trial import TrialState

@@ -9,6 +9,8 @@ import yaml
 
 from hpctrain import lock
 from hpctrain.search.trials import Found
+from hpctrain.search.worker_arrays import WorkerFile, new_worker
+from tests import cluster, forkserver
 from tests.conftest import Completed, run_json, runs
 from tests.search.conftest import Begin
 
@@ -127,3 +129,40 @@ def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[s
     # This search is also tracked.
     search = (*SEARCH[:-1], "seed=range(0,9)", "metric=train/bubble", "hydra.sweeper.n_trials=1")
     assert "train/bubble" in train(*search, code=4, **no_sbatch).stderr
+
+
+@pytest.mark.slow
+def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> None:
+    """Real trainings of digits: `kill -9` reaches a worker in its first, third and fifth piece."""
+    search = (
+        *("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=3"),
+        *("optimizer.lr=tag(log,interval(1e-4,1e-1))", "hydra.sweeper.n_trials=4"),
+        *("train.max_steps=36", "hydra.sweeper.rungs=[6,12]", "hydra.sweeper.eta=2"),
+    )
+    found = []
+    for disturbed in (True, False):
+        sweep = begin(*search, f"output_dir={tmp_path}/{disturbed}")
+        for pieces in (0, 2, 4) if disturbed else ():
+            folder = new_worker(sweep, WorkerFile())
+            process = forkserver.Popen([sys.executable, "-m", "hpctrain", "work", str(folder)])
+
+            def trains(least: int = pieces) -> bool:
+                records = [run_json(run) for run in runs(sweep.parents[1])]
+                begun = sum(len(record["attempts"]) for record in records)
+                return begun > least and "running" in [record["state"] for record in records]
+
+            cluster.wait_for(trains, 120, "a training")
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        folder = new_worker(sweep, WorkerFile())
+        command = [sys.executable, "-m", "hpctrain", "work", str(folder)]
+        assert forkserver.run(command, cwd=tmp_path, timeout=300).returncode == 0
+        search_now = Found.of(sweep)
+        assert search_now is not None
+        assert search_now.ended
+        found.append(search_now)
+    killed, alone = found
+    assert [t.values for t in killed.trials] == [t.values for t in alone.trials]
+    assert [t.state for t in killed.trials] == [t.state for t in alone.trials]
+    assert killed.best is not None
+    assert killed.best.params == alone.best.params  # type: ignore[union-attr]

@@ -56,12 +56,16 @@ def main(argv: list[str]) -> int:
         return _follow(folder, ranks)
     from hpctrain.search.workers import Worker
 
-    code = 1
+    key = ranks.attempt_key
     try:
         code = _lead(Worker(folder), folder, ranks)
         wait_for_left()
-    finally:
-        pieces.add(folder, ranks.attempt_key, code=code)
+    except BaseException:
+        # The others wait for the next line, or in a collective operation of a training.
+        if pieces.current(folder, key) is None:
+            pieces.add(folder, key, code=1)
+        raise
+    pieces.add(folder, key, code=code)
     return code
 
 

@@ -7,7 +7,7 @@
 With eta=1 every trial reports at every rung and none is pruned. The rule of promotion is then
 replayed on these values, with workers whose clock is the number of steps, the trials in a random
 order, and noise added to each value: its standard deviation is a share of the spread of the grid.
-A part is one replay; it has found the best if the trial that wins has the grid's best last value.
+The best is found if the trial that wins has the grid's best last value.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def main() -> None:
     for eta in options.eta:
         for noise in options.noise:
             told = replace(grid, etas=(eta,) * (len(grid.rungs) - 1))
-            shares, idle, ranks, hits = [], [], [], 0
+            shares, idle, ranks, values, hits = [], [], [], [], 0
             for seed in range(options.seeds):
                 draws = random.Random(seed)
                 order = draws.sample(trials, len(trials))
@@ -88,12 +88,15 @@ def main() -> None:
                 value = won.values[last]
                 better = sum(grid.rank_at(t, last)[0] < told.rank(won)[0] for t in trials)
                 hits += value == best.values[last]
+                values.append(value)
                 shares.append(spent / (last * len(trials)))
                 idle.append(waited)
                 ranks.append(better + 1)
             print(
                 f"eta={eta:g} noise={noise:g}: best found {hits} of {options.seeds}, rank of the "
-                f"winner {ranks}, steps {min(shares):.1%} to {max(shares):.1%} of the grid, "
+                f"winner {ranks}, its mean {grid.metric} "
+                f"{statistics.mean(values):.4g}, "
+                f"steps {min(shares):.1%} to {max(shares):.1%} of the grid, "
                 f"idle {statistics.mean(idle):.1%}"
             )
 

@@ -10,11 +10,12 @@ study, and adds workers as far as fewer than `n_jobs` live.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.lock import why_no_locks
 from hpctrain.record import written
@@ -145,13 +147,7 @@ class Search:
 
         If only some trials are invalid, these are failed trials of the search.
         """
-        import optuna
-
-        study = optuna.create_study(
-            direction=self._settings.direction, sampler=studies.sampler(self._settings.sampler, 0)
-        )
-        for _ in range(_PROBES):
-            params = study.ask(self._space).params
+        for params in itertools.islice(self._proposals(), _PROBES):
             try:
                 config, run = self._bases.run(params)
                 break
@@ -169,16 +165,18 @@ class Search:
             raise problem
         return config
 
-    def _show(self, config: Config, folder: Path) -> None:
-        """Show what `launch.dry_run` asks for: the first trials, and the script of the workers."""
+    def _proposals(self) -> Iterator[dict[str, Any]]:
         import optuna
 
-        study = optuna.create_study(
-            direction=self._settings.direction, sampler=studies.sampler(self._settings.sampler, 0)
-        )
+        sampler = studies.sampler(self._settings.sampler, 0)
+        study = optuna.create_study(direction=self._settings.direction, sampler=sampler)
+        while True:
+            yield study.ask(self._space).params
+
+    def _show(self, config: Config, folder: Path) -> None:
+        """Show what `launch.dry_run` asks for: the first trials, and the script of the workers."""
         count = min(self._settings.n_jobs, self._settings.n_trials)
-        for number in range(count):
-            params = study.ask(self._space).params
+        for number, params in enumerate(itertools.islice(self._proposals(), count)):
             say(f"trial {number}: " + " ".join(f"{key}={value}" for key, value in params.items()))
         file = self._file(config, "", None)
         nowhere = folder / "workers" / "array-0"
@@ -208,7 +206,7 @@ class Search:
         code = snapshot.take(config.launch, config.output_dir, config.data.path)
         if code:
             code.write()
-            say(f"code: a copy, {code.path}")
+            say_copy(code)
         file = self._file(config, storage, code, since=len(study.get_trials(deepcopy=False)))
         self._bases.write(folder / "bases")
         if not (folder / "provenance").exists():

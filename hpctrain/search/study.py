@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 _TRIES = 50  # to find values that no trial has: two trials cannot have one run directory
-Space = Mapping[str, "BaseDistribution"]
+_Space = Mapping[str, "BaseDistribution"]
 
 
 def begin(settings: Settings, name: str, storage: str, space: Mapping[str, str]) -> Study:
@@ -91,7 +91,7 @@ def sampler(given: Mapping[str, Any], trials: int) -> BaseSampler:
     return found
 
 
-def ask(study: Study, space: Space, found: Found, given: Mapping[str, Any]) -> Trial:
+def ask(study: Study, space: _Space, found: Found, given: Mapping[str, Any]) -> Trial:
     """Return a new trial with all its values, which are stored together with it.
 
     The sampler learns from the paused trials, too. For Optuna they are RUNNING, of which it does
@@ -112,7 +112,7 @@ def _needs_study(given: Mapping[str, Any]) -> bool:
     return str(given["_target_"]).endswith(("GridSampler", "BruteForceSampler"))
 
 
-def _proposed(study: Study, space: Space, found: Found) -> dict[str, Any]:
+def _proposed(study: Study, space: _Space, found: Found) -> dict[str, Any]:
     import optuna
     from optuna.trial import TrialState, create_trial
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
+_LONGEST_S = 600.0
 _NAP_S = 0.05
 _LONGEST_REASON = 1000  # characters; MySQL takes 2047 for an attribute
 
@@ -82,11 +83,17 @@ class Worker:
     def next(self, stopped: Callable[[], bool] = lambda: False) -> Piece | None:
         """Return what to train next, which this worker owns then; None if there is nothing more.
 
-        It waits while other workers may give this one something to do, until `stopped`.
+        It waits while other workers may give this one something to do, until `stopped`. That is
+        rare when no trial is left to begin, because who reports takes what this report promotes: so
+        a worker that has waited for `_LONGEST_S` gives its node back.
         """
-        pause = _PAUSES_S[0]
+        pause, since = _PAUSES_S[0], time.monotonic()
         while not stopped():
             if self._look(self._file)[1].action is Action.WAIT:
+                if time.monotonic() - since > _LONGEST_S:
+                    log.info("this worker ends: others train what is left of the search")
+                    self._mark_left()
+                    return None
                 time.sleep(pause)
                 pause = min(_PAUSES_S[1], pause * 1.5)
                 continue

@@ -1,6 +1,8 @@
 """Tests of the command of a search, on this machine."""
 
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,12 +144,13 @@ def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> 
     found = []
     for disturbed in (True, False):
         sweep = begin(*search, f"output_dir={tmp_path}/{disturbed}")
+        folder_of_runs = sweep.parents[1]
         for pieces in (0, 2, 4) if disturbed else ():
             folder = new_worker(sweep, WorkerFile())
             process = forkserver.Popen([sys.executable, "-m", "hpctrain", "work", str(folder)])
 
-            def trains(least: int = pieces) -> bool:
-                records = [run_json(run) for run in runs(sweep.parents[1])]
+            def trains(least: int = pieces, folder: Path = folder_of_runs) -> bool:
+                records = [run_json(run) for run in runs(folder)]
                 begun = sum(len(record["attempts"]) for record in records)
                 return begun > least and "running" in [record["state"] for record in records]
 

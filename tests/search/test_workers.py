@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import study, trial_run
@@ -65,6 +66,19 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     found = Found.of(sweep)
     assert found is not None
     assert len(found.trials) == 10
+
+
+@pytest.mark.slow
+def test_a_database_of_optuna_holds_a_search_too(begin: Begin, tmp_path: Path) -> None:
+    sweep = begin(
+        *RUNGS, "hydra.sweeper.n_trials=4", f"hydra.sweeper.storage=sqlite:///{tmp_path}/x.db"
+    )
+    train_all(worker(sweep), worker(sweep))
+    found = Found.of(sweep)
+    assert found is not None
+    assert found.best is not None
+    assert optuna.load_study(storage=f"sqlite:///{tmp_path}/x.db", study_name=found.study).trials
+    assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
 
 
 def _die(*_: object, **__: object) -> None:

@@ -40,18 +40,23 @@ def imported_from(entry: Entry) -> Sequence[Path] | None:
 def say_copies(entries: Sequence[Entry]) -> None:
     """Tell which code snapshots the runs use that were submitted now."""
     for code in copies_of(e for e in entries if e.job and e.status is not Status.UNDER_WAY):
-        say(f"code: a copy, {code.path}")
-        for folder in code.unfrozen:
-            say(
-                f"  not copied, because it is in no git repository: {folder}. What you edit there "
-                "changes jobs that wait, and jobs that start again; after `git init` they run from "
-                "a copy",
-                style="yellow",
-            )
-        for line in code.left_out:
-            say(f"  not copied: {line}", style="yellow")
-        for line in code.telling:
-            say(f"  whoever may read the copy reads a secret: {line}", style="yellow")
+        say_copy(code)
+
+
+def say_copy(code: Snapshot) -> None:
+    """Tell where a code snapshot is, what is not in it, and which secrets are."""
+    say(f"code: a copy, {code.path}")
+    for folder in code.unfrozen:
+        say(
+            f"  not copied, because it is in no git repository: {folder}. What you edit there "
+            "changes jobs that wait, and jobs that start again; after `git init` they run from a "
+            "copy",
+            style="yellow",
+        )
+    for line in code.left_out:
+        say(f"  not copied: {line}", style="yellow")
+    for line in code.telling:
+        say(f"  whoever may read the copy reads a secret: {line}", style="yellow")
 
 
 def say_changed(entries: Sequence[Entry]) -> None:

@@ -129,7 +129,8 @@ APART = {
 NO_TORCH = (
     "api causes cgroup checkpoint.files cli commands config console disk doctor errors estimates "
     "faults.early_signals faults.limits faults.observed faults.observer faults.process_state "
-    "forks frames gpu_driver hardware job.compile_cache job.here job.verdict launch lock marks "
+    "forks frames gpu_driver hardware job.compile_cache job.here job.pieces job.verdict job.worker "
+    "launch lock marks "
     "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
     "runs search secret_text secrets shards slow slurm step_names terminal tracking "
     "trained.commands units yaml_file"

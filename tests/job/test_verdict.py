@@ -41,9 +41,10 @@ from hpctrain.errors import (
     PortTakenError,
 )
 from hpctrain.job import attempt as job_attempt
-from hpctrain.job import preflight
+from hpctrain.job import pieces, preflight
+from hpctrain.job import verdict as job_verdict
 from hpctrain.job.verdict import close_tracking, verdict
-from hpctrain.rendezvous import flight_recorder
+from hpctrain.rendezvous import epochs, flight_recorder
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import End, Room
@@ -659,3 +660,48 @@ def test_the_record_of_another_process_that_trains_the_run_is_left_alone(begin: 
             raise AssertionError("the lock was free")
         assert verdict(RunDir(run.path), InUseError.exit_code, AttemptKey("9_0", 1)) == ""
         assert run_json(run.path) == before
+
+
+def test_the_end_of_a_worker_is_judged_by_its_trial(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, step = tmp_path / "worker", AttemptKey(JOB, 0, 2)
+    worker.mkdir()
+    config = Config()
+    config.launch.warn_s = 60
+    monkeypatch.setattr(job_verdict, "load", lambda _: config)
+    monkeypatch.setattr(RunDir, "open", lambda path: RunDir(path))
+
+    def answer(code: int) -> tuple[RunDir | None, str]:
+        return job_verdict._of_worker(worker, code, step)
+
+    # Between two trials: what killed it is not the fault of one.
+    assert [answer(code)[1] for code in (KILLED, 1, 130)] == ["restart", "", ""]
+    run = begin(5, step_id=2)
+    pieces.add(worker, step, run=str(tmp_path), until=9)
+    epochs.begin(tmp_path, step)
+    run.end_attempt("paused", result={"step": 9}, step=9)
+    assert answer(KILLED) == (None, "restart")
+    assert last(run)["state"] == "paused"
+    # A second piece of the trial in the same step, out of memory in the first: the key is the same.
+    run.update(lowered_in=list(step))
+    begin(step_id=2)
+    pieces.add(worker, step, run=str(tmp_path), until=12)
+    assert answer(KILLED) == (None, "restart")
+    assert (last(run)["verdict"], last(run)["cause"]) == ("restart", "rank killed")
+    begin(step_id=2)
+    with pytest.raises(ZeroDivisionError), failure.recorded(tmp_path, step):
+        raise ZeroDivisionError
+    over, word = answer(1)
+    assert over is not None
+    assert (word, last(run)["verdict"]) == ("restart", "failed")
+    # Another worker has it by now.
+    begin(step_id=2)
+    epochs.begin(tmp_path, AttemptKey("8_0"))
+    assert answer(KILLED) == (None, "restart")
+    assert "ended" not in last(run)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
+    assert answer(KILLED) == (None, "requeue")
+    # Steps that end before they begin a piece are not started again for ever.
+    assert job_verdict._of_worker(worker, KILLED, step._replace(step_id=5)) == (None, "requeue")
+    assert job_verdict._of_worker(worker, KILLED, step._replace(step_id=6)) == (None, "")

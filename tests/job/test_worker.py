@@ -104,7 +104,7 @@ def test_twenty_trials_leave_nothing_and_the_last_is_as_if_it_were_alone(
     rates = "optimizer.lr=tag(log,interval(1e-3,1e-1))"
     settings = ("train.log_every=5", "precision.compute=bf16", hook)
     space = (rates, "train.deterministic=false", *settings)
-    train(*COMMON, "hydra.sweeper.n_trials=20", *space, PYTHONPATH=str(tmp_path))
+    train(*COMMON, "hydra.sweeper.n_trials=20", *space, timeout=900, PYTHONPATH=str(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     ends = [line for line in lines if line["step"] == 20]
     assert len(ends) == 20

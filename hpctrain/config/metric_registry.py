@@ -146,6 +146,10 @@ GPU_HOURS = _metric(
     "perf/gpu_hours [GPU h]",
     "The hours that all attempts have taken so far, times their GPUs; also what was lost counts.",
 )
+RUNG = _metric(
+    "search/rung [rungs]",
+    "The number of rungs of a search that the trial has reached, logged at the step of each rung.",
+)
 _metric("best/NAME", "The value of the metric checkpoint.best, of the best checkpoint so far.")
 _metric("best/step [steps]", "The step of the best checkpoint so far.")
 _metric(

@@ -200,7 +200,7 @@ class Search:
     def _storage(self) -> Any:
         if self._settings["storage"] is not None:
             return self._settings["storage"]
-        from hpctrain.launch.sweeps.study_file import study_storage
+        from hpctrain.search.study_file import study_storage
 
         return study_storage(
             Path(self._config.output_dir).absolute() / "sweeps" / f"{self._name}.optuna"

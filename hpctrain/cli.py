@@ -41,7 +41,7 @@ checkpoint.
 Commands
   env [--json]         show the ranks, hosts and Slurm variables that this process sees
   freeze OVERRIDES     check a config, write its run directory, print its path
-  run RUN_DIR          train a frozen run directory with the ranks that were started
+  run RUN_DIR          train a frozen run directory here; --until-step K pauses it there
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
   status [RUN|SWEEP]   show the states of the runs; --watch repeats it
   top [RUN]            show live what the nodes and GPUs of a run do; --once --json
@@ -74,7 +74,7 @@ Values (KEY=VALUE)
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
   --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 
-Exit codes: 0 finished, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
+Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
 or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks, 130
 saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
 tracebacks of errors.
@@ -248,9 +248,16 @@ def _run(argv: list[str]) -> int:
     if len(argv) == 3 and argv[0] == "--trust":
         trust.accept(argv[1])
         argv = argv[2:]
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ConfigError("run takes one argument: python -m hpctrain run [--trust OWNER] RUN_DIR")
-    return train_frozen(Path(argv[0]))
+    until = None
+    if len(argv) == 3 and argv[1] == "--until-step":
+        until = int(argv.pop()) if re.fullmatch(r"0*[1-9]\d{0,14}", argv[2], re.ASCII) else 0
+        argv = argv[:1]
+    if len(argv) != 1 or argv[0].startswith("-") or until == 0:
+        raise ConfigError(
+            "run takes one run directory: python -m hpctrain run [--trust OWNER] RUN_DIR "
+            "[--until-step STEP], with a global step of at least 1"
+        )
+    return train_frozen(Path(argv[0]), until)
 
 
 def _call(argv: list[str]) -> int:

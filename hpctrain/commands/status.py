@@ -52,6 +52,7 @@ _COLOURS = {
     "damaged": "red",
     "cancelled": "yellow",
     "interrupted": "yellow",
+    "paused": "yellow",
     "requeued": "yellow",
 }
 

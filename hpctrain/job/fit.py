@@ -56,10 +56,16 @@ _EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
 
 
-def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
+def train(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    began: float | None = None,
+    until: int | None = None,
+) -> int:
     """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
-    The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
+    It pauses after the global step `until`. The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
     failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
     directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
     """
@@ -98,12 +104,15 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
-            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
+            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account, until)
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
             attempt.finished(outcome)
+            return 0
+        if outcome.paused:
+            attempt.paused(outcome)
             return 0
         attempt.interrupted(outcome, stop.reason)
         return _EXIT_INTERRUPTED if stop.reason == "SIGINT" else _EXIT_TERMINATED
@@ -117,6 +126,7 @@ def _fit(
     tracker: Tracker,
     stop: Stop,
     account: Account,
+    until: int | None,
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 
@@ -136,6 +146,7 @@ def _fit(
         while True:
             account.enter("startup")
             trainer = build(config, run, ranks, device, tracker, stop, account)
+            trainer.until = until
             if ranks.is_main:
                 trained_code.record(config, run, modules.loaded(before))
             with suppress(RolledBack):

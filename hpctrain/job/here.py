@@ -45,10 +45,12 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     return run, _train_to_the_end(config, run, ranks, argv, again, began)
 
 
-def train_frozen(path: Path) -> int:
+def train_frozen(path: Path, until: int | None = None) -> int:
     """Train the frozen config of a run directory with the ranks that were started.
 
-    Return the exit code. A data set other than the run was submitted with is a DataError.
+    With `until`, the same on all ranks, the run pauses at this global step, unless it ends before:
+    its state is "paused" then, and its result has the metrics of the step. It goes on as if it had
+    not paused. Return the exit code. A data set other than the run was submitted with is a DataError.
     """
     from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
@@ -79,7 +81,7 @@ def train_frozen(path: Path) -> int:
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
-        return _train_to_the_end(config, run, ranks, [])
+        return _train_to_the_end(config, run, ranks, [], until=until)
 
 
 def _train_to_the_end(
@@ -89,7 +91,12 @@ def _train_to_the_end(
     argv: list[str],
     again: bool = False,
     began: float | None = None,
+    until: int | None = None,
 ) -> int:
+    if until is not None and run.read().paused_at == until:
+        if ranks.is_main:
+            print(f"{run.name} is paused at step {until} already")
+        return 0
     if not again and run.read().state == "finished":
         if ranks.is_main:
             from hpctrain.runs.code import trained_code
@@ -110,8 +117,8 @@ def _train_to_the_end(
     # The other ranks keep a log once rank 0 has certainly made the folder.
     where = run.logs, ranks.launcher, ranks.rank
     with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
-        code = _train_attempt(config, run, ranks, began)
-    if code == 0 and ranks.is_main:
+        code = _train_attempt(config, run, ranks, began, until)
+    if code == 0 and ranks.is_main and run.read().paused_at is None:
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
 
@@ -140,7 +147,9 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
         log.warning("%s", error)
 
 
-def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
+def _train_attempt(
+    config: Config, run: RunDir, ranks: RankInfo, began: float | None, until: int | None
+) -> int:
     from hpctrain.faults.observed import observed
     from hpctrain.job import compile_cache
     from hpctrain.rendezvous import flight_recorder, leaving
@@ -171,7 +180,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
 
         gc.freeze()
         gc.enable()
-        return train(config, run, ranks, began)
+        return train(config, run, ranks, began, until)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
@@ -200,7 +209,7 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
     record = run.read()
     submission = record.submission
     may_have_job = submission or record.attempt.job_id
-    if not may_have_job or record.state == "finished" or not shutil.which("squeue"):
+    if not may_have_job or record.state in ("finished", "paused") or not shutil.which("squeue"):
         return
     if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
         return

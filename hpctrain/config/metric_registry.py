@@ -148,7 +148,7 @@ GPU_HOURS = _metric(
 )
 RUNG = _metric(
     "search/rung [rungs]",
-    "The number of rungs of a search that the trial has reached, logged at the step of each rung.",
+    "The number of rungs of a search at which the trial has paused, logged at the step of each.",
 )
 _metric("best/NAME", "The value of the metric checkpoint.best, of the best checkpoint so far.")
 _metric("best/step [steps]", "The step of the best checkpoint so far.")

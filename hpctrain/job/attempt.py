@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from hpctrain.causes import ANOTHER_RANK, NODE, PORT, PREEMPTED, USER_STOP, cause_of, named
 from hpctrain.config.identity import chosen
+from hpctrain.config.metric_registry import RUNG
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.errors import (
@@ -192,7 +193,9 @@ class Attempt(NoAttempt):
         step = outcome.step
         self._run.end_attempt("paused", result={"step": step} | outcome.metrics, step=step)
         log.info("paused at step %d, as asked, and saved", step)
-        self.tracker.finish("KILLED", reason=f"paused at step {step}")
+        rungs = {each.step for each in self._run.read().attempts if each.state == "paused"}
+        self.tracker.log_metrics({RUNG: len(rungs)}, step)
+        self.tracker.finish("SCHEDULED", reason=f"paused at step {step}")
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""

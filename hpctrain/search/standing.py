@@ -1,49 +1,28 @@
 """How a search stands, for `status` and `report`: its trials by rung, the best, what it has cost.
 
-    Found (the study) ── state, rung, values ──┐
-    run directories ──── state, step, hours ───┴── Standing: rows, best, saved, order
+Found (the study) ── state, rung, values ─┐
+run directories ──── state, step, time ───┴── Standing
 """
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import State, step
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.search.trials import Found, Trial
 
+log = logging.getLogger(__name__)
+
 HEADS = (
     *("rung", "step", "waiting", "training", "failed"),
     *("reached", "promoted", "paused", "pruned", "best"),
 )
-_LEAST = 4  # trials; a rank correlation of fewer says nothing
-
-
-@dataclass(frozen=True)
-class Order:
-    """How alike two rungs sort the `trials` that have reached both."""
-
-    first: int  # step
-    second: int
-    trials: int
-    correlation: float  # Spearman's
-    low: float  # its 95% interval
-    high: float
-
-    def __str__(self) -> str:
-        told = "too few trials tell whether pruning was safe"
-        if self.low > 0.5:
-            told = "the order is stable, so pruning was safe"
-        elif self.high < 0.5:
-            told = "the order changes: a later rung or a smaller eta is safer"
-        return (
-            f"from step {self.first} to {self.second} the rank correlation of {self.trials} trials "
-            f"is {self.correlation:.2f} (95%: {self.low:.2f} to {self.high:.2f}): {told}"
-        )
 
 
 @dataclass(frozen=True)
@@ -54,104 +33,132 @@ class Standing:
     runs: Mapping[str, tuple[Facts, State]]
     now: float
 
+    @classmethod
+    def of(cls, sweep: Path | None, runs: Iterable[tuple[Facts, State]]) -> Self | None:
+        """Return how the search of a sweep's folder stands; None if it is no search."""
+        try:
+            found = None if sweep is None else Found.of(sweep)
+        except ImportError:
+            log.warning("what the search has found is not known here: pip install optuna")
+            return None
+        known = {facts.name: (facts, state) for facts, state in runs}
+        return None if found is None else cls(found, known, time.time())
+
     def state(self, trial: Trial) -> str:
-        """Return the state of a trial. Its lock may not be seen here, but the run tells it."""
+        """Return the state of a trial. The lock of its owner may not be seen on this host."""
         _, state = self.runs.get(trial.run, (None, State("")))
         return "training" if state.name == "running" and not trial.ended else trial.state
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rungs(self) -> list[dict[str, Any]]:
         """Return how many trials are on the way to each rung, and what became of those there."""
         found, rows = self.found, []
         for number, rung in enumerate(found.rungs, 1):
+            to_it = [self.state(trial) for trial in found.trials if trial.rung == number - 1]
             there = [trial for trial in found.trials if trial.rung >= number]
-            before = [self.state(trial) for trial in found.trials if trial.rung == number - 1]
             at_rest = [self.state(trial) for trial in there if trial.rung == number]
-            best = min(there, key=lambda each: found.rank_at(each, rung), default=None)  # noqa: B023
-            waiting = before.count("waiting") + before.count("promoted")
+            waiting = to_it.count("waiting") + to_it.count("promoted")
             promoted = sum(trial.goal > number for trial in there)
-            row = (number, rung, waiting, before.count("training"), before.count("failed"))
-            row += (len(there), promoted, at_rest.count("paused"), at_rest.count("pruned"))
-            rows.append(dict(zip(HEADS, (*row, best and best.values[rung]), strict=True)))
+            # A rung of which the step is not known before is the last one.
+            values = [trial.values.get(rung or trial.step, math.nan) for trial in there]
+            values = [value for value in values if math.isfinite(value)]
+            best = (max if found.direction == "maximize" else min)(values, default=None)
+            counts = len(there), promoted, at_rest.count("paused"), at_rest.count("pruned")
+            row = number, rung, waiting, to_it.count("training"), to_it.count("failed"), *counts
+            rows.append(dict(zip(HEADS, (*row, best), strict=True)))
         return rows
+
+    def cells(self) -> list[list[str]]:
+        """Return the same as texts, one for each of HEADS; "" for none."""
+        return [
+            ["" if not value and head != "best" else _text(value) for head, value in row.items()]
+            for row in self.rungs()
+        ]
 
     @property
     def best(self) -> Trial | None:
         """The best trial that has finished; before there is one, the best of the highest rung."""
-        reached = [trial for trial in self.found.trials if trial.rung]
-        key = lambda each: (-each.rung, self.found.rank(each))  # noqa: E731
-        return self.found.best or min(reached, key=key, default=None)
+        begun = [trial for trial in self.found.trials if trial.rung]
+        highest = max((trial.rung for trial in begun), default=0)
+        there = [trial for trial in begun if trial.rung == highest]
+        return self.found.best or min(there, key=self.found.rank, default=None)
 
-    @property
-    def hours(self) -> float:
-        """The device-hours of all attempts of the trials."""
-        return sum(self._hours(trial) for trial in self.found.trials)
-
-    @property
-    def full_hours(self) -> float | None:
-        """About the device-hours of the same trials up to the last rung; None if unknown."""
-        steps = {each: step(self.runs[each][0]) for each in self.runs}
-        rates = [self._hours(t) / made for t in self.found.trials if (made := steps.get(t.run))]
-        last, begun = self.found.rungs[-1], sum(bool(t.run) for t in self.found.trials)
-        return fmean(rates) * last * begun if rates and last else None
-
-    def _hours(self, trial: Trial) -> float:
+    def hours(self, trial: Trial) -> float:
+        """Return the hours of all attempts at a trial, times their ranks; a GPU has one rank."""
         if trial.run not in self.runs:
             return 0.0
         facts, state = self.runs[trial.run]
         now = self.now if state.name == "running" else None
         return (facts.trained_s(now, all_ranks=True) or 0.0) / 3600
 
-    def orders(self) -> list[Order]:
-        """Return how alike successive rungs sort the trials that have reached both."""
-        found = []
-        for first, second in pairwise(self.found.rungs):
-            both = [t for t in self.found.trials if {first, second} <= t.values.keys()]
-            if len(both) >= _LEAST:
-                left = [self.found.rank_at(trial, first)[0] for trial in both]
-                right = [self.found.rank_at(trial, second)[0] for trial in both]
-                found.append(_order(first, second, left, right))
-        return found
+    @property
+    def spent(self) -> float:
+        """The hours of all trials, times their ranks."""
+        return sum(map(self.hours, self.found.trials))
+
+    @property
+    def full(self) -> float | None:
+        """About the same if all these trials had made the steps of the last rung, or None."""
+        rates = [
+            self.hours(trial) / made
+            for trial in self.found.trials
+            if trial.run in self.runs and (made := step(self.runs[trial.run][0]))
+        ]
+        last = self.found.rungs[-1]
+        begun = sum(trial.run != "" for trial in self.found.trials)
+        return sum(rates) / len(rates) * last * begun if rates and last else None
 
     def said(self) -> list[str]:
-        """Return in sentences what the best is, and what the search has cost and saved."""
-        found, best, full = self.found, self.best, self.full_hours
-        lines = []
+        """Return in sentences which trial is the best, and what the search has cost and saved."""
+        found, best, lines = self.found, self.best, []
         if best is not None:
             so_far = "" if best.state == "finished" else " so far"
-            values = label(f"{key}={value}" for key, value in best.params.items())
             lines.append(
-                f"The best{so_far} is trial {best.number}, `{best.run}` ({values}): {found.metric} "
-                f"is {best.value:.5g} at step {best.step}."
+                f"The best{so_far} is trial {best.number}, `{best.run}` ({values_of(best)}): "
+                f"{found.metric} is {best.value:.5g} at step {best.step}."
             )
-        if self.hours:
-            text = f"The trials have taken {self.hours:.3g} device-hours"
-            if full:
-                text += (
-                    f"; to train all {len(found.trials)} up to step {found.rungs[-1]} takes about "
-                    f"{full:.3g}, so pruning saves {100 * max(0.0, 1 - self.hours / full):.0f}%"
-                )
+        if spent := self.spent:
+            text = f"The trials have taken {spent:.3g} device-hours"
+            if full := self.full:
+                saved = 100 * max(0.0, 1 - spent / full)
+                text += f"; all of them up to step {found.rungs[-1]} would take about {full:.3g}"
+                text += f" ({saved:.0f}% saved)"
             lines.append(f"{text}.")
         return lines
 
+    def facts(self) -> dict[str, Any]:
+        """Return the search for --json."""
+        found, best = self.found, self.best
+        return {
+            "study": found.study,
+            "metric": found.metric,
+            "direction": found.direction,
+            "ended": found.ended,
+            "rungs": self.rungs(),
+            "best": None if best is None else best.number,
+            "device_hours": self.spent,
+            "device_hours_without_rungs": self.full,
+            "trials": [
+                {
+                    "trial": trial.number,
+                    "run": trial.run,
+                    "state": self.state(trial),
+                    "rung": trial.rung,
+                    "params": dict(trial.params),
+                    "values": {step: v if math.isfinite(v) else None for step, v in trial.values.items()},
+                    "reason": trial.reason,
+                }
+                for trial in found.trials
+            ],
+        }
 
-def ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal values share the mean of their ranks."""
-    order = sorted(values)
-    first = {value: order.index(value) for value in set(values)}
-    return [first[value] + (order.count(value) - 1) / 2 for value in values]
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
 
 
-def correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return Pearson's correlation; of ranks it is Spearman's. 0 if one of them does not vary."""
-    a, b = fmean(left), fmean(right)
-    product = sum((x - a) * (y - b) for x, y in zip(left, right, strict=True))
-    spread = sum((x - a) ** 2 for x in left) * sum((y - b) ** 2 for y in right)
-    return product / math.sqrt(spread) if spread else 0.0
-
-
-def _order(first: int, second: int, left: Sequence[float], right: Sequence[float]) -> Order:
-    """The interval is by Fisher's z, with the variance of Bonett and Wright (Psychometrika 2000)."""
-    value = correlation(ranks(left), ranks(right))
-    z = math.atanh(max(-0.999, min(0.999, value)))
-    half = 1.96 * math.sqrt((1 + value**2 / 2) / (len(left) - 3))
-    return Order(first, second, len(left), value, math.tanh(z - half), math.tanh(z + half))
+def values_of(trial: Trial) -> str:
+    """Return the parameters of a trial as a short text."""
+    return label(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in trial.params.items()
+    )

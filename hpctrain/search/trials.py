@@ -11,7 +11,7 @@ the lock of the trial.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Trial:
     goal: int
     reason: str  # why it was pruned or has failed
     width: int  # nodes with which it was trained last; 0 before
+    distributions: Mapping[str, Any] = field(default_factory=dict)  # Optuna's, of the parameters
 
     @property
     def ended(self) -> bool:
@@ -164,4 +165,5 @@ def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
         goal=goal,
         reason=attributes.get("reason", ""),
         width=attributes.get("width", 0),
+        distributions=found.distributions,
     )

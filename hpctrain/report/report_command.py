@@ -18,7 +18,6 @@ from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.account.standing import verdict, why
-from hpctrain.report.sweeps import search_trials
 from hpctrain.report.views import output, terminal_view
 from hpctrain.runs.state import select
 from hpctrain.search.standing import Standing
@@ -35,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
     accounts = read(paths)
     search = Standing.of(
-        select.one_sweep(options.dir, options.runs), ((each.facts, each.state) for each in accounts)
+        select.one_sweep(options.dir, options.runs), (each.facts for each in accounts)
     )
     if options.json:
         told: Any = [as_json(account) for account in accounts]
-        print_json({"search": search_trials.facts(search), "runs": told} if search else told)
+        print_json({"search": search.facts(), "runs": told} if search else told)
     elif len(accounts) == 1 and not (options.over or search):
         Console().print(terminal_view.show(accounts[0]))
     if len(accounts) == 1 and not (options.over or search):

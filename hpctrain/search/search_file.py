@@ -1,13 +1,13 @@
 """search.json in the folder of a search: which study it is, and what its workers need to go on.
 
-    sweeps/2026-01-31_12-00-00/
-        search.json    this file
-        bases/         the composed config of each combination of choices (`trial_config`)
-        sweep.json     the runs of the trials, for `status`, `report`, `cancel` and so on
-        decision       the lock under which a worker decides what it does next
-        trials/7       the lock of trial 7: its owner holds it
-        workers/0/     a worker: worker.json, logs/
-        workers/array-0/   job.sh, tasks, batch/, job_id: the array of these workers
+sweeps/2026-01-31_12-00-00/
+search.json    this file
+bases/         the composed config of each combination of choices (`trial_config`)
+sweep.json     the runs of the trials, for `status`, `report`, `cancel` and so on
+decision       the lock under which a worker decides what it does next
+trials/7       the lock of trial 7: its owner holds it
+workers/0/     a worker: worker.json, logs/
+workers/array-0/   job.sh, tasks, batch/, job_id: the array of these workers
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hpctrain.secrets import expand, reference
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.distributions import BaseDistribution
 
 _NAME = "search.json"
 
@@ -44,8 +45,11 @@ class SearchFile(Record, frozen=True, kw_only=True):
     min_reports: Count = 0
     since: Count = 0  # the trials of earlier commands, whose failures do not count any more
     sampler: dict[str, Any] = msgspec.field(default_factory=dict)
+    space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each key
     overrides: tuple[str, ...] = ()  # of every trial
+    choices: tuple[str, ...] = ()  # the searched keys that choose files, such as `model`
     cwd: str = ""  # where the command was given
+    output_dir: str = ""  # with the run directories
     code: str | None = None  # the digest of the code snapshot
     pythonpath: tuple[str, ...] = ()  # its folders
 
@@ -61,13 +65,21 @@ class SearchFile(Record, frozen=True, kw_only=True):
         """Write search.json, with references to the secrets of the environment."""
         write_atomically(sweep / _NAME, reference(written(self)))
 
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return Optuna's distribution of each searched key."""
+        from optuna.distributions import json_to_distribution
+
+        return {key: json_to_distribution(text) for key, text in self.space.items()}
+
     def open(self) -> Study:
         """Return Optuna's study; one that is not there is a ConfigError."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            return optuna.load_study(storage=storage_of(expand(self.storage)), study_name=self.study)
+            return optuna.load_study(
+                storage=storage_of(expand(self.storage)), study_name=self.study
+            )
         except KeyError as error:
             raise ConfigError(f"{self.storage}: it has no study {self.study}") from error
 

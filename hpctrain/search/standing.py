@@ -7,17 +7,23 @@ run directories ──── state, step, time ───┴── Standing
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from rich.console import RenderableType
+from rich.text import Text
+
+from hpctrain.console import Table
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import State, step
+from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
+from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trials import Found, Trial
 
 log = logging.getLogger(__name__)
+_ALIVE_S = 60.0  # a run that trains writes its progress more often
 
 HEADS = (
     *("rung", "step", "waiting", "training", "failed"),
@@ -27,27 +33,31 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Standing:
-    """A search, with its runs and their states by name, at a time in seconds since the epoch."""
+    """A search, with its runs by name, at a time in seconds since the epoch."""
 
     found: Found
-    runs: Mapping[str, tuple[Facts, State]]
+    runs: Mapping[str, Facts]
+    space: dict[str, Any]  # Optuna's distribution of each parameter
     now: float
 
     @classmethod
-    def of(cls, sweep: Path | None, runs: Iterable[tuple[Facts, State]]) -> Self | None:
+    def of(cls, sweep: Path | None, runs: Iterable[Facts]) -> Self | None:
         """Return how the search of a sweep's folder stands; None if it is no search."""
+        if sweep is None or (file := SearchFile.of(sweep)) is None:
+            return None
         try:
-            found = None if sweep is None else Found.of(sweep)
+            found = Found.read(file, file.open(), sweep)
         except ImportError:
             log.warning("what the search has found is not known here: pip install optuna")
             return None
-        known = {facts.name: (facts, state) for facts, state in runs}
-        return None if found is None else cls(found, known, time.time())
+        return cls(found, {facts.name: facts for facts in runs}, file.distributions(), time.time())
 
     def state(self, trial: Trial) -> str:
         """Return the state of a trial. The lock of its owner may not be seen on this host."""
-        _, state = self.runs.get(trial.run, (None, State("")))
-        return "training" if state.name == "running" and not trial.ended else trial.state
+        facts = self.runs.get(trial.run)
+        if trial.ended or facts is None or facts.recorded_state != "running":
+            return trial.state
+        return "training" if self.now - facts.progress.time < _ALIVE_S else trial.state
 
     def rungs(self) -> list[dict[str, Any]]:
         """Return how many trials are on the way to each rung, and what became of those there."""
@@ -86,9 +96,8 @@ class Standing:
         """Return the hours of all attempts at a trial, times their ranks; a GPU has one rank."""
         if trial.run not in self.runs:
             return 0.0
-        facts, state = self.runs[trial.run]
-        now = self.now if state.name == "running" else None
-        return (facts.trained_s(now, all_ranks=True) or 0.0) / 3600
+        now = self.now if self.state(trial) == "training" else None
+        return (self.runs[trial.run].trained_s(now, all_ranks=True) or 0.0) / 3600
 
     @property
     def spent(self) -> float:
@@ -101,7 +110,7 @@ class Standing:
         rates = [
             self.hours(trial) / made
             for trial in self.found.trials
-            if trial.run in self.runs and (made := step(self.runs[trial.run][0]))
+            if trial.run in self.runs and (made := step(self.runs[trial.run]))
         ]
         last = self.found.rungs[-1]
         begun = sum(trial.run != "" for trial in self.found.trials)
@@ -125,30 +134,73 @@ class Standing:
             lines.append(f"{text}.")
         return lines
 
+    @property
+    def heads(self) -> list[str]:
+        """The titles of the columns of `trials`."""
+        steps = (f"at {step}" if step else "at the end" for step in self.found.rungs)
+        return ["trial", "run", "state", *steps, "values", "why"]
+
+    def trials(self) -> list[list[str]]:
+        """Return a row for each trial: those that train, then the best of the highest rung."""
+        return [
+            [
+                *(str(trial.number), trial.run, self._doing(trial)),
+                *(_text(trial.values.get(step or trial.step)) for step in self.found.rungs),
+                *(values_of(trial), trial.reason),
+            ]
+            for trial in sorted(self.found.trials, key=self._place)
+        ]
+
+    def _place(self, trial: Trial) -> tuple[bool, int, tuple[float, int]]:
+        value = self.found.rank(trial) if trial.values else (0.0, trial.number)
+        return self.state(trial) != "training", -trial.rung, value
+
+    def _doing(self, trial: Trial) -> str:
+        state = self.state(trial)
+        if state != "training" or trial.run not in self.runs:
+            return state
+        facts, goal = self.runs[trial.run], self.found.rungs[trial.goal - 1]
+        end = goal or facts.progress.max_steps or "?"
+        return f"training {facts.progress.step or 0}/{end} on {facts.attempt.host}"
+
+    def tables(self, most: int) -> Iterator[RenderableType]:
+        """Yield the tables of rungs and of at most so many trials."""
+        for heads, rows in ((HEADS, self.cells()), (self.heads, self.trials())):
+            table = Table(*heads, first_out=[len(heads) - 1, 1] if heads is not HEADS else ())
+            for row in rows[:most]:
+                table.add_row(*row)
+            yield table
+            if len(rows) > most:
+                yield Text(f"... {len(rows) - most} more (--all, --json)")
+            yield Text()
+
+    @property
+    def title(self) -> str:
+        """What is searched, and how many trials have begun."""
+        found = self.found
+        begun = f"{len(found.trials)} of {found.n_trials} trials"
+        return f"search {found.study}: {begun}, {found.direction} {found.metric}"
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a trial trains."""
+        return any(self.state(trial) == "training" for trial in self.found.trials)
+
+    def next_steps(self) -> list[str]:
+        """Return in sentences what the user may do now."""
+        if self.found.ended:
+            return [f"The search is over: {self.found.ended}."]
+        return [] if self.is_under_way else ["No worker runs: the same command goes on."]
+
     def facts(self) -> dict[str, Any]:
-        """Return the search for --json."""
+        """Return the search for `print_json`."""
         found, best = self.found, self.best
-        return {
-            "study": found.study,
-            "metric": found.metric,
-            "direction": found.direction,
-            "ended": found.ended,
+        return asdict(found) | {
+            "trials": [asdict(each) | {"state": self.state(each)} for each in found.trials],
             "rungs": self.rungs(),
             "best": None if best is None else best.number,
             "device_hours": self.spent,
             "device_hours_without_rungs": self.full,
-            "trials": [
-                {
-                    "trial": trial.number,
-                    "run": trial.run,
-                    "state": self.state(trial),
-                    "rung": trial.rung,
-                    "params": dict(trial.params),
-                    "values": {step: v if math.isfinite(v) else None for step, v in trial.values.items()},
-                    "reason": trial.reason,
-                }
-                for trial in found.trials
-            ],
         }
 
 

@@ -10,8 +10,9 @@ the lock of the trial.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class Trial:
     goal: int
     reason: str  # why it was pruned or has failed
     width: int  # nodes with which it was trained last; 0 before
-    distributions: Mapping[str, Any] = field(default_factory=dict)  # Optuna's, of the parameters
+    asked: bool = True  # False: only its values were enqueued, as by Optuna's `enqueue_trial`
 
     @property
     def ended(self) -> bool:
@@ -124,7 +125,7 @@ class Found:
         """Return the same for the value at an earlier rung."""
         value = trial.values[step]
         sign = -1 if self.direction == "maximize" else 1
-        return (sign * value if value == value else float("inf")), trial.number
+        return (sign * value if math.isfinite(value) else math.inf), trial.number
 
     def at(self, state: str) -> list[Trial]:
         """Return the trials in a state."""
@@ -154,7 +155,9 @@ def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
     if state is None and is_locked(lock):
         state = "training"
     elif state is None:
-        state = "paused" if rung >= goal else "promoted" if rung else "waiting"
+        # At the last rung there is only its end to be told, which its owner has not done.
+        paused = goal <= rung < len(rungs)
+        state = "paused" if paused else "promoted" if rung else "waiting"
     return Trial(
         number=found.number,
         state=state,
@@ -165,5 +168,5 @@ def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
         goal=goal,
         reason=attributes.get("reason", ""),
         width=attributes.get("width", 0),
-        distributions=found.distributions,
+        asked=found.state.name != "WAITING",
     )

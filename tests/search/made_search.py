@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
 from optuna.trial import Trial, TrialState
 
 from hpctrain.search.search_file import SearchFile
@@ -28,8 +28,8 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True) -> Path:
     """Write a search of so many trials and return its folder.
 
     The last trial has failed, a third of the others has reached the second rung, and the best of
-    them the last one. Unless it is `over`, trial 5 waits at the second rung, and the others at
-    theirs. An attempt takes a second for each step, on two ranks.
+    them the last one. Unless it is `over`, trial 5 waits at the second rung for a worker to go on
+    with it, and the others are paused. An attempt takes a second for each step, on two ranks.
     """
     sampler = optuna.samplers.RandomSampler(seed=0)
     storage = folder / "sweeps" / "digits.optuna"
@@ -50,7 +50,7 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True) -> Path:
             rungs = ()
         runs.append(_run(folder, trial, rungs))
         trial.set_user_attr("run", runs[-1].name)
-        trial.set_user_attr("goal", max(1, len(rungs)))
+        trial.set_user_attr("goal", 3 if number == 5 else max(1, len(rungs)))
         for step in rungs:
             trial.report(loss(number, step), step)
         if not rungs:
@@ -70,6 +70,7 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True) -> Path:
         metric=_METRIC,
         direction="minimize",
         n_trials=count,
+        space={key: distribution_to_json(each) for key, each in _SPACE.items()},
     ).write(sweep)
     return sweep
 

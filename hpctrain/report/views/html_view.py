@@ -196,7 +196,7 @@ def _trials(search: Standing) -> Iterable[str]:
     yield "<h2>Rungs</h2>"
     yield _table(HEADS, search.cells())
     yield "<h2>Trials, the best of the highest rung first</h2>"
-    yield _table(search_trials.heads(search.found), search_trials.rows(search)[:_MOST_ROWS])
+    yield _table(search.heads, search.trials()[:_MOST_ROWS])
 
 
 def _drawn(charts: Sequence[Chart]) -> str:

@@ -38,7 +38,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 def search_charts(search: Standing, accounts: Sequence[RunAccount]) -> list[Chart]:
     """Return the curves of all trials with the rungs, and what mattered for being good at one."""
     found, by_name = search.found, {account.name: account for account in accounts}
-    step, shares = search_trials.importance(found)
+    step, shares = search_trials.importance(search)
 
     def draw(axes: Axes, colors: Colors) -> None:
         named = set[int]()

@@ -13,7 +13,7 @@ from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns
 from hpctrain.report.views.terminal_view import bullets
 from hpctrain.runs.state.state import duration
-from hpctrain.search.standing import HEADS, Standing
+from hpctrain.search.standing import Standing
 
 _BEST, _TRIALS, _FAILED, _NOTES = 10, 20, 20, 8
 
@@ -69,17 +69,7 @@ def _best(sweep: Sweep) -> RenderableType:
 
 
 def _searched(search: Standing) -> Iterator[RenderableType]:
-    table = Table(*HEADS)
-    for row in search.cells():
-        table.add_row(*row)
-    yield table
-    trials = search_trials.rows(search)
-    table = Table(*search_trials.heads(search.found))
-    for row in trials[:_TRIALS]:
-        table.add_row(*row)
-    yield from (Text(), table)
-    if len(trials) > _TRIALS:
-        yield Text(f"... {len(trials) - _TRIALS} more (--json)")
+    yield from search.tables(_TRIALS)
     yield from (Text(), bullets(search_trials.said(search)))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-STATES = "waiting", "training", "paused", "promoted", "pruned", "failed", "finished"
+_STATES = "waiting", "training", "paused", "promoted", "pruned", "failed", "finished"
 _ENDED = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 # Attributes of a trial: the number of rungs that it shall reach. The others are in the texts below.
 GOAL = "goal"

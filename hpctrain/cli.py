@@ -74,9 +74,9 @@ Values (KEY=VALUE)
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
   --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 
-Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
-or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks, 130
-saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
+Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config, 3 data, 4 scheduler,
+5 ranks or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks,
+130 saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
 tracebacks of errors.
 """
 

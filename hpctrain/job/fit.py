@@ -65,9 +65,10 @@ def train(
 ) -> int:
     """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
-    It pauses after the global step `until`. The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
-    failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
-    directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
+    It pauses after the global step `until`. The exit code is 0, or 130 or 143 when the run was
+    stopped on request and saved. A node that has failed the checks of `launch.preflight` is a
+    NodeError. Errors are recorded in the run directory. The attempt has `began` with this process,
+    or at a time of `time.monotonic`.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated

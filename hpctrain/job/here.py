@@ -50,7 +50,8 @@ def train_frozen(path: Path, until: int | None = None) -> int:
 
     With `until`, the same on all ranks, the run pauses at this global step, unless it ends before:
     its state is "paused" then, and its result has the metrics of the step. It goes on as if it had
-    not paused. Return the exit code. A data set other than the run was submitted with is a DataError.
+    not paused. Return the exit code. A data set other than the run was submitted with is a
+    DataError.
     """
     from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load

@@ -248,6 +248,7 @@ def test_watching_on_a_terminal_waits_for_the_first_run(
         return [Row(facts, State(name), NOW) for name in next(looks)]
 
     monkeypatch.setattr(status_module, "look", look)
+    monkeypatch.setattr(status_module, "_search", lambda *_: None)
     later = tmp_path / "runs"
     monkeypatch.setattr(status_module.time, "sleep", lambda seconds: later.mkdir(exist_ok=True))
     monkeypatch.setattr(sys, "stdout", shown := io.StringIO())

@@ -118,7 +118,7 @@ def main() -> None:
     code = 1
     try:
         # The ranks of a local job ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
-        if sys.argv[1:2] not in (["run"], ["call"]):
+        if sys.argv[1:2] not in (["run"], ["work"], ["call"]):
             heed_ctrl_c()
         os.umask(umask())
         code = _dispatch(sys.argv[1:])
@@ -170,6 +170,7 @@ def _dispatch(argv: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "freeze": _freeze,
         "run": _run,
+        "work": _work,  # a rank of a worker of a search
         "call": _call,  # a rank of hpctrain.submit_function
         "sync": _sync,
         **{name: partial(_command, module) for name, module in COMMANDS.items()},
@@ -177,7 +178,7 @@ def _dispatch(argv: list[str]) -> int:
     if "LOCAL_RANK" in os.environ:  # torch.distributed.launch says it on the command line, too
         argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
-    without_help = ("freeze", "run", "call")  # the other commands print their own help
+    without_help = ("freeze", "run", "work", "call")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
     if "--version" in argv and first not in commands:  # Hydra would print its own
@@ -185,7 +186,7 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.
-        if first not in ("run", "call"):
+        if first not in ("run", "work", "call"):
             guard()
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
@@ -258,6 +259,17 @@ def _run(argv: list[str]) -> int:
             "[--until-step STEP], with a global step of at least 1"
         )
     return train_frozen(Path(argv[0]), until)
+
+
+def _work(argv: list[str]) -> int:
+    from hpctrain.faults import early_signals as signals
+
+    signals.note()
+    from hpctrain.job.worker import main as work
+    from hpctrain.slurm.job_environment import take_kept_gpus
+
+    take_kept_gpus()
+    return work(argv)
 
 
 def _call(argv: list[str]) -> int:

@@ -10,7 +10,8 @@ import faulthandler
 import logging
 import sys
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ def train(
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
-    wait_for_gpus(config, run, ranks)
+    if not ranks.piece:
+        wait_for_gpus(config, run, ranks)
     key = ranks.attempt_key
 
     def tell(reason: str) -> None:
@@ -90,18 +92,17 @@ def train(
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
-        nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
+        nullcontext() if ranks.is_main else kept(run.logs, ranks),
     ):
         stop.tell = tell
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
-            # A rank 0 that has outlived its job holds the lock of the run.
-            own = run.path, ranks.attempt_key
             if ranks.launcher == "slurm":
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
-            stop.watch(stop_file(run.path), partial(epochs.end_if_over, *own))
-        preflight(config, run, ranks, device)
+            stop.watch(stop_file(run.path), partial(_end_if_over, run, ranks))
+        if not ranks.piece:
+            preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
@@ -137,7 +138,8 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    marks.open_page().where, before = partial(where, ranks.world_size, stacks), {*sys.modules}
+    marks.open_page().where = partial(where, ranks.world_size, stacks)
+    before = _modules_before() if ranks.worker else frozenset(sys.modules)
     with (
         named_if_late(run.path, ranks, config.parallel.timeout_s),
         lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
@@ -154,6 +156,18 @@ def _fit(
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
             del trainer
+
+
+def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
+    """End a rank 0 that has outlived its job: it holds the lock of the run."""
+    for folder in (run.path, *([Path(ranks.worker)] if ranks.worker else [])):
+        epochs.end_if_over(folder, ranks.attempt_key)
+
+
+@cache
+def _modules_before() -> frozenset[str]:
+    """Return the modules that were there before the first training of this process."""
+    return frozenset(sys.modules)
 
 
 def _account(run: RunDir, ranks: RankInfo, began: float | None) -> Account:

@@ -9,6 +9,7 @@ import gc
 import logging
 import shutil
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     The arguments of the command are shown at the end. The attempt has `began` with this process, or
     at a time of `time.monotonic`, if the process has done other things before.
     """
-    _log_to_stderr()
+    log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
     run = check(config, ranks.world_size)
@@ -45,13 +46,13 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     return run, _train_to_the_end(config, run, ranks, argv, again, began)
 
 
-def train_frozen(path: Path, until: int | None = None) -> int:
+def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
     """Train the frozen config of a run directory with the ranks that were started.
 
     With `until`, the same on all ranks, the run pauses at this global step, unless it ends before:
     its state is "paused" then, and its result has the metrics of the step. It goes on as if it had
-    not paused. Return the exit code. A data set other than the run was submitted with is a
-    DataError.
+    not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
+    was submitted with is a DataError.
     """
     from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
@@ -59,8 +60,9 @@ def train_frozen(path: Path, until: int | None = None) -> int:
     from hpctrain.runs.state.failure import recorded
 
     run = RunDir.open(path)
-    _log_to_stderr()
-    ranks = RankInfo.from_env()
+    log_to_stderr()
+    ranks = ranks or RankInfo.from_env()
+    began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
         config = load(run.config_file)
         trust.check(run.path, config, run.code_copy)
@@ -82,7 +84,7 @@ def train_frozen(path: Path, until: int | None = None) -> int:
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
-        return _train_to_the_end(config, run, ranks, [], until=until)
+        return _train_to_the_end(config, run, ranks, [], began=began, until=until)
 
 
 def _train_to_the_end(
@@ -116,8 +118,7 @@ def _train_to_the_end(
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
-    where = run.logs, ranks.launcher, ranks.rank
-    with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
+    with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks, began, until)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         if config.train.sample_prompt:
@@ -160,12 +161,14 @@ def _train_attempt(
         log.info("%s: starting; importing torch takes some seconds", run.path)
     sections = config.network, config.train, config.site.env
     exported = export(*sections, one_node=ranks.one_node)
-    flight_recorder.prepare(run.logs, ranks.rank)
+    # torch notes the folders when it is imported, or first uses them.
+    home = Path(ranks.worker or run.path)
+    flight_recorder.prepare(home / "logs", ranks.rank)
     if ranks.world_size > 1:
         leaving.write_no_core_dump()
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
-    warning = compile_cache.use(run.path)
+    warning = compile_cache.use(home)
     if warning and config.train.compile != "off" and ranks.local_rank == 0:
         log.warning("%s", warning)
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
@@ -174,13 +177,16 @@ def _train_attempt(
         tracking = config.tracking
         initialise(str(tracking.uri), tracking.experiment, tracking.required)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
-    # Later collections leave them out.
+    # Later collections leave them out, but not what a training before has left.
+    first = "hpctrain.job.fit" not in sys.modules
     with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
-        gc.disable()
+        if first:
+            gc.disable()
         from hpctrain.job.fit import train
 
-        gc.freeze()
-        gc.enable()
+        if first:
+            gc.freeze()
+            gc.enable()
         return train(config, run, ranks, began, until)
 
 
@@ -231,7 +237,8 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
     )
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
+    """Let the log lines of this process go to stderr, with secrets masked."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )

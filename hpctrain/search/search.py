@@ -1,7 +1,7 @@
 """The command of a search: check it, begin or find its study, and start its workers.
 
     -m hydra/sweeper=optuna … ── settings, space, a valid trial ── study, search.json, bases
-                                                                   └── workers: an array, or one here
+                                                             workers: an array, or one here ──┘
 
 The workers need nobody: after the submission the command returns. The same command again finds the
 study, and adds workers as far as fewer than `n_jobs` live.

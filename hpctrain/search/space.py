@@ -32,8 +32,8 @@ def check_keys(keys: Iterable[str], rungs: bool) -> None:
         if plain.split(".")[0].split("/")[0] in _OF_WORKERS or plain in _IN_WORKERS:
             raise ConfigError(
                 f"{key}: a search cannot vary it, because a worker has it from its start and "
-                f"trains one trial after another ({', '.join((*_OF_WORKERS, *_IN_WORKERS))}); give one "
-                "value, or submit a sweep without hydra/sweeper=optuna"
+                f"trains one trial after another ({', '.join((*_OF_WORKERS, *_IN_WORKERS))}); give "
+                "one value, or submit a sweep without hydra/sweeper=optuna"
             )
         if rungs and plain in _LENGTHS:
             raise ConfigError(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import Trial
 
+_TRIES = 50  # to find values that no trial has: two trials cannot have one run directory
 Space = Mapping[str, "BaseDistribution"]
 
 
@@ -93,16 +94,17 @@ def sampler(given: Mapping[str, Any], trials: int) -> BaseSampler:
 def ask(study: Study, space: Space, found: Found, given: Mapping[str, Any]) -> Trial:
     """Return a new trial with all its values, which are stored together with it.
 
-    With rungs, the sampler learns from the paused trials, too. For Optuna they are RUNNING, of
-    which it does not read the values, so the values are proposed by a copy of the study in which
-    they are PRUNED: the samplers then compare trials at the last rung of each.
+    The sampler learns from the paused trials, too. For Optuna they are RUNNING, of which it does
+    not read the values, so the values are proposed by a copy of the study in which they are PRUNED:
+    samplers then compare trials at the last rung of each.
     """
     asked = [trial for trial in found.trials if trial.asked]
-    study.sampler = sampler(given, len(asked))
-    enqueued = len(asked) < len(found.trials)
-    if not enqueued and len(found.rungs) > 1 and not _needs_study(given):
+    neutral, study.sampler = study.sampler, sampler(given, len(asked))
+    if len(asked) == len(found.trials) and not _needs_study(given):  # none is enqueued
         study.enqueue_trial(_proposed(study, space, found))
-    return study.ask(dict(space))
+    trial = study.ask(dict(space))
+    study.sampler = neutral  # one of a grid notes each trial that somebody opens
+    return trial
 
 
 def _needs_study(given: Mapping[str, Any]) -> bool:
@@ -129,4 +131,9 @@ def _proposed(study: Study, space: Space, found: Found) -> dict[str, Any]:
                 intermediate_values=stored.intermediate_values,
             )
         )
-    return copy.ask(dict(space)).params
+    known = [trial.params for trial in found.trials]
+    for _ in range(_TRIES):
+        params = copy.ask(dict(space)).params
+        if params not in known:
+            break
+    return params

@@ -32,7 +32,7 @@ from hpctrain.search import rule, study, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
 from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import GOAL, Found, owner_lock
+from hpctrain.search.trials import GOAL, Found, Trial, owner_lock
 from hpctrain.secrets import mask
 
 if TYPE_CHECKING:
@@ -177,6 +177,9 @@ class Worker:
                 run = RunDir.open(Path(file.output_dir) / name)
             else:
                 config, run = self._bases(file).run(stored.params)
+                if twin := next((each for each in found.trials if each.run == run.name), None):
+                    self._end_twin(trial, twin)
+                    return None
                 trial_run.freeze(self._sweep, file, found, config, run, stored.params)
                 trial.set_user_attr("run", run.name)
             trial_run.take(run, self._note, found)
@@ -198,6 +201,13 @@ class Worker:
         else:
             return piece
         return None
+
+    def _end_twin(self, trial: optuna.trial.Trial, twin: Trial) -> None:
+        """End a trial that is the run of another one, with the values that this one has."""
+        for step, value in twin.values.items():
+            trial.report(value, step)
+        self._tell(trial.number, "PRUNED", f"the same run as trial {twin.number}")
+        self._owned.pop(trial.number).close()
 
     def _bases(self, file: SearchFile) -> Bases:
         return Bases.read(self._sweep / "bases", file.choices, file.cwd)

@@ -72,11 +72,12 @@ ALLOWED = {
         "parallel rendezvous restarts runs search.workers shards slurm tasks trackers tracking training"
     ),
     "commands": (
-        "checkpoint.files config launch runs search.trials slurm tracking.pending_upload "
+        "checkpoint.files config launch runs search.standing search.worker_arrays slurm "
+        "tracking.pending_upload "
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary rendezvous.ranks runs search.trials slurm.queue "
+        "config hardware job.summary rendezvous.ranks runs search.standing search.trials slurm.queue "
         "tracking.columns "
         "tracking.journal tracking.recorded tracking.samples"
     ),

@@ -285,7 +285,7 @@ def _show(options: argparse.Namespace, rows: list[Row], search: Standing | None)
 
 def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
-    lines = [*search.said(), *search.next_steps()]
+    lines = [*search.said(), *search.at_work()]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
     return Group(head, *search.tables(most), *map(Cell, lines), *_problems(rows))
 

@@ -20,7 +20,6 @@ import msgspec
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError
 from hpctrain.record import Count, Record, read, written
-from hpctrain.search.study_file import study_storage
 from hpctrain.secrets import expand, reference
 
 if TYPE_CHECKING:
@@ -86,4 +85,8 @@ class SearchFile(Record, frozen=True, kw_only=True):
 
 def storage_of(text: str) -> Any:
     """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path."""
-    return text if "://" in text else study_storage(Path(text))
+    if "://" in text:
+        return text
+    from hpctrain.search.study_file import study_storage  # it imports Optuna
+
+    return study_storage(Path(text))

@@ -7,7 +7,8 @@ run directories ──── state, step, time ───┴── Standing
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,8 @@ from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trials import Found, Trial
+from hpctrain.search.worker_arrays import in_queue
+from hpctrain.slurm.queue import UnreachableError
 
 log = logging.getLogger(__name__)
 _ALIVE_S = 60.0  # a run that trains writes its progress more often
@@ -37,6 +40,8 @@ class Standing:
 
     found: Found
     runs: Mapping[str, Facts]
+    workers: Sequence[Facts] | None  # in the queue; None if the scheduler does not answer
+    sweep: Path  # the folder of the search
     space: dict[str, Any]  # Optuna's distribution of each parameter
     now: float
 
@@ -50,7 +55,11 @@ class Standing:
         except ImportError:
             log.warning("what the search has found is not known here: pip install optuna")
             return None
-        return cls(found, {facts.name: facts for facts in runs}, file.distributions(), time.time())
+        workers = None
+        with suppress(UnreachableError):
+            workers = in_queue(sweep)
+        known = {facts.name: facts for facts in runs}
+        return cls(found, known, workers, sweep, file.distributions(), time.time())
 
     def state(self, trial: Trial) -> str:
         """Return the state of a trial. The lock of its owner may not be seen on this host."""
@@ -161,7 +170,8 @@ class Standing:
             return state
         facts, goal = self.runs[trial.run], self.found.rungs[trial.goal - 1]
         end = goal or facts.progress.max_steps or "?"
-        return f"training {facts.progress.step or 0}/{end} on {facts.attempt.host}"
+        where = f"{facts.attempt.job_id} on {facts.attempt.host}".removeprefix(" on ")
+        return f"training {facts.progress.step or 0}/{end}, {where}"
 
     def tables(self, most: int) -> Iterator[RenderableType]:
         """Yield the tables of rungs and of at most so many trials."""
@@ -183,14 +193,24 @@ class Standing:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a trial trains."""
-        return any(self.state(trial) == "training" for trial in self.found.trials)
+        """Whether a worker runs or waits, as far as is known."""
+        trains = any(self.state(trial) == "training" for trial in self.found.trials)
+        return trains or bool(self.workers)
 
-    def next_steps(self) -> list[str]:
-        """Return in sentences what the user may do now."""
+    def at_work(self) -> list[str]:
+        """Return in sentences what the workers do, and what the user may do now."""
+        jobs = [worker.job for worker in self.workers or () if worker.job]
+        wait = [job for job in jobs if job.state == "PENDING"]
+        lines = [f"Worker {job.id} is {job.needs}." for job in jobs if job.needs]
+        if jobs:
+            why = f" in the queue ({wait[0].reason})" if wait else ""
+            lines.append(f"Workers: {len(jobs) - len(wait)} run, {len(wait)} wait{why}.")
         if self.found.ended:
-            return [f"The search is over: {self.found.ended}."]
-        return [] if self.is_under_way else ["No worker runs: the same command goes on."]
+            return [*lines, f"The search is over: {self.found.ended}."]
+        if self.workers is None:
+            return ["The scheduler does not answer: what the workers do is not known."]
+        logs = f"the logs of its workers: {self.sweep}/workers"
+        return lines if self.is_under_way else [f"No worker runs: the same command goes on; {logs}"]
 
     def facts(self) -> dict[str, Any]:
         """Return the search for `print_json`."""
@@ -199,6 +219,7 @@ class Standing:
             "trials": [asdict(each) | {"state": self.state(each)} for each in found.trials],
             "rungs": self.rungs(),
             "best": None if best is None else best.number,
+            "workers": [{"job": w.job_id, "state": w.recorded_state} for w in self.workers or ()],
             "device_hours": self.spent,
             "device_hours_without_rungs": self.full,
         }

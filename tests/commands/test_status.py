@@ -127,7 +127,7 @@ def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> No
         "import sys; from hpctrain.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
-        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit'} & set(sys.modules)\n"
+        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit', 'optuna'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     for command in (["status"], ["logs", run.name], ["cancel", "--all"], ["gc"]):

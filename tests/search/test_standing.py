@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hpctrain.commands import status
+from hpctrain.commands import logs, status
 from hpctrain.report import report_command
+from hpctrain.report.live import live
 from tests.search.made_search import make_search
 
 
@@ -58,7 +60,7 @@ def test_status_of_a_search_that_goes_on(
     assert "val/loss is 0.033333 at step 30" in text
     assert words(text)[3:5] == [["2", "30", "4", "1", "3", "0.033333"], ["3", "90", "1"]]
     assert words(text)[7][2] == "promoted"
-    assert "No worker runs: the same command goes on." in text
+    assert "No worker runs: the same command goes on; the logs of its workers: " in text
     # A worker holds the lock of trial 5; that of trial 4 is on a host whose locks are not seen.
     (sweep / "trials").mkdir()
     for number in (5, 4):
@@ -77,10 +79,16 @@ def test_status_of_a_search_that_goes_on(
         ["3", "90", "2"],
     ]
     assert [row[:5] for row in rows[7:9]] == [
-        ["5", "digits-00000005", "training", "41/90", "on"],
-        ["4", "digits-00000004", "training", "41/30", "on"],
+        ["5", "digits-00000005", "training", "41/90,", "n7"],
+        ["4", "digits-00000004", "training", "41/30,", "n7"],
     ]
     assert "No worker runs" not in text
+    # `top` and `logs` take the trial that has shown progress last.
+    os.utime(tmp_path / "digits-00000004" / "progress.json", (2e9, 2e9))
+    (tmp_path / "digits-00000004" / "logs").mkdir()
+    (tmp_path / "digits-00000004" / "logs" / "terminal_1.rank0.log").write_text("step 41\n")
+    assert shown(capsys, live, "--dir", tmp_path, "2026", "--once").startswith("digits-00000004")
+    assert shown(capsys, logs, "--dir", tmp_path, "2026") == "step 41\n"
 
 
 def test_the_report_tells_whether_pruning_was_safe(

@@ -1,6 +1,5 @@
 """Tests of workers without training: a stand-in writes what a training leaves in run.json."""
 
-
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search.trials import Found
 from hpctrain.search.workers import Piece, Worker

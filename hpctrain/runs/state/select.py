@@ -79,6 +79,26 @@ def one_run(folder: Path, name: str, command: str) -> Path:
     return paths[0]
 
 
+def latest_run(folder: Path, name: str, command: str) -> Path:
+    """Return the run that is named; of a search, the trial that has shown progress last."""
+    sweep = one_sweep(folder, [name])
+    if sweep is None or not (sweep / "search.json").is_file():
+        return one_run(folder, name, command)
+    if not (trials := list(_present(sweep, folder))):
+        raise StorageError(f"{sweep}: no trial has begun; {sweep}/workers has the logs of workers")
+    return max(trials, key=last_sign)
+
+
+def last_sign(run: Path) -> float:
+    """Return when a run has shown progress last, in seconds since the epoch."""
+    for name in ("progress.json", "run.json"):
+        try:
+            return (run / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
 def are_folders(names: Sequence[str]) -> bool:
     """Return whether each name is that of a folder of runs; such a name means "all", as --dir."""
     return bool(names) and all(map(_runs_in, names))

@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.commands import logs, status
 from hpctrain.report import report_command
-from hpctrain.report.live import live
+from hpctrain.runs.state.select import latest_run
 from tests.search.made_search import make_search
 
 
@@ -87,7 +87,7 @@ def test_status_of_a_search_that_goes_on(
     os.utime(tmp_path / "digits-00000004" / "progress.json", (2e9, 2e9))
     (tmp_path / "digits-00000004" / "logs").mkdir()
     (tmp_path / "digits-00000004" / "logs" / "terminal_1.rank0.log").write_text("step 41\n")
-    assert shown(capsys, live, "--dir", tmp_path, "2026", "--once").startswith("digits-00000004")
+    assert latest_run(tmp_path, "2026", "top").name == "digits-00000004"
     assert shown(capsys, logs, "--dir", tmp_path, "2026") == "step 41\n"
 
 

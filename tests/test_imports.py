@@ -61,7 +61,7 @@ ALLOWED = {
         "config estimates runs slurm tracking.pending_upload tracking.meta tracking.page.links "
         "tracking.store tracking.uploader_process"
     ),
-    "search": "config estimates launch restarts runs slurm",
+    "search": "config estimates launch restarts runs slurm tracking",
     "doctor": (
         "config data distributed hardware launch monitor rendezvous runs shards.ragged slurm "
         "tracking.server tracking.store"

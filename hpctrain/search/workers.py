@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trial_config import Bases
 from hpctrain.search.trials import GOAL, Found, Trial, owner_lock
 from hpctrain.secrets import mask
+from hpctrain.tracking import final_status
+from hpctrain.tracking.meta import Uploaded
+from hpctrain.tracking.uploader_process import run_python_module
 
 if TYPE_CHECKING:
     import optuna
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
-_NAP_S = 0.05
+_NAP_S, _UPLOAD_S = 0.05, 120.0
 _LONGEST_REASON = 1000  # characters; MySQL takes 2047 for an attribute
 
 
@@ -97,6 +101,8 @@ class Worker:
                 trial = self._begin(file, found, choice)
             if choice.action in (Action.MARK, Action.LEAVE):
                 self._call_others(file)
+            if choice.action is Action.END:
+                self._end_in_mlflow(file)
             if choice.action in (Action.LEAVE, Action.END):
                 return None
             if trial is not None and (piece := self._prepare(file, found, *trial)) is not None:
@@ -114,8 +120,8 @@ class Worker:
             step = int(reached)
         elif finished and reached > step:  # somebody else has trained it to its end
             step = last
-        trial = self._trial(piece.number)
-        trial.report(value, step)
+        if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
+            self._trial(piece.number).report(value, step)
         if not math.isfinite(value):
             self._tell(piece.number, "PRUNED", f"{piece.metric} is {value} at step {step}")
         elif finished or piece.goal == len(rungs):
@@ -170,7 +176,7 @@ class Worker:
         self, file: SearchFile, found: Found, trial: optuna.trial.Trial, goal: int
     ) -> Piece | None:
         """Return the piece; None if the trial needs no training, and has been told so."""
-        stored = self._study.get_trials(deepcopy=False)[trial.number]
+        stored = self._stored(trial.number)
         name = stored.user_attrs.get("run", "")
         try:
             if name:
@@ -215,8 +221,10 @@ class Worker:
     def _trial(self, number: int) -> optuna.trial.Trial:
         from optuna.trial import Trial
 
-        stored = self._study.get_trials(deepcopy=False)[number]
-        return Trial(self._study, stored._trial_id)
+        return Trial(self._study, self._stored(number)._trial_id)
+
+    def _stored(self, number: int) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
 
     def _tell(self, number: int, state: str, reason: str) -> None:
         from optuna.trial import TrialState
@@ -236,6 +244,17 @@ class Worker:
             self._tell(trial.number, "PRUNED", why)
         self._study.set_user_attr("ended", reason)
         log.info("the search ends: %s", reason)
+
+    def _end_in_mlflow(self, file: SearchFile) -> None:
+        """Record that the pruned trials have ended, and upload it if the store answers in time."""
+        pruned = []
+        for trial in self._found(file).at("pruned"):
+            run = Path(file.output_dir) / trial.run
+            if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
+                pruned.append(str(run))
+        with suppress(OSError, subprocess.TimeoutExpired):  # `hpctrain sync` can do it later
+            if pruned:
+                run_python_module("hpctrain", "sync", *pruned, cwd=self._folder, timeout=_UPLOAD_S)
 
     def _mark_left(self) -> None:
         """Note that this worker takes no more trials, although its job has not ended yet."""

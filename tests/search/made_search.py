@@ -17,6 +17,7 @@ _SPACE = {
     "model.hidden": CategoricalDistribution(["[64]", "[256]"]),
 }
 _METRIC = "val/loss"
+_STATUS = {"finished": "FINISHED", "paused": "SCHEDULED", "failed": "FAILED"}
 
 
 def loss(number: int, step: int) -> float:
@@ -24,12 +25,13 @@ def loss(number: int, step: int) -> float:
     return abs(number - 5) / 10 + 1 / step
 
 
-def make_search(folder: Path, count: int = 12, *, over: bool = True) -> Path:
+def make_search(folder: Path, count: int = 12, *, over: bool = True, told: bool = True) -> Path:
     """Write a search of so many trials and return its folder.
 
     The last trial has failed, a third of the others has reached the second rung, and the best of
     them the last one. Unless it is `over`, trial 5 waits at the second rung for a worker to go on
-    with it, and the others are paused. An attempt takes a second for each step, on two ranks.
+    with it, and the others are paused. Unless it is `told`, the study does not have the end yet. An
+    attempt takes a second for each step, on two ranks.
     """
     sampler = optuna.samplers.RandomSampler(seed=0)
     storage = folder / "sweeps" / "digits.optuna"
@@ -58,10 +60,10 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True) -> Path:
             study.tell(trial, state=TrialState.FAIL)
         elif number == 5 and over:
             study.tell(trial, loss(number, 90))
-        elif over:
+        elif over and told:
             trial.set_user_attr("reason", f"not in the best third at step {rungs[-1]}")
             study.tell(trial, state=TrialState.PRUNED)
-    if over:
+    if over and told:
         study.set_user_attr("ended", "no trial is left to promote or to begin")
     sweep = make_sweep(folder, "2026-01-31_12-00-00", runs)
     SearchFile(
@@ -70,6 +72,7 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True) -> Path:
         metric=_METRIC,
         direction="minimize",
         n_trials=count,
+        output_dir=str(folder),
         space={key: distribution_to_json(each) for key, each in _SPACE.items()},
     ).write(sweep)
     return sweep
@@ -87,7 +90,10 @@ def _run(folder: Path, trial: Trial, rungs: tuple[int, ...]) -> Path:
     return write_run(
         folder / f"digits-{number:08d}",
         attempts or [attempt(0, 3, state="failed", world_size=2, error="ValueError: no luck")],
-        [metrics(1, step, step, val_loss=loss(number, step)) for step in at],
+        [
+            *(metrics(1, step, step, val_loss=loss(number, step)) for step in at),
+            {"kind": "status", "attempt": 1, "time": 2e9, "status": _STATUS[state]},
+        ],
         state=state,
         config={"metric": _METRIC},
         swept=[f"{key}={value}" for key, value in trial.params.items()],

@@ -104,9 +104,7 @@ def test_at_the_end_the_best_goes_on_until_one_has_finished() -> None:
         ([trial(0, "training")], 4, Action.LEAVE),
     ],
 )
-def test_a_wider_rung_is_for_wider_workers(
-    trials: list[Trial], width: int, action: Action
-) -> None:
+def test_a_wider_rung_is_for_wider_workers(trials: list[Trial], width: int, action: Action) -> None:
     found = search(*trials, widths=(1, 4, 4))
     assert choose(found, width).action is action
 

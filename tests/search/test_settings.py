@@ -9,8 +9,13 @@ from hpctrain.search.settings import Settings
 from hpctrain.search.space import check_keys
 
 GIVEN = {
-    **{"direction": "minimize", "n_trials": 9, "n_jobs": 2, "max_failure_rate": 1.0},
-    **{"sampler": {}, "storage": None, "study_name": None},
+    "direction": "minimize",
+    "n_trials": 9,
+    "n_jobs": 2,
+    "max_failure_rate": 1.0,
+    "sampler": {},
+    "storage": None,
+    "study_name": None,
 }
 
 

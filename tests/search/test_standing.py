@@ -13,6 +13,8 @@ import pytest
 from hpctrain.commands import logs, status
 from hpctrain.report import report_command
 from hpctrain.runs.state.select import latest_run
+from hpctrain.tracking.journal import last_record
+from tests.search.conftest import worker
 from tests.search.made_search import make_search
 
 
@@ -89,6 +91,19 @@ def test_status_of_a_search_that_goes_on(
     (tmp_path / "digits-00000004" / "logs" / "terminal_1.rank0.log").write_text("step 41\n")
     assert latest_run(tmp_path, "2026", "top").name == "digits-00000004"
     assert shown(capsys, logs, "--dir", tmp_path, "2026") == "step 41\n"
+
+
+def test_the_end_of_a_search_is_recorded_for_mlflow(tmp_path: Path, no_slurm: None) -> None:
+    sweep = make_search(tmp_path, told=False)
+    assert worker(sweep).next() is None
+    ended = [
+        last_record(path, "status") for path in sorted(tmp_path.glob("*/journal/events.jsonl"))
+    ]
+    told = [(each["status"], each.get("reason", "")) for each in filter(None, ended)]
+    assert [status for status, _ in told] == ["KILLED"] * 5 + ["FINISHED"] + ["KILLED"] * 5 + [
+        "FAILED"
+    ]
+    assert told[0][1] == "pruned: val/loss=0.6 at step 10 is not in the best 1/3"
 
 
 def test_the_report_tells_whether_pruning_was_safe(

@@ -137,9 +137,8 @@ class Standing:
         if spent := self.spent:
             text = f"The trials have taken {spent:.3g} device-hours"
             if full := self.full:
-                saved = 100 * max(0.0, 1 - spent / full)
                 text += f"; all of them up to step {found.rungs[-1]} would take about {full:.3g}"
-                text += f" ({saved:.0f}% saved)"
+                text += f" ({100 * max(0.0, 1 - spent / full):.0f}% saved)" if found.ended else ""
             lines.append(f"{text}.")
         return lines
 

@@ -30,6 +30,7 @@ from hpctrain.config.frozen import load
 from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
 from hpctrain.job import pieces
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import Room
@@ -100,7 +101,8 @@ def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None,
     if piece := pieces.current(worker, key):
         run = RunDir.open(Path(piece.run))
         record = run.read()
-        if record.state != "finished" and record.paused_at != piece.until:
+        done = record.state == "finished" or record.paused_at == piece.until
+        if not done and epochs.is_last(run.path, key):  # else another worker has it by now
             answer = judge(run, code, key, inside=True)
             if not is_over(answer):
                 return None, answer

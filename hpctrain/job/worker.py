@@ -35,6 +35,7 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import requeue_from_rank
+from hpctrain.tracking.uploading.child_uploader import wait_for_left
 
 if TYPE_CHECKING:
     from hpctrain.search.workers import Piece, Worker
@@ -55,11 +56,16 @@ def main(argv: list[str]) -> int:
         return _follow(folder, ranks)
     from hpctrain.search.workers import Worker
 
-    code = 1
+    key = ranks.attempt_key
     try:
         code = _lead(Worker(folder), folder, ranks)
-    finally:
-        pieces.add(folder, ranks.attempt_key, code=code)
+        wait_for_left()
+    except BaseException:
+        # The others wait for the next line, or in a collective operation of a training.
+        if pieces.current(folder, key) is None:
+            pieces.add(folder, key, code=1)
+        raise
+    pieces.add(folder, key, code=code)
     return code
 
 

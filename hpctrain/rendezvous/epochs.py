@@ -23,9 +23,14 @@ def begin(run: Path, key: AttemptKey) -> None:
 
     The step of a worker is noted in the worker's folder by its batch script, and here by rank 0.
     """
-    if key.job_id and _lines(run)[-1:] != [_own(key)]:
+    if key.job_id and not is_last(run, key):
         with open(run / "epochs", "a", encoding="utf-8") as file:
             file.write(_own(key) + "\n")
+
+
+def is_last(run: Path, key: AttemptKey) -> bool:
+    """Return whether no other step has begun to train the run after the one with this key."""
+    return _lines(run)[-1:] == [_own(key)]
 
 
 def in_loop(run: Path, key: AttemptKey) -> bool:

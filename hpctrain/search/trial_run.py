@@ -120,9 +120,11 @@ def outcome(
     if request := stop_request.read(run.path, began):
         return Stopped(f"cancelled by {request.by}")
     attempt = record.attempt
-    if record.state == "failed" and (attempt.ended or 0.0) >= began:
+    # The batch script judges it a moment later, or nobody does.
+    judged = attempt.verdict or attempt.cause not in {each.name for each in policy.JUDGED_LATER}
+    if record.state == "failed" and judged and (attempt.ended or 0.0) >= began:
         return LaunchError(one_line(attempt.error))
-    if record.state == "running" and not run.is_locked():
+    if (record.state == "running" or not judged) and not run.is_locked():
         end = policy.End(RANK_KILLED, "the worker that trained it was killed", step=attempt.step)
         last = run.last_checkpoint()
         answer = policy.answer(record, end, policy.Room(), last)

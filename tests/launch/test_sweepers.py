@@ -1,22 +1,16 @@
 """Tests of what chooses the runs of `-m`: Hydra's basic sweeper with glob and range, and Optuna."""
 
-import json
 import logging
 import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from hpctrain.cli import main
-from tests import cluster, forkserver
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import Completed
 
 Train = Callable[..., Completed]
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
@@ -126,6 +120,11 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
     [
         (["hydra.sweeper.direction=null"], "hydra.sweeper.direction=None: minimize or maximize"),
         (["seed=tag(log,interval(-1,1))"], "seed=tag(log,interval(-1,1)): "),
+        (
+            ["hydra.sweeper.rungs=[1,3]"],
+            "hydra.sweeper.rungs=[1, 3]: 3 is beyond train.max_steps=2",
+        ),
+        (["launch.nodes=1,2"], "launch.nodes: a search cannot vary it, because a worker has it"),
         (["data.val_split=null"], "metric=val/accuracy: did you mean train/accuracy? this run"),
         *(
             pytest.param(argument.split(), message, marks=pytest.mark.slow)

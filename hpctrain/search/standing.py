@@ -203,7 +203,7 @@ class Standing:
         lines = [f"Worker {job.id} is {job.needs}." for job in jobs if job.needs]
         if jobs:
             why = f" in the queue ({wait[0].reason})" if wait else ""
-            lines.append(f"Workers: {len(jobs) - len(wait)} run, {len(wait)} wait{why}.")
+            lines.append(f"Workers: {len(jobs) - len(wait)} running, {len(wait)} waiting{why}.")
         if self.found.ended:
             return [*lines, f"The search is over: {self.found.ended}."]
         if self.workers is None:

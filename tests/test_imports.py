@@ -77,9 +77,8 @@ ALLOWED = {
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary rendezvous.ranks runs search.standing search.trials slurm.queue "
-        "tracking.columns "
-        "tracking.journal tracking.recorded tracking.samples"
+        "config hardware job.summary rendezvous.ranks runs search.standing search.trials "
+        "slurm.queue tracking.columns tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint config data distributed faults.collectives job models parallel rendezvous runs "

@@ -292,7 +292,7 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain", "compare", *rest]:
             call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
-            checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
+            call(hpctrain, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", *rest] if {
             "launch.time_min=auto",
             "parallel.weights=auto",

@@ -61,7 +61,7 @@ ALLOWED = {
         "config estimates runs slurm tracking.pending_upload tracking.meta tracking.page.links "
         "tracking.store tracking.uploader_process"
     ),
-    "search": "config estimates launch restarts runs slurm",
+    "search": "config estimates launch restarts runs slurm tracking",
     "doctor": (
         "config data distributed hardware launch monitor rendezvous runs shards.ragged slurm "
         "tracking.server tracking.store"
@@ -73,13 +73,13 @@ ALLOWED = {
         "training"
     ),
     "commands": (
-        "checkpoint.files config launch runs search.trials slurm tracking.pending_upload "
+        "checkpoint.files config launch runs search.standing search.worker_arrays slurm "
+        "tracking.pending_upload "
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary rendezvous.ranks runs search.trials slurm.queue "
-        "tracking.columns "
-        "tracking.journal tracking.recorded tracking.samples"
+        "config hardware job.summary rendezvous.ranks runs search.standing search.trials "
+        "slurm.queue tracking.columns tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint config data distributed faults.collectives job models parallel rendezvous runs "

@@ -16,15 +16,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.disk import open_regular
+from hpctrain.disk import is_own, open_regular
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.lock import is_held_by
 from hpctrain.run_record import is_own_run
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import add_arguments, are_folders, select
+from hpctrain.runs.state.select import add_arguments, are_folders, one_sweep, select
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm import queue
 from hpctrain.slurm.queue import me
 from hpctrain.terminal import printable
@@ -47,7 +48,12 @@ class Step:
     def label(self) -> str:
         """The name of the run, with its job if Slurm is told."""
         job = f" ({self.run.job_id})" if self.action in ("cancel", "signal") else ""
-        return f"{self.run.name}{job}"
+        return f"{'worker ' * self.is_worker}{self.run.name}{job}"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a worker of a search."""
+        return (self.run.path / "worker.json").is_file()
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +73,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if bool(options.runs) == options.all:
         raise ConfigError("cancel needs the runs or sweeps to stop, or --all (and not both)")
-    runs = gather(select(options.dir, options.runs))
+    runs = _without_trials(gather(select(options.dir, options.runs)), options)
     if blind := [run for run in runs if run.submission and not (run.is_final or run.scheduler)]:
         raise LaunchError(
             f"{blind[0].name}: squeue does not answer here, so the jobs to cancel are unknown; "
@@ -84,7 +90,8 @@ def main(argv: list[str]) -> int:
             print(printable(f"{step.label}: {step.message}"), flush=True)
         if not plan:
             print("nothing is queued or running")
-    saving = [step for step in plan if options.save and step.action in ("signal", "file")]
+    asked = [step for step in plan if options.save and step.action in ("signal", "file")]
+    saving = [step for step in asked if not step.is_worker]
     results = _wait_for_saves(saving)
     if options.json:
         steps = [
@@ -97,6 +104,23 @@ def main(argv: list[str]) -> int:
     for step in saving:
         print(printable(f"{step.label}: {results[step.run.path]}"))
     return 0
+
+
+def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Facts]:
+    """Return the runs, with the workers of the searches that are meant in place of their trials."""
+    several = options.all or are_folders(options.runs)
+    searches = {_search_of(run) for run in runs} if several else set()
+    sweep = one_sweep(options.dir, options.runs)
+    if sweep is not None and (sweep / "search.json").is_file():
+        searches, runs = {sweep}, []
+    others = [run for run in runs if _search_of(run) is None or _search_of(run) not in searches]
+    return others + [worker for each in searches if each for worker in in_queue(each)]
+
+
+def _search_of(run: Facts) -> Path | None:
+    """Return the folder of the search of which a worker has trained the run."""
+    sweep = Path(run.submission.script).parents[2] if run.submission else None
+    return sweep if sweep is not None and (sweep / "search.json").is_file() else None
 
 
 def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
@@ -162,8 +186,10 @@ def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:
         return "skip", f"skipped: {why}"
     if state.name not in UNDER_WAY:
         return "skip", f"{state.name}, nothing to do"
-    if not is_own_run(run.path):
+    if not (is_own_run(run.path) or is_own(run.path / "worker.json")):
         return "skip", f"{state.name}, skipped: it is the run of another user, who can cancel it"
+    if run.job is not None and not _is_of(run) and _search_of(run):
+        return "file", "asked to save and stop; its worker goes on with other trials"
     if run.job is not None and not _is_of(run):
         return "skip", f"skipped: job {run.job_id} is not of this run, as its list of runs says"
     # A job of slurm/train.sbatch has no submission in run.json; the job id is in its attempt.

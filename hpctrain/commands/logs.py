@@ -18,7 +18,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.first_error import Fault, find_fault, tail
 from hpctrain.runs.state.log_files import batch_log, rank_logs
-from hpctrain.runs.state.select import add_arguments, one_run
+from hpctrain.runs.state.select import add_arguments, latest_run
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.terminal import bytes_writer, harmless, printable
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    path = one_run(options.dir, options.runs[0], "logs")
+    path = latest_run(options.dir, options.runs[0], "logs")
     if options.follow:
         return _follow(path, options)
     (run,) = gather([path])

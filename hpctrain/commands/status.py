@@ -1,7 +1,6 @@
 """`python -m hpctrain status [RUN|SWEEP...]`: show a table of runs and their states."""
 
 import argparse
-import json
 import math
 import time
 from collections import Counter
@@ -13,10 +12,10 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from hpctrain.console import Cell, Console, Table, shortened
+from hpctrain.console import Cell, Console, Table, print_json, shortened
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import add_arguments, select
+from hpctrain.runs.state.select import add_arguments, one_sweep, select
 from hpctrain.runs.state.state import (
     STATES,
     UNDER_WAY,
@@ -29,11 +28,12 @@ from hpctrain.runs.state.state import (
     step,
 )
 from hpctrain.runs.sweep_overrides import label
+from hpctrain.search.standing import Standing
 from hpctrain.terminal import printable
 from hpctrain.tracking.meta import Uploaded
 from hpctrain.tracking.pending_upload import left_behind
 
-_ROWS = 40
+_ROWS, _TRIALS = 40, 20
 _PROBLEMS = 3  # lines about uploads and the like
 _LINES_AROUND = 7 + _PROBLEMS  # lines of --watch that are no rows
 _COLUMNS = (
@@ -202,7 +202,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     try:
         if options.watch is None:
-            _show(options, look(options))
+            rows = look(options)
+            _show(options, rows, _search(options, rows))
         else:
             _watch(options)
     except KeyboardInterrupt:
@@ -216,6 +217,11 @@ def look(options: argparse.Namespace) -> list[Row]:
     runs = gather(select(options.dir, options.runs, archived=options.all, several=True))
     now = time.time()
     return [Row(run, judge(run, now), now) for run in runs]
+
+
+def _search(options: argparse.Namespace, rows: list[Row]) -> Standing | None:
+    """Return how the search stands, if the runs are those of one."""
+    return Standing.of(one_sweep(options.dir, options.runs), [row.run for row in rows])
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
@@ -235,8 +241,9 @@ def _watch(options: argparse.Namespace) -> None:
     if options.json or not console.is_terminal:
         while True:
             rows = look(options)
-            _show(options, rows)
-            if not any(row.state.name in UNDER_WAY for row in rows):
+            search = _search(options, rows)
+            _show(options, rows, search)
+            if not _under_way(rows, search):
                 return
             time.sleep(options.watch)
     begun = False
@@ -244,11 +251,14 @@ def _watch(options: argparse.Namespace) -> None:
         while True:
             there = bool(options.runs) or options.dir.exists()  # the first run makes the folder
             rows = look(options) if there else []
+            search = _search(options, rows)
             # A Live display cuts what is below the lower edge of the terminal.
             room = max(1, console.height - _LINES_AROUND)
             reasons = min(sum(1 for row in rows if row.state.reason), room // 3)
             table = _table(rows, _where(options), console.width, room - reasons, reasons)
-            under_way = any(row.state.name in UNDER_WAY for row in rows)
+            if search:
+                table = _of_search(search, rows, max(1, room - len(search.found.rungs) - 6))
+            under_way = _under_way(rows, search)
             begun |= under_way or bool(options.runs)
             what = "nothing is queued or running" if there else f"there is no folder {options.dir}"
             note = [] if begun else [Cell(f"{what} yet; Ctrl-C ends this")]
@@ -258,13 +268,26 @@ def _watch(options: argparse.Namespace) -> None:
             time.sleep(options.watch)
 
 
-def _show(options: argparse.Namespace, rows: list[Row]) -> None:
+def _under_way(rows: list[Row], search: Standing | None) -> bool:
+    return search.is_under_way if search else any(row.state.name in UNDER_WAY for row in rows)
+
+
+def _show(options: argparse.Namespace, rows: list[Row], search: Standing | None) -> None:
+    console, most = Console(), len(rows) if options.all else _ROWS
     if options.json:
-        print(json.dumps([row.facts() for row in rows]), flush=True)
+        told: Any = [row.facts() for row in rows]
+        print_json({"search": search.facts(), "runs": told} if search else told)
+    elif search:
+        console.print(_of_search(search, rows, len(rows) if options.all else _TRIALS))
     else:
-        console = Console()
-        most = len(rows) if options.all else _ROWS
         console.print(_table(rows, _where(options), console.width, most))
+
+
+def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
+    """Return how a search stands, with at most so many of its trials."""
+    lines = [*search.said(), *search.at_work()]
+    head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
+    return Group(head, *search.tables(most), *map(Cell, lines), *_problems(rows))
 
 
 def _table(
@@ -286,20 +309,24 @@ def _table(
     table = Table(*titles, first_out=[*map(_COLUMNS.index, _FIRST_OUT)])
     for row in shown:
         table.add_row(*row.cells(shared))
-    problems = [
-        (row.run.name, text)
-        for row in shown
-        for text in filter(None, (row.upload_problem, row.waiting_evaluations))
-    ]
-    problems += [(row.run.name, text) for row in shown if (text := row.changed_code)]
     lines = _reasons(shown, width, swept=_COLUMNS.index("swept") not in table.shown(width))
-    lines = lines[:reasons]
-    lines += [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
-    if len(problems) > _PROBLEMS:
-        lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
+    lines = lines[:reasons] + _problems(shown)
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
+
+
+def _problems(rows: list[Row]) -> list[Text]:
+    problems = [
+        (row.run.name, text)
+        for row in rows
+        for text in filter(None, (row.upload_problem, row.waiting_evaluations))
+    ]
+    problems += [(row.run.name, text) for row in rows if (text := row.changed_code)]
+    lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in problems[:_PROBLEMS]]
+    if len(problems) > _PROBLEMS:
+        lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
+    return lines
 
 
 def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:

@@ -146,6 +146,10 @@ GPU_HOURS = _metric(
     "perf/gpu_hours [GPU h]",
     "The hours that all attempts have taken so far, times their GPUs; also what was lost counts.",
 )
+RUNG = _metric(
+    "search/rung [rungs]",
+    "The number of rungs of a search at which the trial has paused, logged at the step of each.",
+)
 _metric("best/NAME", "The value of the metric checkpoint.best, of the best checkpoint so far.")
 _metric("best/step [steps]", "The step of the best checkpoint so far.")
 _metric(

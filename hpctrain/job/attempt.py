@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from hpctrain.causes import ANOTHER_RANK, NODE, PORT, PREEMPTED, USER_STOP, cause_of, named
 from hpctrain.config.identity import chosen
+from hpctrain.config.metric_registry import RUNG
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.errors import (
@@ -192,14 +193,17 @@ class Attempt(NoAttempt):
         step = outcome.step
         self._run.end_attempt("paused", result={"step": step} | outcome.metrics, step=step)
         log.info("paused at step %d, as asked, and saved", step)
-        self.tracker.finish("KILLED", reason=f"paused at step {step}")
+        rungs = {each.step for each in self._run.read().attempts if each.state == "paused"}
+        self.tracker.log_metrics({RUNG: len(rungs)}, step)
+        self.tracker.finish("SCHEDULED", reason=f"paused at step {step}")
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         run, step, slurm = self._run, outcome.step, self._ranks.launcher == "slurm"
         run.update()  # NFS caches the content of a folder until the client writes there
-        request = stop_request.read(run.path)
+        asked = [run.path, *map(Path, filter(None, [self._ranks.worker]))]
+        request = next(filter(None, map(stop_request.read, asked)), None)
         cause = request.cause if request else USER_STOP
         end = End(cause, reason) if request or not slurm else stopped(reason, policy.left_s())
         answer = policy.answer(run.read(), end, Room(), step)

@@ -36,6 +36,7 @@ from hpctrain.restarts import policy
 from hpctrain.restarts.policy import Room
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
@@ -95,6 +96,8 @@ def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None,
     """Return what becomes of the job of a worker, and its trial if that has ended for good."""
     room = Room(inside=True, left_s=policy.left_s())
     over = None
+    if stop_request.read(worker):  # the trial waits for another command
+        return None, "cancel"
     if piece := pieces.current(worker, key):
         run = RunDir.open(Path(piece.run))
         record = run.read()

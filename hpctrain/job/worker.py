@@ -92,7 +92,7 @@ def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
         ranks = replace(ranks, piece=ranks.piece + 1)
     if signals.noted and not code:
         code = _TERMINATED
-        if ranks.launcher == "slurm":
+        if ranks.launcher == "slurm" and not stop_request.read(folder):
             requeue_from_rank(ranks.job_id)
     return code
 

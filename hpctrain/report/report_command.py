@@ -8,7 +8,7 @@ report SWEEP --over seed   mean and interval        --png FILE  the charts
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.account.standing import verdict, why
 from hpctrain.report.views import output, terminal_view
 from hpctrain.runs.state import select
+from hpctrain.search.standing import Standing
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,14 +33,18 @@ def main(argv: Sequence[str]) -> int:
     if not paths:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
     accounts = read(paths)
+    search = Standing.of(
+        select.one_sweep(options.dir, options.runs), (each.facts for each in accounts)
+    )
     if options.json:
-        print_json([as_json(account) for account in accounts])
-    elif len(accounts) == 1 and not options.over:
+        told: Any = [as_json(account) for account in accounts]
+        print_json({"search": search.facts(), "runs": told} if search else told)
+    elif len(accounts) == 1 and not (options.over or search):
         Console().print(terminal_view.show(accounts[0]))
-    if len(accounts) == 1 and not options.over:
+    if len(accounts) == 1 and not (options.over or search):
         _write_run(accounts[0], options)
     else:
-        _several(accounts, options)
+        _several(accounts, options, search)
     return 0
 
 
@@ -111,12 +116,18 @@ def _write_run(account: RunAccount, options: argparse.Namespace) -> None:
         output.write(options.png, charts.png(drawn, account.name))
 
 
-def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> None:
+def _several(
+    accounts: Sequence[RunAccount], options: argparse.Namespace, search: Standing | None
+) -> None:
     from hpctrain.report.sweeps import parameters, scaling_fit, seeds
     from hpctrain.report.views import sweep_view
 
     parameters.check_metrics(accounts, options.metric or [])
-    sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else None)
+    default = search.found.metric if search else None
+    sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else default)
+    if search:  # a trial that pauses or is pruned has a result
+        lost = [each for each in sweep.others if each.state.name not in ("paused", "running")]
+        sweep = replace(sweep, others=lost)
     metrics = options.metric or [sweep.metric]
     found = seeds.settings(accounts, options.over, metrics) if options.over else []
     scaling = scaling_fit.Scaling.of(accounts)
@@ -128,7 +139,7 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
     elif not options.json:
         shown = sweep_view.show_settings(found, options.over) if found else None
         console = Console()
-        console.print(shown or sweep_view.show_sweep(accounts, sweep))
+        console.print(shown or sweep_view.show_sweep(accounts, sweep, search))
         for line in lines:
             console.print(Cell(line))
     if not (options.html or options.png):
@@ -137,9 +148,11 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
 
     drawn = sweep_charts.scaling_charts(scaling) if scaling else []
     drawn += sweep_charts.settings_charts(found, metrics) if found else []
+    drawn += sweep_charts.search_charts(search, accounts) if search else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:
-        output.write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
+        page = html_view.sweep_page(accounts, sweep, found, drawn, lines, search)
+        output.write(options.html, page)
     if options.png:
         output.write(options.png, charts.png(drawn, f"{len(accounts)} runs by {sweep.metric}"))
 

@@ -20,11 +20,13 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.record import Count, Record, read, written
+from hpctrain.run_record import RunRecord, Submission
+from hpctrain.runs.state.facts import Facts
 from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trials import Found
 from hpctrain.slurm import excluded_hosts, sbatch
 from hpctrain.slurm.partition_limit import road
-from hpctrain.slurm.queue import UnreachableError, me, queued
+from hpctrain.slurm.queue import Queue, UnreachableError, me, queued, user_name
 from hpctrain.slurm.script import sbatch_script
 
 LEFT = "left"
@@ -94,6 +96,21 @@ def live(sweep: Path) -> Counter[int]:
     for worker in _workers(sweep):
         job = queue.get((worker.script, worker.task)) if worker.script else None
         found[worker.width] += job is not None and not job.is_ending
+    return found
+
+
+def in_queue(sweep: Path) -> list[Facts]:
+    """Return the workers in the queue, as `cancel` takes runs; no answer is an UnreachableError."""
+    user, found = user_name(sweep.stat().st_uid), []
+    folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
+    notes = {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
+    queue = queued([user]) if any(note.script for note in notes.values()) else Queue()
+    for folder, note in notes.items():
+        if job := queue.get((note.script, note.task)):
+            at = Submission(script=note.script, task=note.task, user=user)
+            state = "running" if job.state == "RUNNING" else "queued"
+            record = RunRecord(state=state, submission=at)
+            found.append(Facts(folder, record, job_id=job.id, job=job, scheduler=True))
     return found
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trial_config import Bases
 from hpctrain.search.trials import GOAL, Found, Trial, owner_lock
 from hpctrain.secrets import mask
+from hpctrain.tracking import final_status
+from hpctrain.tracking.meta import Uploaded
+from hpctrain.tracking.uploader_process import run_python_module
 
 if TYPE_CHECKING:
     import optuna
@@ -42,7 +46,7 @@ log = logging.getLogger(__name__)
 _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
 _LONGEST_S = 600.0
-_NAP_S = 0.05
+_NAP_S, _UPLOAD_S = 0.05, 120.0
 _LONGEST_REASON = 1000  # characters; MySQL takes 2047 for an attribute
 
 
@@ -104,6 +108,8 @@ class Worker:
                 trial = self._begin(file, found, choice)
             if choice.action in (Action.MARK, Action.LEAVE):
                 self._call_others(file)
+            if choice.action is Action.END:
+                self._end_in_mlflow(file)
             if choice.action in (Action.LEAVE, Action.END):
                 return None
             if trial is not None and (piece := self._prepare(file, found, *trial)) is not None:
@@ -245,6 +251,17 @@ class Worker:
             self._tell(trial.number, "PRUNED", why)
         self._study.set_user_attr("ended", reason)
         log.info("the search ends: %s", reason)
+
+    def _end_in_mlflow(self, file: SearchFile) -> None:
+        """Record that the pruned trials have ended, and upload it if the store answers in time."""
+        pruned = []
+        for trial in self._found(file).at("pruned"):
+            run = Path(file.output_dir) / trial.run
+            if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
+                pruned.append(str(run))
+        with suppress(OSError, subprocess.TimeoutExpired):  # `hpctrain sync` can do it later
+            if pruned:
+                run_python_module("hpctrain", "sync", *pruned, cwd=self._folder, timeout=_UPLOAD_S)
 
     def _mark_left(self) -> None:
         """Note that this worker takes no more trials, although its job has not ended yet."""

@@ -84,7 +84,7 @@ class WeightsAndBiases(OtherTracker):
     def finish(self, status: str = "FINISHED", *_: Any, **__: Any) -> None:
         """End the run of W&B, or this attempt of it."""
         if self._run is not None:
-            self._run.finish(exit_code=0 if status == "FINISHED" else 1)
+            self._run.finish(exit_code=1 if status in ("FAILED", "KILLED") else 0)
             self._run = None
 
     def _log_image(self, key: str, content: Any, step: int) -> None:

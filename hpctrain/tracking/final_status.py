@@ -13,7 +13,7 @@ from hpctrain.tracking.journal import Journal, journal_path, last_record
 from hpctrain.tracking.uploader_process import Process
 
 _BEGIN, _END = "<!-- hpctrain: cause -->", "<!-- hpctrain: end of the cause -->"
-_WORDS = {"FAILED": "Failed", "KILLED": "Stopped"}
+_WORDS = {"FAILED": "Failed", "KILLED": "Stopped", "SCHEDULED": "Paused"}
 _LONGEST = 1000  # characters; the tag `hpctrain.reason` has all of it
 UNRECORDED = "the training process ended without a final status"
 
@@ -31,12 +31,19 @@ def has_died_here(run_dir: Path) -> bool:
     return Process(body["host"], body["pid"], body["started"]).died_here
 
 
-def close(run_dir: Path, status: str, reason: str) -> None:
+def close(run_dir: Path, status: str, reason: str, *, killed: bool = True) -> None:
     """Record the final status of the newest attempt. No process of the run may be alive."""
     journal = Journal(run_dir)
     journal.attempt -= 1
-    journal.append("status", status=status, reason=reason, killed=True)
+    journal.append("status", status=status, reason=reason, killed=killed)
     journal.close()
+
+
+def prune(run_dir: Path, reason: str) -> bool:
+    """Record that a paused trial of a search has ended; return whether it was paused."""
+    if paused := _status(run_dir).get("status") == "SCHEDULED":
+        close(run_dir, "KILLED", reason, killed=False)  # as planned: nobody is alarmed
+    return paused
 
 
 def correct(run_dir: Path, status: str, reason: str) -> bool:

@@ -96,7 +96,7 @@ class _Model(_Event, frozen=True, tag_field="kind", tag="model"):
 
 
 class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
-    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED", "SCHEDULED"]
     host: str = ""
     pid: Count = 0
     started: Count = 0

@@ -30,7 +30,8 @@ from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+# As MLflow has them: SCHEDULED is a trial of a search that waits at a rung, perhaps for ever.
+Status = Literal["FINISHED", "FAILED", "KILLED", "SCHEDULED"]
 
 
 class Tracker:

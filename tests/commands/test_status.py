@@ -127,7 +127,7 @@ def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> No
         "import sys; from hpctrain.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
-        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit'} & set(sys.modules)\n"
+        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit', 'optuna'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     for command in (["status"], ["logs", run.name], ["cancel", "--all"], ["gc"]):
@@ -248,6 +248,7 @@ def test_watching_on_a_terminal_waits_for_the_first_run(
         return [Row(facts, State(name), NOW) for name in next(looks)]
 
     monkeypatch.setattr(status_module, "look", look)
+    monkeypatch.setattr(status_module, "_search", lambda *_: None)
     later = tmp_path / "runs"
     monkeypatch.setattr(status_module.time, "sleep", lambda seconds: later.mkdir(exist_ok=True))
     monkeypatch.setattr(sys, "stdout", shown := io.StringIO())

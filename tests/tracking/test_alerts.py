@@ -153,6 +153,12 @@ def test_only_the_end_that_counts_is_told(server: Server, tmp_path: Path) -> Non
     final_status.close(tmp_path, "KILLED", "TIMEOUT")
     Alerts(tmp_path).look()
     assert told(server) == ["failed", "failed"]
+    # A trial of a search that waits at a rung, and is not promoted, has ended as planned.
+    attempt(tmp_path, on=("failed",)).finish("SCHEDULED", "paused at step 8")
+    assert final_status.prune(tmp_path, "pruned at step 8: 5 trials were better")
+    assert not final_status.prune(tmp_path, "pruned at step 8: 6 trials were better")
+    Alerts(tmp_path).look()
+    assert told(server) == ["failed", "failed"]
 
 
 def test_a_webhook_that_refuses_costs_a_line_and_is_asked_again_later(

@@ -24,6 +24,10 @@ def test_best_first_failed_last_with_the_cause_and_what_people_wrote_stays() -> 
         "hpctrain.sweep.best_run_id": "2",
         "hpctrain.sweep.failed": "c lr=9: gradient is | not finite",
     }
+    paused = dataclasses.replace(GOOD, status="SCHEDULED", value=0.2)
+    assert sweep_table.best_of([paused, WRONG]) == paused
+    assert sweep_table.best_of([paused, GOOD]) == GOOD, "a trial that is paused is not compared"
+    assert sweep_table.state([paused, GOOD], 0) == "1 of 2 finished, 1 paused"
     content = json.loads(sweep_table.table(rows))
     assert content["columns"][:3] == ["run", "lr", "status"]
     both = dataclasses.replace(GOOD, swept=("a.lr=1", "b.lr=2", "task.step=3", "seed=4"))

@@ -22,9 +22,10 @@ from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import samples
+from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.journal import Journal, journal_path, read_all
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.tracker import Status
 from tests.conftest import run_json
 from tests.tracking.new_tracker import SYNC, new_tracker
 
@@ -49,13 +50,15 @@ def output(process: subprocess.Popen[Any]) -> str:
     return "".join(line for line in lines if "INFO waiting up to" not in line)
 
 
-def offline(run_dir: Path, database: Path, points: int, **options: Any) -> None:
+def offline(
+    run_dir: Path, database: Path, points: int, status: Status = "FINISHED", **options: Any
+) -> None:
     """Write a journal with a final status, without uploading it."""
     tracker = new_tracker(run_dir, database, **options)
     tracker.start({}, {})
     for step in range(points // 10):
         tracker.log_metrics({f"m{k}": step + k / 10 for k in range(10)}, step)
-    tracker.finish("FINISHED")
+    tracker.finish(status)
 
 
 def test_a_run_from_start_to_end(
@@ -346,6 +349,13 @@ def test_offline_then_sync(
     assert (tmp_path / "mlflow.log").read_text().count("\n") == 1
     assert run_json(tmp_path / "a") == {"sweep": {"uid": "p", "name": "sweep p"}}
     assert "nothing to do" in sync(tmp_path / "a").stdout
+    # A trial of a search waits at a rung, and then is not promoted.
+    offline(tmp_path / "b", database, 0, "SCHEDULED")
+    sync(tmp_path / "b")
+    assert tags("b")["status"] == "SCHEDULED"
+    final_status.prune(tmp_path / "b", "pruned")
+    sync(tmp_path / "b")
+    assert (tags("b")["status"], tags("b")["hpctrain.reason"]) == ("KILLED", "pruned")
     # A path that is no run directory does not stop the other uploads.
     mixed = sync(tmp_path / "absent", tmp_path / "b")
     assert "absent: " in mixed.stderr

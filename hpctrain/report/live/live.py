@@ -12,7 +12,7 @@ from hpctrain.errors import StorageError
 from hpctrain.report.live.picture import picture
 from hpctrain.report.live.snapshot import snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import add_dir, all_runs, are_folders, one_run
+from hpctrain.runs.state.select import add_dir, all_runs, are_folders, last_sign, latest_run
 
 
 def main(argv: list[str]) -> int:
@@ -67,20 +67,11 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
     if name is not None and are_folders([name]):
         folder = Path(name)
     elif name is not None:
-        return RunDir.open(one_run(folder, name, "top"))
+        return RunDir.open(latest_run(folder, name, "top"))
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
-    return RunDir.open(max(runs, key=_last_sign))
-
-
-def _last_sign(run: Path) -> float:
-    for name in ("progress.json", "run.json"):
-        try:
-            return (run / name).stat().st_mtime
-        except OSError:
-            continue
-    return 0.0
+    return RunDir.open(max(runs, key=last_sign))
 
 
 def _is_plain(console: Console) -> bool:

@@ -125,7 +125,7 @@ def cause(account: RunAccount) -> str:
 
 def _explained(values: list[str], scores: list[float]) -> float:
     if len(set(values)) > len(values) / 2 and all(map(_is_number, values)):
-        return _correlation(_ranks([float(value) for value in values]), _ranks(scores)) ** 2
+        return rank_correlation([float(value) for value in values], scores) ** 2
     groups: dict[str, list[float]] = defaultdict(list)
     for value, score in zip(values, scores, strict=True):
         groups[value].append(score)
@@ -149,7 +149,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [first[value] + (order.count(value) - 1) / 2 for value in values]
 
 
-def _correlation(left: Sequence[float], right: Sequence[float]) -> float:
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; 0 if one side does not vary."""
+    left, right = _ranks(left), _ranks(right)
     a, b = fmean(left), fmean(right)
     product = sum((x - a) * (y - b) for x, y in zip(left, right, strict=True))
     spread = sum((x - a) ** 2 for x in left) * sum((y - b) ** 2 for y in right)

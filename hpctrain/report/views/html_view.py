@@ -12,12 +12,14 @@ from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.standing import Fact, command, date, facts, verdict, why
 from hpctrain.report.account.time_parts import PARTS
+from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns, ranking
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.sweep_view import shared_notes
 from hpctrain.report.views.terminal_view import figures
 from hpctrain.runs.state.state import duration
+from hpctrain.search.standing import HEADS, Standing
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
 
@@ -87,19 +89,20 @@ def sweep_page(
     settings: Sequence[Setting],
     charts: Sequence[Chart],
     more: Iterable[str] = (),
+    search: Standing | None = None,
 ) -> str:
     """Return the page of several runs; the settings are of `--over`, and `more` says of scaling."""
     hours = sum(account.gpu_hours for account in accounts)
     seconds = sum(account.time["allocated"] for account in accounts)
     total = f"{len(accounts)} runs, {duration(seconds)} allocated"
     parts = [
-        *_answer(sweep, settings),
+        *_answer(sweep, settings, search),
         f'<p class="soft">{total}{f", {hours:.3g} GPU-hours" if hours else ""}. '
         f"As of {date(max(account.now for account in accounts))}.</p>",
         *_listed("Scaling", list(more)),
         *_estimates(settings),
         _drawn(charts),
-        *_best(sweep),
+        *(_trials(search) if search else _best(sweep)),
         *_listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
         *_listed("Notes", shared_notes(accounts)),
     ]
@@ -157,9 +160,9 @@ def _facts(rows: Iterable[Fact]) -> str:
     return f"<dl>{body}</dl>"
 
 
-def _answer(sweep: Sweep, found: Sequence[Setting]) -> Iterable[str]:
+def _answer(sweep: Sweep, found: Sequence[Setting], search: Standing | None) -> Iterable[str]:
     """Yield what the runs have shown: the best setting and run, its command, what mattered."""
-    lines = [*ranking(found), *sweep.answer()]
+    lines = [*ranking(found), *(search_trials.said(search) if search else sweep.answer())]
     yield '<p class="verdict">' + "<br>".join(_with_code(line) for line in lines) + "</p>"
     if sweep.finished:
         best = sweep.finished[0]
@@ -187,6 +190,13 @@ def _best(sweep: Sweep) -> Iterable[str]:
     yield _table(["run", sweep.metric, *sweep.keys, "time", "goodput"], rows)
     if len(sweep.finished) > _MOST_ROWS:
         yield f'<p class="soft">{len(sweep.finished) - _MOST_ROWS} more: --json has all.</p>'
+
+
+def _trials(search: Standing) -> Iterable[str]:
+    yield "<h2>Rungs</h2>"
+    yield _table(HEADS, search.cells())
+    yield "<h2>Trials, the best of the highest rung first</h2>"
+    yield _table(search.heads, search.trials()[:_MOST_ROWS])
 
 
 def _drawn(charts: Sequence[Chart]) -> str:

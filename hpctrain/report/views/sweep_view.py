@@ -1,6 +1,6 @@
 """The report of a sweep on the terminal: the best runs, what mattered, and what has failed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -8,18 +8,23 @@ from rich.text import Text
 from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns
 from hpctrain.report.views.terminal_view import bullets
 from hpctrain.runs.state.state import duration
+from hpctrain.search.standing import Standing
 
-_BEST, _FAILED, _NOTES = 10, 20, 8
+_BEST, _TRIALS, _FAILED, _NOTES = 10, 20, 20, 8
 
 
-def show_sweep(accounts: Sequence[RunAccount], sweep: Sweep) -> RenderableType:
-    """Return the report of several runs."""
-    parts: list[RenderableType] = [_totals(accounts), Text(), _best(sweep)]
-    if importance := sweep.importance():
+def show_sweep(
+    accounts: Sequence[RunAccount], sweep: Sweep, search: Standing | None = None
+) -> RenderableType:
+    """Return the report of several runs, or of a search."""
+    parts: list[RenderableType] = [_totals(accounts), Text()]
+    parts += _searched(search) if search else [_best(sweep)]
+    if not search and (importance := sweep.importance()):
         parts += [Text(), Text(f"Variance of {sweep.metric} explained alone", style="bold")]
         table = Table("", "", right=(1,))
         for key, share in importance.items():
@@ -61,6 +66,11 @@ def _best(sweep: Sweep) -> RenderableType:
         name, *cells = sweep.cells(account)
         table.add_row(f"  {name}", *cells)
     return table
+
+
+def _searched(search: Standing) -> Iterator[RenderableType]:
+    yield from search.tables(_TRIALS)
+    yield from (Text(), bullets(search_trials.said(search)))
 
 
 def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:

@@ -121,8 +121,8 @@ class Facts:
         """When the run was last started or submitted, in seconds since the epoch; 0 if never."""
         return max(self.attempt.started, self.record.submitted)
 
-    def trained_s(self, now: float | None) -> float | None:
-        """Return the seconds of all attempts together; None if none has begun.
+    def trained_s(self, now: float | None, *, all_ranks: bool = False) -> float | None:
+        """Return the seconds of all attempts together, or of all ranks; None if none has begun.
 
         Give the time, `now`, for a run that is running. An attempt that could not note its end has
         lasted until its last sign of life, which the next attempt has noted.
@@ -133,7 +133,8 @@ class Facts:
             end = attempt.ended or attempt.seen
             if end is None and attempt is attempts[-1]:
                 end = now or max(self.progress.time, samples.last_time(self.path))
-            total += max(0.0, (end or attempt.started) - attempt.started)
+            seconds = max(0.0, (end or attempt.started) - attempt.started)
+            total += seconds * (attempt.world_size if all_ranks else 1)
         return total if attempts else None
 
     @property

@@ -4,7 +4,7 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -59,8 +59,15 @@ def select(
     """
     if not names:
         return all_runs(folder, archived)
-    found = (path for name in names for path in _find(folder, name, archived, several))
-    return list(dict.fromkeys(found))
+    named = (path for name in names for path in _find(folder, name, archived, several))
+    found = ([path] if _is_run(path) else _present(path, folder) for path in named)
+    return list(dict.fromkeys(chain.from_iterable(found)))
+
+
+def one_sweep(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder of the sweep that is named; None if the names are of others, or several."""
+    found = [path for name in names for path in _find(folder, name, archived=False, several=True)]
+    return found[0] if len(found) == 1 and not _is_run(found[0]) else None
 
 
 def one_run(folder: Path, name: str, command: str) -> Path:
@@ -70,6 +77,26 @@ def one_run(folder: Path, name: str, command: str) -> Path:
         names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
         raise ConfigError(f"{name}: {len(paths)} runs, and {command} takes one: {names or 'none'}")
     return paths[0]
+
+
+def latest_run(folder: Path, name: str, command: str) -> Path:
+    """Return the run that is named; of a search, the trial that has shown progress last."""
+    sweep = one_sweep(folder, [name])
+    if sweep is None or not (sweep / "search.json").is_file():
+        return one_run(folder, name, command)
+    if not (trials := list(_present(sweep, folder))):
+        raise StorageError(f"{sweep}: no trial has begun; {sweep}/workers has the logs of workers")
+    return max(trials, key=last_sign)
+
+
+def last_sign(run: Path) -> float:
+    """Return when a run has shown progress last, in seconds since the epoch."""
+    for name in ("progress.json", "run.json"):
+        try:
+            return (run / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
 
 
 def are_folders(names: Sequence[str]) -> bool:
@@ -128,12 +155,11 @@ def runs_of(sweep: Path) -> list[Path]:
         return [*map(Path, filter(None, listed))]
 
 
-def _find(folder: Path, name: str, archived: bool, several: bool) -> Iterable[Path]:
+def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
+    """Return the directories of the runs and sweeps of a name."""
     given = Path(os.path.abspath(name))
-    if (given / "run.json").is_file():
+    if _is_run(given) or _is_sweep(given):
         return [given]
-    if _is_sweep(given):
-        return _present(given, folder)
     if inside := _runs_in(name, archived):
         return inside
     runs, sweeps = all_runs(folder), _all_sweeps(folder)
@@ -145,14 +171,15 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> Iterable[Pa
         matching = [key for key in matching if not is_archived(key)] or matching
         if not matching or (len(matching) > 1 and not several):
             raise ConfigError(_unclear(name, folder, matching, list(known)))
-    matches = [known[key] for key in matching]
-    return chain.from_iterable(
-        _present(match, folder) if match in sweeps else [match] for match in matches
-    )
+    return [known[key] for key in matching]
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.json").is_file()
 
 
 def _is_sweep(path: Path) -> bool:
-    return (path / "sweep.json").is_file() or (path / "array-0" / "tasks").is_file()
+    return any((path / name).is_file() for name in ("sweep.json", "array-0/tasks", "search.json"))
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:

@@ -40,7 +40,7 @@ class Row:
 
     name: str  # its name in MLflow
     run_id: str  # MLflow's id of it; "" for a run that has not begun
-    status: str  # RUNNING, FINISHED, FAILED or KILLED; QUEUED for a run that has not begun
+    status: str  # MLflow's, such as FINISHED; QUEUED for a run that has not begun
     swept: tuple[str, ...] = ()  # its swept values, such as `optimizer.lr=0.1`
     metric: str = ""
     # The last value of the metric; None if there is none, or if it is not finite.
@@ -123,7 +123,7 @@ def digest(rows: Sequence[Row]) -> str:
 
 def best_of(rows: Sequence[Row]) -> Row | None:
     """Return the best run: of the finished ones, or else of those that have not failed."""
-    for group in (("FINISHED",), ("RUNNING", "KILLED")):
+    for group in (("FINISHED",), ("RUNNING", "KILLED", "SCHEDULED")):
         for row in rows:  # they are sorted
             if row.status in group and row.value is not None and row.better:
                 return row
@@ -194,6 +194,7 @@ _WORDS = {
     "FAILED": "failed",
     "KILLED": "stopped",
     "RUNNING": "running",
+    "SCHEDULED": "paused",
     "QUEUED": "not begun",
 }
 # States in the list of a sweep of runs that this sweep has to begin, and why they have no job.

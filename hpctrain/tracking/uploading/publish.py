@@ -50,7 +50,7 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
     texts = (
         run_files.at_start(run_dir)
         if status == "RUNNING"
-        else run_files.at_end(run_dir, failed=status != "FINISHED")
+        else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
     )
     sent = [
         tolerant(name, lambda: run.call_once("log_text", content, name))  # noqa: B023

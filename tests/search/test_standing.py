@@ -1,0 +1,127 @@
+"""What `status` and `report` show of a search, whose study and runs are made by hand."""
+
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.commands import logs, status
+from hpctrain.report import report_command
+from hpctrain.runs.state.select import latest_run
+from hpctrain.tracking.journal import last_record
+from tests.search.conftest import worker
+from tests.search.made_search import make_search
+
+
+def shown(capsys: pytest.CaptureFixture[str], command: Any, *argv: object) -> str:
+    assert command.main([*map(str, argv)]) == 0
+    return capsys.readouterr().out
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_status_of_a_search_that_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
+) -> None:
+    make_search(tmp_path)
+    text = shown(capsys, status, "--dir", tmp_path, "2026")
+    assert text.startswith("search digits-1: 12 of 12 trials, minimize val/loss, ")
+    assert words(text)[1:5] == [
+        ["rung", "step", "failed", "reached", "promoted", "pruned", "best"],
+        ["1", "10", "1", "11", "4", "7", "0.1"],
+        ["2", "30", "4", "1", "3", "0.033333"],
+        ["3", "90", "1", "0.011111"],
+    ]
+    assert words(text)[7][:6] == ["5", "digits-00000005", "finished", "0.1", "0.033333", "0.011111"]
+    assert "not in the best third at step 30" in text
+    assert "The best is trial 5, `digits-00000005` (lr=" in text
+    assert "): val/loss is 0.011111 at step 90." in text
+    # A step takes two ranks a second: 7 x 10 + 3 x 30 + 90 steps, and 3 s of the failed trial.
+    assert f"taken {2 * 253 / 3600:.3g} device-hours; all of them up to step 90" in text
+    assert f"would take about {12 * 2 * 90 / 3600:.3g} (77% saved)" in text
+    assert "The search is over: no trial is left" in text
+    told = json.loads(shown(capsys, status, "--dir", tmp_path, "2026", "--json"))
+    assert (len(told["runs"]), told["search"]["best"]) == (12, 5)
+    assert told["search"]["rungs"][1]["promoted"] == 1
+    assert told["search"]["trials"][5]["values"]["90"] == pytest.approx(1 / 90)
+
+
+def test_status_of_a_search_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
+) -> None:
+    sweep = make_search(tmp_path, over=False)
+    text = shown(capsys, status, "--dir", tmp_path, "2026")
+    assert "The best so far is trial 5" in text
+    assert "val/loss is 0.033333 at step 30" in text
+    assert words(text)[3:5] == [["2", "30", "4", "1", "3", "0.033333"], ["3", "90", "1"]]
+    assert words(text)[7][2] == "promoted"
+    assert "No worker runs: the same command goes on; the logs of its workers: " in text
+    # A worker holds the lock of trial 5; that of trial 4 is on a host whose locks are not seen.
+    (sweep / "trials").mkdir()
+    for number in (5, 4):
+        run = tmp_path / f"digits-{number:08d}"
+        content = json.loads((run / "run.json").read_text()) | {"state": "running"}
+        content["attempts"][-1] |= {"host": "n7"}
+        (run / "run.json").write_text(json.dumps(content))
+        (run / "progress.json").write_text(json.dumps({"step": 41, "time": time.time()}))
+    with open(sweep / "trials" / "5", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = shown(capsys, status, "--dir", tmp_path, "2026")
+    rows = words(text)
+    assert rows[2:5] == [
+        ["1", "10", "1", "11", "4", "7", "0.1"],
+        ["2", "30", "4", "1", "2", "0.033333"],
+        ["3", "90", "2"],
+    ]
+    assert [row[:5] for row in rows[7:9]] == [
+        ["5", "digits-00000005", "training", "41/90,", "n7"],
+        ["4", "digits-00000004", "training", "41/30,", "n7"],
+    ]
+    assert "No worker runs" not in text
+    # `top` and `logs` take the trial that has shown progress last.
+    os.utime(tmp_path / "digits-00000004" / "progress.json", (2e9, 2e9))
+    (tmp_path / "digits-00000004" / "logs").mkdir()
+    (tmp_path / "digits-00000004" / "logs" / "terminal_1.rank0.log").write_text("step 41\n")
+    assert latest_run(tmp_path, "2026", "top").name == "digits-00000004"
+    assert shown(capsys, logs, "--dir", tmp_path, "2026") == "step 41\n"
+
+
+def test_the_end_of_a_search_is_recorded_for_mlflow(tmp_path: Path, no_slurm: None) -> None:
+    sweep = make_search(tmp_path, told=False)
+    assert worker(sweep).next() is None
+    journals = sorted(tmp_path.glob("*/journal/events.jsonl"))
+    ended = [last_record(journal, "status") or {} for journal in journals]
+    status = [each["status"] for each in ended]
+    assert status == ["KILLED"] * 5 + ["FINISHED"] + ["KILLED"] * 5 + ["FAILED"]
+    assert ended[0]["reason"] == "pruned: val/loss=0.6 at step 10 is not in the best 1/3"
+
+
+def test_the_report_tells_whether_pruning_was_safe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
+) -> None:
+    make_search(tmp_path, 24)
+    page = tmp_path / "search.html"
+    text = shown(capsys, report_command, "--dir", tmp_path, "2026", "--html", page)
+    safe = (
+        "Order of the 8 trials at step 10 and at step 30: rank correlation 1.00 (95% interval 0.99 "
+        "to 1.00); the order is stable, so pruning was safe."
+    )
+    mattered = r"among the best at step 10: `?optimizer.lr`? \d+%, `?model.hidden`? \d+%"
+    content = re.sub("</?code>", "", page.read_text())
+    for each in (text, content):
+        assert safe in each
+        assert re.search(mattered, each)
+        assert "device-hours" in each
+        assert "digits-00000005" in each
+    assert text.count("failed: ValueError: no luck") == 1, "a pruned trial has a result"
+    assert content.count("to rung ") == 3, "a line of the legend for each rung"
+    assert "Variance of" not in text
+    told = json.loads(shown(capsys, report_command, "--dir", tmp_path, "2026", "--json"))
+    assert (len(told["runs"]), told["search"]["best"]) == (24, 5)

@@ -13,18 +13,17 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
-from hpctrain.job.building.instantiate import instantiate
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts, layers_of
-from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
+from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import MEMORY, accuracy
-from hpctrain.plan.predicting.calibration import hardware_of
+from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
-from hpctrain.plan.predicting.estimator import Estimator, calibration_of
+from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS
 from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
 from hpctrain.units import GIB, readable
@@ -171,43 +170,38 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     named_nodes = config.launch.node_numbers.start
     if asked.runs:
         hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
-    shape = None if asked.shape is None else parse_shape(asked.shape)
     # Errors of the config come before any work.
     validate_job(config, _CHECKED)
     if asked.named:
         of_command_line(config, named_nodes)
     if hardware is not None:
         _check_node(config, hardware, asked.per_node)
-    task = instantiate("task", config.task)
-    sample = of_shape(task, shape) if shape else of_data(config.data)
-    estimator, model = Estimator.of_config(config, task, sample)
+    task, sample = task_and_sample(config, asked.shape)
+    estimator = Estimator.of_config(config, task, sample)
     facts = estimator.facts
-    samples = None if shape else samples_of_epoch(config.data)
+    samples = None if asked.shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, facts.tokens, samples)
     estimator.budget, estimator.limits = budget, asked.limits
     price = hardware.price_per_hour if hardware else None
     asked.limits.check(budget, None if hardware is None else price.currency if price else "")
-    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
-    measured = []
-    for run in asked.runs:
-        its = instantiate("task", run.config.task), of_data(run.config.data)
-        measured.append((Estimator.of_config(run.config, *its)[0], run))
+    loader = loader_rate(None if asked.shape else config.data, config.output_dir, hardware)
+    measured = [
+        (Estimator.of_config(run.config, *task_and_sample(run.config)), run) for run in asked.runs
+    ]
     if hardware is not None and measured:
-        estimator.calibration = calibration_of(measured, hardware)
+        estimates = [its.of(layout_of(run), hardware) for its, run in measured]
+        estimator.calibration = calibrated(asked.runs, estimates, hardware)
     if asked.failing is not None:
-        saved = [each.checkpoint_bytes(run.config) for each, run in measured]
-        storage, runs = (loader.storage, loader.source), zip(asked.runs, saved, strict=True)
-        nbytes = estimator.checkpoint_bytes(config)
+        runs = [(run, its.checkpoint_bytes(run.config)) for its, run in measured]
+        nbytes, storage = estimator.checkpoint_bytes(config), (loader.storage, loader.source)
         estimator.failures = Failures.of(asked.failing, nbytes, storage, runs)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
-    named = None
+    named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         hint = _half_the_base(config, named, estimator, hardware)
         parts = filter(None, ("the layout of the command line", hint, named.mark))
         named = replace(named, reason="; ".join(parts))
-    ranking = Ranking([], {})
-    per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
@@ -220,7 +214,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
             found = smallest(config, estimator, hardware, per_node)
             ranking = Ranking([found] if found else [], ranking.excluded)
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
-    layers = layers_of(model, task, sample) if asked.layers else []
+    layers = layers_of(estimator.model, task, sample) if asked.layers else []
     assumed = _assumptions(config, estimator, hardware)
     return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
 

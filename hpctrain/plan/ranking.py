@@ -15,6 +15,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
+from hpctrain.plan.inspecting.sample_shape import task_and_sample
 from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimate import Estimate, order
 from hpctrain.plan.predicting.estimator import Estimator
@@ -30,6 +31,19 @@ class Ranking:
     best: list[Estimate]  # those that fit, one for each way to divide the model, best first
     excluded: dict[str, str]  # with the reason
     nearest: float | None = None  # how many times what it may one takes that fits, but is left out
+
+
+def best_layout(
+    config: Config, hardware: Hardware, nodes: int, gpus_per_node: int
+) -> Estimate | None:
+    """Return the best layout and micro-batches on these GPUs; None if no layout has room.
+
+    Its `overrides` make the layout from the config, and its `layout.config` has them. A ConfigError
+    or DataError says why the model cannot be predicted.
+    """
+    estimator = Estimator.of_config(config, *task_and_sample(config))
+    best = rank(config, estimator, hardware, [(nodes, gpus_per_node)]).best
+    return best[0] if best else None
 
 
 def rank(

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class ModelFacts:
     adapted: int = 0  # frozen parameters that have an adapter, which may be held in 4 bits
     context: bool = False  # its sequences can be divided (context parallel)
     again: int = 0  # operations of a sample that full activation checkpointing adds
+    blocks: int = 0  # 0 if they cannot be found
 
     @property
     def tokens(self) -> int:
@@ -103,18 +104,29 @@ def build_on_meta(build: Build) -> nn.Module:
         ) from error
 
 
-def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
+def blocks_of(model: nn.Module, classes: Sequence[str] = ()) -> list[nn.Module]:
+    """Return the blocks, which `parallel.blocks` may name; none if they cannot be found."""
+    try:
+        return [block for _, block in find_blocks(model, [*classes])]
+    except ConfigError:
+        return []
+
+
+def facts_of(
+    model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] = ()
+) -> ModelFacts:
     """Return the facts of a model; a ConfigError if the task and the sample do not fit."""
     summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     experts = [found for module in model.modules() if (found := _experts(module))]
-    width, plan = _width(model), getattr(model, "plan", None)
-    numbers = plan.numbers if isinstance(plan, Plan) else {}
-    heads = numbers.get("heads", 1)
-    batch = meta_batch(sample)
+    blocks, plan = blocks_of(model, classes), getattr(model, "plan", None)
+    # The width of the residual stream is the length of the vectors of the first block.
+    vectors = [p.numel() for block in blocks[:1] for p in block.parameters() if p.ndim == 1]
+    width, numbers = next(iter(vectors), 0), plan.numbers if isinstance(plan, Plan) else {}
+    heads, batch = numbers.get("heads", 1), meta_batch(sample)
     with Positions(model, len(batch["mask"])) as positions:
         flops = count_flops(model, task, batch)
-    again = _again(model, task, batch, flops) if flops else 0
+    again = _again(model, task, batch, flops, blocks) if flops and blocks else 0
     in_fp8: list[str] = []
     with contextlib.suppress(ConfigError):  # no layer can compute in it
         in_fp8 = float8_layers(model, [])
@@ -133,18 +145,17 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         adapted=sum(w.numel() for w in frozen_weights(model)),
         context=isinstance(plan, Plan) and plan.context,
         again=again,
+        blocks=len(blocks),
     )
 
 
-def _again(model: nn.Module, task: Any, batch: Batch, flops: Flops) -> int:
+def _again(
+    model: nn.Module, task: Any, batch: Batch, flops: Flops, blocks: Sequence[nn.Module]
+) -> int:
     """Return the operations that full activation checkpointing adds, for blocks stop early.
 
     The last product of a block has no result that the backward pass needs.
     """
-    try:
-        blocks = [block for _, block in find_blocks(model, [])]
-    except ConfigError:
-        return 0
     checkpoint_activations(blocks, "full", 1)
     try:
         counted = count_flops(model, task, batch)
@@ -221,13 +232,3 @@ def _experts(module: nn.Module) -> tuple[int, int, int] | None:
     if isinstance(bank, nn.Module) and isinstance(experts, int) and isinstance(used, int):
         return experts, used, sum(p.numel() for p in bank.parameters())
     return None
-
-
-def _width(model: nn.Module) -> int:
-    """Return the width of the residual stream: the length of the vectors of the first block."""
-    try:
-        blocks = find_blocks(model, [])
-    except ConfigError:
-        return 0
-    vectors = [p.numel() for p in blocks[0][1].parameters() if p.ndim == 1]
-    return vectors[0] if vectors else 0

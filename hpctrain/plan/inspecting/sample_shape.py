@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from hpctrain.config.schema import DataConfig
+from hpctrain.config.schema import Config, DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.errors import ConfigError
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.shards.index import Shard
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
@@ -39,6 +40,12 @@ def parse_shape(text: str) -> _Shapes:
             f"--sample-shape={text}: several shapes have names of fields: {_EXAMPLES}"
         )
     return found
+
+
+def task_and_sample(config: Config, shape: str | None = None) -> tuple[Any, Batch]:
+    """Return the task of a config, and a sample; `shape` is the value of `--sample-shape`."""
+    task = instantiate("task", config.task)
+    return task, of_data(config.data) if shape is None else of_shape(task, parse_shape(shape))
 
 
 def of_shape(task: Any, shapes: _Shapes) -> Batch:

@@ -100,7 +100,7 @@ class Comparison:
             ]
             if peaks:
                 peak = None if one.found is None else one.found.peak_bytes
-                sizes = one.predicted_peak / GIB, peak and peak / GIB
+                sizes = one.estimate.memory.tensors / GIB, peak and peak / GIB
                 cells += [_text(size, "{:.2f} GiB") for size in sizes]
                 cells += [_text(one.peak_error, "{:+.1%}")]
             table.add_row(*cells)

@@ -73,15 +73,10 @@ class Measured:
         return time.step_s / self.step_s - 1 if time and self.step_s else None
 
     @property
-    def predicted_peak(self) -> int:
-        """The predicted memory of tensors in bytes: without that of CUDA, NCCL and gaps."""
-        return self.estimate.memory.total - self.estimate.memory.allowance
-
-    @property
     def peak_error(self) -> float | None:
         """The predicted memory of tensors divided by the measured peak, minus 1."""
         peak = self.found and self.found.peak_bytes
-        return self.predicted_peak / peak - 1 if peak else None
+        return self.estimate.memory.tensors / peak - 1 if peak else None
 
     def as_json(self) -> dict[str, Any] | None:
         """Return the object `measured` of a layout; None if its job has failed."""

@@ -6,7 +6,6 @@ With a pipeline, the first stage keeps the activations of most micro-batches, an
 the logits: both are computed, and the larger counts.
 """
 
-import contextlib
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -19,7 +18,6 @@ from hpctrain.hardware import Hardware
 from hpctrain.models.quantized import packed_bytes
 from hpctrain.parallel.dividing.stages import numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
-from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
@@ -49,16 +47,18 @@ class RankMemory:
     total: int
     host: int = 0  # what offload keeps in the memory of the node instead of the GPU's
 
+    @property
+    def tensors(self) -> int:
+        """The total without the allowance, as torch counts the peak of its tensors."""
+        return self.total - self.allowance
+
 
 class MemoryModel:
     """Computes the memory of layouts of one model, which is on the meta device."""
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self._model, self._facts, self._activations = model, facts, activations
-        self._stages = StageSizes(model)
-        self._blocks = 0
-        with contextlib.suppress(ConfigError):
-            self._blocks = len(find_blocks(model, []))
+        self._stages, self._blocks = StageSizes(model), max(1, facts.blocks)
 
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
@@ -84,7 +84,7 @@ class MemoryModel:
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(config.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
-        of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
+        of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
         flying = _in_flight(layout, stage)
         measured = self._measured(layout)
         divided = degrees.cp * degrees.tp
@@ -97,8 +97,8 @@ class MemoryModel:
             of_loss += int(measured.outside * batch.micro / degrees.cp / by_tp * (flying - 1))
         working = measured.working // divided
         if degrees.cp > 1 and config.train.activation_checkpointing != "none":
-            working += self._gathered_keys(layout) // max(1, self._blocks)
-        own = measured.saved // max(1, self._blocks) // divided
+            working += self._gathered_keys(layout) // self._blocks
+        own = measured.saved // self._blocks // divided
         received = held = 0
         if degrees.pp > 1:  # torch's stages hold their outputs until the backward pass has ended
             received, held = self._received(layout, stage), outputs
@@ -151,19 +151,16 @@ class MemoryModel:
     def _residual(self, layout: Layout) -> int:
         """Return the bytes of a sample between two blocks, as tensor parallel divides them."""
         config, degrees = layout.config, layout.degrees
-        size = (
-            computed_bytes(config.precision) if _casts(layout) else stored_bytes(config.precision)
-        )
+        size = (computed_bytes if _casts(layout) else stored_bytes)(config.precision)
         whole = self._facts.tokens * self._facts.width * size
-        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout), config.parallel):
+        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout)[0], config.parallel):
             return whole // degrees.tp
         return whole
 
     def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
-        parallel, plan = layout.config.parallel, self._stages.plan(layout)
-        number = self._stages.gathers(layout)
-        if not sequence_is_divided(plan, parallel):
+        plan, number = self._stages.plan(layout)
+        if not sequence_is_divided(plan, layout.config.parallel):
             number *= 3  # norms and residuals are whole, too
         size = computed_bytes(layout.config.precision)
         return number * self._facts.tokens * self._facts.width * size

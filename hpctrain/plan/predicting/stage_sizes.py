@@ -12,7 +12,7 @@ from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.plan.inspecting.model_facts import frozen_weights
+from hpctrain.plan.inspecting.model_facts import blocks_of, frozen_weights
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import shards
 from hpctrain.plan.model_sizes import ModelSizes
@@ -25,10 +25,9 @@ class StageSizes:
     """The shapes of one model, which is on the meta device."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model, self._frozen = model, frozen_weights(model)
         self._sizes: dict[tuple[int, int, int, str, bool], list[Sizes]] = {}
-        self._plans: dict[int, Plan] = {}
-        self._gathers: dict[int, int] = {}
+        self._plans: dict[int, tuple[Plan, int]] = {}
 
     def of(self, layout: Layout) -> list[Sizes]:
         """Return the shapes that each rank of a pipeline has; a ConfigError if it cannot."""
@@ -37,27 +36,23 @@ class StageSizes:
         key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
         if key not in self._sizes:
             packed = self.packed(layout)
-            wholes, learnt = (
-                self._divided(parallel, degrees, packed, trained=each) for each in (False, True)
-            )
-            self._sizes[key] = list(zip(wholes, learnt, strict=True))
+            both = (self._divided(parallel, degrees, packed, trained) for trained in (False, True))
+            self._sizes[key] = list(zip(*both, strict=True))
         for sizes, _ in self._sizes[key]:
             _check_experts(sizes, parallel, degrees)
         return self._sizes[key]
 
     def _divided(
-        self,
-        parallel: ParallelConfig,
-        degrees: Degrees,
-        packed: list[torch.Tensor],
-        *,
-        trained: bool,
+        self, parallel: ParallelConfig, degrees: Degrees, packed: list[torch.Tensor], trained: bool
     ) -> list[ModelSizes]:
         model, plan = self._model, None
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)
+        if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
+            blocks = [block for _, block in find_blocks(model, parallel.blocks)]
+        else:
+            blocks = blocks_of(model, parallel.blocks)
         styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
-        blocks = self._named_blocks(parallel, degrees)
         whole = ModelSizes.of(
             *(model, blocks, styles, degrees.tp),
             experts=experts,
@@ -76,42 +71,24 @@ class StageSizes:
             numbers = numbers_of(parallel.pipeline.schedule, degrees.pp, rank)
             parts = [slice(sum(counts[:n]), sum(counts[: n + 1])) for n in numbers]
             rest = (first if 0 in numbers else ()) + (last if len(counts) - 1 in numbers else ())
-            stages.append(
-                ModelSizes(
-                    tuple(block for part in parts for block in whole.blocks[part]),
-                    rest or ((0,),),
-                    tuple(held for part in parts for held in whole.experts[part]),
-                    whole.ep,
-                )
+            own, held = (
+                tuple(each for part in parts for each in all_blocks[part])
+                for all_blocks in (whole.blocks, whole.experts)
             )
+            stages.append(ModelSizes(own, rest or ((0,),), held, whole.ep))
         return stages
-
-    def _named_blocks(self, parallel: ParallelConfig, degrees: Degrees) -> list[nn.Module]:
-        try:
-            return [block for _, block in find_blocks(self._model, parallel.blocks)]
-        except ConfigError:
-            if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
-                raise
-            return []
 
     def packed(self, layout: Layout) -> list[torch.Tensor]:
         """Return the weights that are held in 4 bits."""
-        return frozen_weights(self._model) if layout.config.train.lora.quantize else []
+        return self._frozen if layout.config.train.lora.quantize else []
 
-    def gathers(self, layout: Layout) -> int:
-        """Return how many layers get an input that tensor parallel puts together."""
-        key = layout.degrees.tp
-        if key not in self._gathers:
-            styles = self.plan(layout).tensor.items()
-            patterns = [pattern for pattern, style in styles if style == "gather_sequence"]
-            self._gathers[key] = sum(len(matching(self._model, each)) for each in patterns)
-        return self._gathers[key]
-
-    def plan(self, layout: Layout) -> Plan:
-        """Return how the model says that its layers can be divided."""
+    def plan(self, layout: Layout) -> tuple[Plan, int]:
+        """Return how layers can be divided, and how many get an input that is put together."""
         key = layout.degrees.tp
         if key not in self._plans:
-            self._plans[key] = find_plan(self._model, layout.config.parallel, layout.degrees)
+            plan = find_plan(self._model, layout.config.parallel, layout.degrees)
+            gathered = [name for name, style in plan.tensor.items() if style == "gather_sequence"]
+            self._plans[key] = plan, sum(len(matching(self._model, each)) for each in gathered)
         return self._plans[key]
 
 

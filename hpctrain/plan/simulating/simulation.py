@@ -33,7 +33,7 @@ from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.wrappers import parallel_model
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.plan.inspecting.activations import NEED_VALUES
-from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
+from hpctrain.plan.inspecting.sample_shape import task_and_sample
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.simulating.collective_counter import (
     ORDER,
@@ -138,9 +138,9 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
     degrees = layout.degrees
     enter(rank, world)
     try:
-        task, build = instantiate("task", config.task), partial(instantiate, "model", config.model)
+        task, sample = task_and_sample(config, shape)
+        build = partial(instantiate, "model", config.model)
         part, model = part_of(build, config, loss_parallel=getattr(task, "loss_parallel", False))
-        sample = of_shape(task, parse_shape(shape)) if shape else of_data(config.data)
         counter, why = CollectiveCounter(degrees), ""
         try:
             _step(model, layout, task, sample, counter)

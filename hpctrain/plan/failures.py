@@ -67,11 +67,10 @@ class Failures:
         storage: tuple[float | None, str],
         measured: Iterable[tuple[MeasuredRun, float]],
     ) -> Self:
-        """Return the failures for a run with checkpoints of `nbytes`.
+        """Return those for checkpoints of `nbytes`; a ConfigError if the time of a save is unknown.
 
-        `hours` are those of `--mtbf` and `--restart`; `storage` is the rate of a node, None if it
-        is unknown, and its source; the runs of `--from-run` come with the bytes of their
-        checkpoints. If nothing tells how long a save takes, it is a ConfigError.
+        `hours` are those of `--mtbf` and `--restart`; `storage` is the rate of a node and its
+        source; the runs of `--from-run` come with the bytes of their checkpoints.
         """
         (mtbf, asked), (rate, source) = hours, storage
         restart, why = _RESTART_S, "an assumption; --restart sets it"
@@ -117,9 +116,8 @@ class Failures:
 def best_interval(mtbf: float, save: float) -> float:
     """Return the seconds of work between two saves that cost least (Daly 2006)."""
     part = save / (2 * mtbf)
-    if part >= 1:
-        return mtbf
-    return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(part) / 3 + part / 9) - save
+    best = math.sqrt(2 * save * mtbf) * (1 + math.sqrt(part) / 3 + part / 9) - save
+    return best if part < 1 else mtbf
 
 
 def stretch(mtbf: float, save: float, restart: float, interval: float) -> float:

@@ -10,7 +10,7 @@ from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Price
 from hpctrain.plan.budget import duration, number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.predicting.estimate import Estimate, order, uncompared_line
+from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind
 from hpctrain.units import MIB, readable
 
@@ -22,14 +22,13 @@ def print_summaries(
 ) -> None:
     """Print the first layout of each number of ranks in a sentence, and the command that takes it.
 
-    The layouts are sorted by their ranks, and then best first; that of the command line comes
-    first, and after it only what is faster on as many ranks. `overrides` are those of the user.
+    After that of the command line comes only what is faster on as many ranks.
     """
     first = layouts[0]
     for place, (one, *_) in enumerate(_by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
-            if first.fits and order(first) <= order(one):
+            if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
         sentence, *others = _sentences(parameters, one)
@@ -89,6 +88,10 @@ def big(value: float, letters: Sequence[str] = ("", "k", "M", "B", "T")) -> str:
     return f"{value / 1000**power:.3g}{letters[power]}"
 
 
+def _known(nbytes: float | None) -> str:
+    return "unknown" if nbytes is None else readable(nbytes)
+
+
 def _divided(one: Estimate) -> str:
     return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
 
@@ -101,7 +104,7 @@ def _sentences(parameters: int, one: Estimate) -> list[str]:
     # What has no GPU of its own is a CPU, or described by its user.
     gpus = f"{layout.ranks} {'' if hardware.devices else 'ranks of '}{hardware.title}"
     where = gpus + _divided(one)
-    limit = "unknown" if hardware.memory_bytes is None else readable(hardware.memory_bytes)
+    limit = _known(hardware.memory_bytes)
     why = f"{layout.kind}: {one.reason}"
     if one.fits is False:
         return [f"{size} do not fit on {where}: the run {one.fit.reason}", why]
@@ -154,38 +157,32 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     """Print the table of layers."""
     table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations")
     for layer in layers:
-        table.add_row(
-            layer.name,
-            layer.kind,
-            "x".join(map(str, layer.shape)),
-            f"{layer.parameters:,}",
-            "?" if layer.flops is None else _si(layer.flops),
-            "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB",
-        )
+        flops = "?" if layer.flops is None else _si(layer.flops)
+        kept = "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB"
+        sizes = "x".join(map(str, layer.shape)), f"{layer.parameters:,}"
+        table.add_row(layer.name, layer.kind, *sizes, flops, kept)
     console.print(table)
 
 
 def print_memory(console: Console, estimate: Estimate) -> None:
     """Print the memory of a layout by part."""
-    layout, batch = estimate.layout, estimate.layout.batch
+    layout, batch, memory = estimate.layout, estimate.layout.batch, estimate.memory
     console.print(
         f"\n{layout.label}: global batch {batch.global_size} = dp {batch.shares} x accumulate "
         f"{batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
-    host = estimate.memory.host
-    for name, value in vars(estimate.memory).items():
-        if name != "host" or host:
-            away = host and name in ("parameters", "gradients", "optimizer")
-            text = "unknown" if value is None else readable(value)
-            table.add_row(f"{name} (host)" if away else name, text)
+    for name, value in vars(memory).items():
+        if name != "host" or memory.host:
+            away = memory.host and name in ("parameters", "gradients", "optimizer")
+            table.add_row(name + " (host)" * bool(away), _known(value))
     console.print(table)
-    if estimate.memory.activations is None:
+    if memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
-    if host:
-        number = layout.config.launch.tasks_per_node
+    if memory.host:
+        ranks = layout.config.launch.tasks_per_node
         console.print(
-            f"each node keeps {readable(number * host)} of {number} ranks in its host "
+            f"each node keeps {readable(ranks * memory.host)} of {ranks} ranks in its host "
             f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
         )
     if estimate.staged:
@@ -281,9 +278,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
     "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
-    "tok/s/GPU": lambda one: (
-        f"{one.tokens_per_s_per_gpu:,.0f}" if one.tokens_per_s_per_gpu else "unknown"
-    ),
+    "tok/s/GPU": lambda one: _whole(one.tokens_per_s_per_gpu),
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
     "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
@@ -292,6 +287,14 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "cost": lambda one: number(one.cost(one.price)),
     "spot": lambda one: number(one.cost(one.spot)),
 }
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def _whole(value: float | None) -> str:
+    return f"{value:,.0f}" if value else "unknown"
 
 
 def _name(one: Estimate) -> str:
@@ -304,14 +307,11 @@ def _print_mark(console: Console, rows: Sequence[Estimate]) -> None:
         console.print(f"* {line}")
 
 
-def _step(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
 def _how(estimate: Estimate) -> str:
-    layout, train = estimate.layout, estimate.layout.config.train
-    pieces = f"{layout.batch.accumulate} micro-batch{'es' * (layout.batch.accumulate > 1)}"
-    return f"{layout.kind} ({pieces}, activation checkpointing {train.activation_checkpointing})"
+    layout, parts = estimate.layout, estimate.layout.batch.accumulate
+    mode = layout.config.train.activation_checkpointing
+    pieces = f"{parts} micro-batch{'es' * (parts > 1)}"
+    return f"{layout.kind} ({pieces}, activation checkpointing {mode})"
 
 
 def _si(number: float) -> str:

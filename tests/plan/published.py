@@ -34,9 +34,8 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.efficiencies import Efficiencies
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, MemoryModel
-from hpctrain.plan.predicting.timing import StepTime, step_time
+from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 from tests.plan.published_models import LOSSES, MODELS, Build, adapted
 

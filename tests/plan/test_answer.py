@@ -36,7 +36,7 @@ from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
 from hpctrain.plan.predicting import accuracy
-from hpctrain.plan.predicting.estimate import Estimate, order
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import (
@@ -200,7 +200,7 @@ def test_the_fastest_of_all_micro_batches(
         with suppress(ConfigError):
             estimates = [of(estimator, layout, hardware) for layout in group]
             all_layouts += len(group)
-            possible = [(one.fit.tight, order(one)) for one in estimates if one.fits and one.time]
+            possible = [(one.fit.tight, one.order) for one in estimates if one.fits and one.time]
             if possible:
                 best[group[0].kind] = min(possible)
     steps = [entry["step_s"] * (1 if entry["compared"] else 1.15) for entry in found]

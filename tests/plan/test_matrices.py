@@ -14,8 +14,7 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.accuracy import SPEED, accuracy, class_of, uncompared
-from hpctrain.plan.predicting.efficiencies import Efficiencies
-from hpctrain.plan.predicting.timing import StepTime, step_time
+from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 
 _LM = partial(Transformer, vocab_size=512, dim=512, layers=6, heads=8, hidden=1024)

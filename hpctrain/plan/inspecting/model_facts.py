@@ -112,9 +112,7 @@ def blocks_of(model: nn.Module, classes: Sequence[str] = ()) -> list[nn.Module]:
         return []
 
 
-def facts_of(
-    model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] = ()
-) -> ModelFacts:
+def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] = ()) -> ModelFacts:
     """Return the facts of a model; a ConfigError if the task and the sample do not fit."""
     summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}

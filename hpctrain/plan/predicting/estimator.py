@@ -24,10 +24,9 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.layouts import Divisible, Layout
 from hpctrain.plan.memory import stored_bytes
 from hpctrain.plan.predicting.calibration import Calibration
-from hpctrain.plan.predicting.efficiencies import Efficiencies
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.rank_memory import MemoryModel
-from hpctrain.plan.predicting.timing import step_time
+from hpctrain.plan.predicting.timing import Efficiencies, step_time
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
 
@@ -111,4 +110,3 @@ class Estimator:
         )
         run = self.budget, hardware, self.facts.tokens, losses
         return Estimate(layout, memory, fit, time, *run, staged=staged)
-

@@ -55,8 +55,8 @@ class Layout:
     @cached_property
     def kind(self) -> str:
         """The name of what happens to the data-parallel ranks, such as zero3."""
-        degrees, parallel = self.degrees, self.config.parallel
-        return _kind(vars(degrees) | {"ep": parallel.ep}, parallel.zero, parallel.fsdp.offload)
+        parallel, offload = self.config.parallel, self.config.parallel.fsdp.offload
+        return _kind(vars(self.degrees) | {"ep": parallel.ep}, parallel.zero, offload)
 
     @property
     def name(self) -> str:
@@ -116,8 +116,8 @@ def layouts(
             # It is named as it was asked for, also where a degree that takes what is left is 1.
             kind = _kind(degrees, degrees.get("zero", 0), "offload" in degrees)
             excluded[_label(kind, found[0].ranks)] = str(error).splitlines()[0]
-        else:
-            yield found
+            continue
+        yield found
 
 
 def _degrees(nodes: int, per_node: int, divisible: Divisible) -> Iterator[dict[str, int]]:

@@ -64,22 +64,16 @@ def main(argv: list[str]) -> int:
     # torch writes an operation that does not fit to stderr, too; the ConfigError tells it well.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
 
-    names = {text.partition("=")[0].lstrip("+") for text in given.overrides}
+    names = _names(given.overrides)
+    layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(config, hardware, nodes, given.sample_shape, given.budget),
-        named=any(name in _LAYOUT or name.startswith("parallel") for name in names),
-        layers=given.layers,
-        runs=runs,
-        measure=given.measure,
-        limits=limits,
-        per_node=_per_node(config, names),
-        failing=failing,
+        *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
+        *(runs, given.measure, limits, _per_node(config, names), failing),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
-    others = [] if alone else [load(name, folders) for name in known(folders)]
-    others = [other for other in others if other.memory_bytes is not None]
-    found = answer(asked, others)
+    others = () if alone else (load(name, folders) for name in known(folders))
+    found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
     warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
     simulated = None
@@ -126,11 +120,10 @@ def _measured(run: str) -> MeasuredRun:
 
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
-    without = [text for text in overrides if text in _NO_DATA]
-    without += [] if shape is None else [f"--sample-shape={shape}"]
-    if without:
+    shapes = [] if shape is None else [f"--sample-shape={shape}"]
+    for without in (*(text for text in overrides if text in _NO_DATA), *shapes):
         raise ConfigError(
-            f"--measure with {without[0]}: measuring trains some steps, so it needs a data set: "
+            f"--measure with {without}: measuring trains some steps, so it needs a data set: "
             "give data=NAME or data.path=FOLDER"
         )
     if "launch.dry_run=true" in overrides:
@@ -170,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it."""
-    names = {text.partition("=")[0].lstrip("+") for text in overrides}
+    names = _names(overrides)
     without = [text for text in overrides if text not in _NO_DATA]
     no_data = shape is None and (len(without) < len(overrides) or not names & _DATA)
     added = []
@@ -207,6 +200,10 @@ _DATA = {"experiment", "data", "data.path", "data.mixture"}
 _NO_DATA = ("data=null", "data.path=null")
 _LAYOUT = {"launch", "launch.nodes", "launch.tasks_per_node"}
 _LAYOUT |= {f"train.{n}" for n in ("accumulate", "micro_batch_size", "activation_checkpointing")}
+
+
+def _names(overrides: list[str]) -> set[str]:
+    return {text.partition("=")[0].lstrip("+") for text in overrides}
 
 
 def _numbers(text: str) -> list[int]:

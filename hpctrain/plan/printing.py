@@ -47,13 +47,14 @@ def command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
 
 def print_first_kind(console: Console, parameters: int, rows: list[Kind]) -> None:
     """Print the first of all known hardware in a sentence, if one is enough."""
-    one = rows[0][1] if rows else None
-    if one is None:
-        return
-    currencies = {each.price.currency for _, each in rows if each and each.price}
-    cheapest = one.price and one.time and len(currencies) == 1
-    which = "the cheapest" if cheapest else "that of the fewest GPUs"
-    console.print(f"of all known hardware {which}: {_sentences(parameters, one)[0]}")
+    if one := rows[0][1] if rows else None:
+        cheapest = one.price and one.time and len(_currencies(rows)) == 1
+        which = "the cheapest" if cheapest else "that of the fewest GPUs"
+        console.print(f"of all known hardware {which}: {_sentences(parameters, one)[0]}")
+
+
+def _currencies(rows: list[Kind]) -> set[str]:
+    return {one.price.currency for _, one in rows if one and one.price}
 
 
 def needs(parameters: int, one: Estimate, most: float) -> str:
@@ -100,21 +101,20 @@ def _sentences(parameters: int, one: Estimate) -> list[str]:
     """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
     size, layout, hardware = f"{big(parameters)} parameters", one.layout, one.hardware
     assert hardware is not None
-    needed = readable(one.memory.total)
+    needed, limit = readable(one.memory.total), _known(hardware.memory_bytes)
     # What has no GPU of its own is a CPU, or described by its user.
     gpus = f"{layout.ranks} {'' if hardware.devices else 'ranks of '}{hardware.title}"
-    where = gpus + _divided(one)
-    limit = _known(hardware.memory_bytes)
-    why = f"{layout.kind}: {one.reason}"
+    where, why = gpus + _divided(one), f"{layout.kind}: {one.reason}"
     if one.fits is False:
         return [f"{size} do not fit on {where}: the run {one.fit.reason}", why]
-    each = " each" if layout.ranks > 1 else ""
-    found = f"{size} fit on {where} ({needed} of {limit}{each}, {MARGIN:.0%} or more stays free)"
-    if one.fit.tight:
-        found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
     if one.fits is None:
-        least = "at least " if one.memory.activations is None else ""
+        least = "at least " * (one.memory.activations is None)
         found = f"whether {size} fit on {where} is unknown: each needs {least}{needed} of {limit}"
+    elif one.fit.tight:
+        found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
+    else:
+        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {MARGIN:.0%} or more stays free"
+        found = f"{size} fit on {where} ({room})"
     return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
 
 
@@ -128,8 +128,8 @@ def _taken(one: Estimate) -> str:
         return f"a step takes {step}, and --budget 1e9tokens or 20epochs tells hours and cost"
     parts = [duration(one.hours), f"{number(one.gpu_hours)} GPU-hours"]
     parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
-    prices = costs(one, lambda price: number(one.cost(price)))
-    parts += [f"about {' or '.join(prices)}"] if prices else []
+    if prices := costs(one, lambda price: number(one.cost(price))):
+        parts.append(f"about {' or '.join(prices)}")
     if budget.is_time:
         what = f"{trained(one)} {'tokens' if one.tokens else 'samples'}"
         return f"{text} give {one.steps:,} steps ({what}) in {', '.join(parts)}"
@@ -208,13 +208,12 @@ def print_layouts(console: Console, estimates: list[Estimate]) -> None:
 
 def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
     """Print what is not possible, each layout once, on the most ranks; one line for a reason."""
-    last = {name.partition(" ")[0]: name for name in excluded}
     names: dict[str, list[str]] = {}
-    for name in last.values():
+    for name in {name.partition(" ")[0]: name for name in excluded}.values():
         names.setdefault(excluded[name], []).append(name)
-    for reason, alike in names.items():
-        layouts = [name.partition(" ")[0] for name in alike[:-1]]
-        console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}")
+    for reason, (*others, last) in names.items():
+        layouts = [*(name.partition(" ")[0] for name in others), last]
+        console.print(f"excluded: {', '.join(layouts)}: {reason}")
 
 
 def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
@@ -222,9 +221,9 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    efficiencies = {"efficiency": [f"{part:.1%}" for _, part in rows]}
+    after = {"efficiency": [f"{part:.1%}" for _, part in rows]}
     names = ("nodes", "ranks", "layout", "step", "hours", "cost")
-    _print_estimates(console, [one for one, _ in rows], names, after=efficiencies)
+    _print_estimates(console, [one for one, _ in rows], names, after=after)
     few, (more, most) = rows[0][0], max(rows, key=lambda row: row[1])
     if most > 1.005:
         console.print(
@@ -236,20 +235,20 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
 
 def print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    priced = [one and one.price for _, one in rows]
-    units = {price.currency for price in priced if price}
+    units, found = _currencies(rows), [one for _, one in rows]
     unit = f", in {min(units)}" if len(units) == 1 else ""
     console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
         "hardware": [hardware.name for hardware, _ in rows],
-        "GPUs": [str(one.layout.ranks) if one else "-" for _, one in rows],
-        "layout": [_name(one) if one else "not possible" for _, one in rows],
+        "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
+        "layout": [_name(one) if one else "not possible" for one in found],
     }
-    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in priced]
-    prices = {"prices of": [date.strip() for date in dates]}
+    prices = [one and one.price for one in found]
+    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
+    after = {"prices of": [date.strip() for date in dates]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
-    _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
-    _print_mark(console, [one for _, one in rows if one])
+    _print_estimates(console, found, names, before, after)
+    _print_mark(console, [one for one in found if one])
 
 
 def _print_estimates(

@@ -5,6 +5,7 @@ it. Efficiency is the speed of a GPU as a part of that on the smallest number of
 """
 
 import copy
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ def smallest(
     whole, nearest = per_node or hardware.gpus_per_node or 1, None
     sizes = sizes_of(hardware, None, per_node)[:-2]
     for size in (*sizes, *((nodes, whole) for nodes in _NODES)):
-        ranks = size[0] * size[1]
+        ranks = math.prod(size)
         if ranks > config.train.global_batch_size * whole:
             break
         least = estimator.least(config, ranks)
@@ -139,10 +140,10 @@ def smallest(
         if roomy := [each for each in found.best if each.has_room]:
             return roomy[0]
         tight = tight or next(iter(found.best), None)
-        if found.nearest is not None:  # more GPUs may be faster, until they are not
-            if nearest is not None and found.nearest >= nearest:
-                break
-            nearest = found.nearest
+        # More GPUs may be faster, until they are not.
+        if found.nearest is not None and nearest is not None and found.nearest >= nearest:
+            break
+        nearest = found.nearest if found.nearest is not None else nearest
     return tight
 
 

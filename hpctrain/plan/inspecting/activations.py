@@ -91,11 +91,7 @@ class Measured:
         return self.of(mode, cast=False)
 
     def of(self, mode: str, *, cast: bool) -> Activations:
-        """Return those of a mode.
-
-        It raises a ConfigError if the sample does not fit, or blocks are to be computed again and
-        there are none.
-        """
+        """Return those of a mode; a ConfigError if the sample does not fit, or it needs blocks."""
         key = mode, cast and self._compute is not None
         if key not in self._found:
             self._found[key] = self._measure(*key)
@@ -165,15 +161,11 @@ class Measured:
 
 
 def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
-    """Return a new model whose parameters and buffers are fake tensors on the CPU.
-
-    Some models compute with values of the CPU while they are built, as those of timm do. They are
-    built on the meta device, where that works, and get fake tensors afterwards.
-    """
+    """Return a new model whose parameters and buffers are fake tensors on the CPU."""
     try:
         with fake:
             return build()
-    except Exception:
+    except Exception:  # as those of timm, it computes with values of the CPU while it is built
         with torch.device("meta"):
             model = build()
         with fake:
@@ -199,13 +191,12 @@ def _per_sample(
     """
     rows = max(_ROWS, _TOKENS // tokens) if tokens else _ROWS
     least = 1 if tokens else rows
-    outputs, losses, working = 0, dict[int, int](), [0]
+    losses, outputs, working = dict[int, int](), [0], [0]
 
     def measure() -> tuple[int]:
-        nonlocal outputs
         few, more = step(rows), step(2 * rows)
         losses.update({rows: few.loss, 2 * rows: more.loss})
-        outputs = (more.outputs - few.outputs) // rows
+        outputs.append((more.outputs - few.outputs) // rows)
         if least not in losses:
             losses[least] = step(least).loss
         sums = few.backward, more.backward
@@ -217,7 +208,7 @@ def _per_sample(
     saved = measured_by_block(model, measure)[0] if by_block else measure()[0]
     outside = (losses[2 * rows] - losses[rows]) // rows
     part = max(0, losses[rows] - rows * outside)
-    return Activations(saved, max(working), outputs, outside, part, losses[least] // least)
+    return Activations(saved, max(working), outputs[-1], outside, part, losses[least] // least)
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

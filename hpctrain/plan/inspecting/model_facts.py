@@ -78,10 +78,8 @@ def build_of(
     def build() -> nn.Module:
         model: nn.Module = instantiate("model", section)
         if not isinstance(model, nn.Module):
-            raise ConfigError(
-                f"model._target_={section.get('_target_')}: it makes a {type(model).__name__}, not "
-                "a torch.nn.Module"
-            )
+            what = f"it makes a {type(model).__name__}, not a torch.nn.Module"
+            raise ConfigError(f"model._target_={section.get('_target_')}: {what}")
         check_layers(model)
         freeze(with_adapters(model, lora), optimizer, blocks, lora)
         return model
@@ -98,10 +96,8 @@ def build_on_meta(build: Build) -> nn.Module:
         missing = isinstance(error.__cause__, ImportError)
         if missing or not str(error).startswith("model._target_"):
             raise
-        raise ConfigError(
-            f"{error}\nplan builds the model without memory, on torch's meta device, where values "
-            "cannot be read"
-        ) from error
+        how = "plan builds the model without memory, on torch's meta device, where values cannot"
+        raise ConfigError(f"{error}\n{how} be read") from error
 
 
 def blocks_of(model: nn.Module, classes: Sequence[str] = ()) -> list[nn.Module]:
@@ -150,10 +146,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] 
 def _again(
     model: nn.Module, task: Any, batch: Batch, flops: Flops, blocks: Sequence[nn.Module]
 ) -> int:
-    """Return the operations that full activation checkpointing adds, for blocks stop early.
-
-    The last product of a block has no result that the backward pass needs.
-    """
+    """Return the operations that full checkpointing adds: not the last product of a block."""
     checkpoint_activations(blocks, "full", 1)
     try:
         counted = count_flops(model, task, batch)
@@ -175,16 +168,15 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
             size = output.numel() * output.element_size() // len(output)
             outputs[names[module]] = outputs.get(names[module], 0) + size
 
-    handles = [module.register_forward_hook(note) for module in names]
     batch, counter = meta_batch(sample), FlopCounterMode(display=False)
     try:
-        with dry_run(model), counter, torch.no_grad():
-            copy.copy(task)(model, batch)
+        with contextlib.ExitStack() as stack:
+            for module in names:
+                stack.callback(module.register_forward_hook(note).remove)
+            with dry_run(model), counter, torch.no_grad():
+                copy.copy(task)(model, batch)
     except Exception:  # it needs values: the table has parameters only
         outputs = {}
-    finally:
-        for handle in handles:
-            handle.remove()
     counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
     rows = len(batch["mask"])
     return [
@@ -219,8 +211,8 @@ def explained(what: str) -> Iterator[None]:
 
 def frozen_weights(model: nn.Module) -> list[torch.Tensor]:
     """Return the frozen parameters that have an adapter, which may be held in 4 bits."""
-    weights: list[Any] = [layer.weight for _, layer in adapted(model)]
-    return [weight for weight in weights if not weight.requires_grad]
+    layers: list[Any] = [layer for _, layer in adapted(model)]
+    return [layer.weight for layer in layers if not layer.weight.requires_grad]
 
 
 def _experts(module: nn.Module) -> tuple[int, int, int] | None:

@@ -16,8 +16,7 @@ from hpctrain.units import GIB
 class Comparison:
     """The layouts that were measured; `overrides` are those of the command line.
 
-    They are ranked by nodes and ranks, then by the measured step; a failed one is last of its
-    number.
+    They are ranked by nodes and ranks, then by the measured step; a failed one is last.
     """
 
     def __init__(self, results: Sequence[Measured], overrides: Sequence[str]) -> None:

@@ -97,9 +97,8 @@ def measure(
 ) -> list[Measured]:
     """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
-    The estimates come best first, but one of the command line is the first of all. If the scheduler
-    refuses a job (LaunchError), or after Ctrl-C (KeyboardInterrupt), those in the queue are
-    cancelled.
+    The estimates come best first, but one of the command line is the first of all. After a
+    LaunchError or Ctrl-C (KeyboardInterrupt) the jobs in the queue are cancelled.
     """
     for first in estimates[:1]:
         if first.fits is False and first.layout.named:

@@ -88,36 +88,31 @@ class Calibration:
 def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
     first, config, mine = runs[0], layout.config, _alike(layout.config)
+    what, on_cpu = f"--from-run {first.path}", first.device == "CPU"
     for run in runs:
-        what = f"--from-run {run.path}"
+        its = f"--from-run {run.path}"
         for name, there in _alike(run.config).items():
             if there != mine[name]:
-                raise ConfigError(f"{what}: {name} is {there} there, and {mine[name]} here")
+                raise ConfigError(f"{its}: {name} is {there} there, and {mine[name]} here")
         if not run.device:
-            raise ConfigError(f"{what}: it is of an older version, which did not note its device")
+            raise ConfigError(f"{its}: it is of an older version, which did not note its device")
         if run.device != first.device:
-            raise ConfigError(f"{what}: it ran on {run.device}, and {first.path} on {first.device}")
-    on_cpu = first.device == "CPU"
-    if on_cpu:
-        cores = {run.config.launch.cpus_per_task for run in runs} | {config.launch.cpus_per_task}
-        if len(cores) > 1:
-            raise ConfigError(
-                f"--from-run {first.path}: launch.cpus_per_task is {sorted(cores)} in the runs and "
-                "the plan; a CPU is as fast as its cores, so give the same number"
-            )
+            raise ConfigError(f"{its}: it ran on {run.device}, and {first.path} on {first.device}")
+    cores = {run.config.launch.cpus_per_task for run in runs} | {config.launch.cpus_per_task}
+    if on_cpu and len(cores) > 1:
+        raise ConfigError(
+            f"{what}: launch.cpus_per_task is {sorted(cores)} in the runs and the plan; a CPU is "
+            "as fast as its cores, so give the same number"
+        )
     known = hardware if on_cpu or hardware else of_device(first.device)
     if known is not None and known.name != "cpu" and first.device not in known.devices:
-        raise ConfigError(
-            f"--from-run {first.path}: it ran on {first.device}, which is not "
-            f"hardware={known.name} ({known.title})"
-        )
+        other = f"hardware={known.name} ({known.title})"
+        raise ConfigError(f"{what}: it ran on {first.device}, which is not {other}")
     if on_cpu and (known is None or not known.peak_flops):
         return _cpu(known, config.precision.compute)
     if known is None:
-        raise ConfigError(
-            f"--from-run {first.path}: conf/hardware has no file for {first.device}; write one, "
-            "and name it with hardware=NAME"
-        )
+        missing = f"conf/hardware has no file for {first.device}"
+        raise ConfigError(f"{what}: {missing}; write one, and name it with hardware=NAME")
     return known
 
 

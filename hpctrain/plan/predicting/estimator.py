@@ -34,9 +34,8 @@ from hpctrain.tasks.task import check_arguments
 class Estimator:
     """Predicts layouts of one model, which is on the meta device.
 
-    `activations` are those of a sample, by `train.activation_checkpointing`. `calibration` is what
-    measured runs say of the times; None takes the efficiencies alone. `failures` are those of the
-    nodes; None leaves them out.
+    `activations` are those of a sample, by `train.activation_checkpointing`. Without `calibration`
+    the times follow from the efficiencies alone; `failures` are those of the nodes, or left out.
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:

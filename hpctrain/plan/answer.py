@@ -199,7 +199,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if hardware is not None:
         _check_node(config, hardware, asked.per_node)
     task, sample = task_and_sample(config, asked.shape)
-    estimator = Estimator.of_config(config, task, sample)
+    estimator, model = Estimator.of_config(config, task, sample)
     samples = None if asked.shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
     estimator.budget, estimator.limits = budget, asked.limits
@@ -207,7 +207,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     asked.limits.check(budget, None if hardware is None else price.currency if price else "")
     loader = loader_rate(None if asked.shape else config.data, config.output_dir, hardware)
     measured = [
-        (Estimator.of_config(run.config, *task_and_sample(run.config)), run) for run in asked.runs
+        (Estimator.of_config(run.config, *task_and_sample(run.config))[0], run)
+        for run in asked.runs
     ]
     if hardware is not None and measured:
         estimates = [its.of(layout_of(run), hardware) for its, run in measured]
@@ -235,7 +236,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
             found = smallest(config, estimator, hardware, per_node)
             ranking = Ranking([found] if found else [], ranking.excluded)
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
-    layers = layers_of(estimator.model, task, sample) if asked.layers else []
+    layers = layers_of(model, task, sample) if asked.layers else []
     return _Answer(config, estimator, layers, named, ranking, hardware, loader, kinds)
 
 

@@ -94,13 +94,14 @@ def layouts(
     per_node: int,
     modes: Sequence[str],
     excluded: dict[str, str],
-    divisible: Divisible = Divisible(),
+    divisible: Divisible | None = None,
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
     least memory. `excluded` gets what is not possible, with the reason.
     """
+    divisible = divisible or Divisible()
     excluded |= _left_out(nodes, divisible)
     for degrees in _degrees(nodes, per_node, divisible):
         # torch cannot choose which results of experts to keep.
@@ -116,8 +117,8 @@ def layouts(
             # It is named as it was asked for, also where a degree that takes what is left is 1.
             kind = _kind(degrees, degrees.get("zero", 0), "offload" in degrees)
             excluded[_label(kind, found[0].ranks)] = str(error).splitlines()[0]
-            continue
-        yield found
+        else:
+            yield found
 
 
 def _degrees(nodes: int, per_node: int, divisible: Divisible) -> Iterator[dict[str, int]]:

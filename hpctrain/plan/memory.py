@@ -110,11 +110,7 @@ def _whole(
     parameters, state = stored * count, stored * learnt * optimizer_states(config.optimizer)
     step = _temporaries(config.optimizer, stored * learnt)
     return Memory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=state,
-        gathered=gathered,
-        buffers=buffers,
+        *(parameters, gradients, state, gathered, buffers),
         peak=parameters + gradients + state + max(gathered + buffers, step),
         base=parameters + state,
         begin=gathered + (gradients if kept else 0),
@@ -126,8 +122,8 @@ def _divided(
     sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(config.precision)
-    parallel, optimizer = config.parallel, config.optimizer
-    ranks, offload = shards(degrees, parallel), parallel.fsdp.offload
+    parallel, offload = config.parallel, config.parallel.fsdp.offload
+    ranks = shards(degrees, parallel)
     replicas = ranks == 1 and not offload  # FSDP2 keeps parameters, and a copy for computing
     zero = 2 if replicas else parallel.zero
     part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside
@@ -136,8 +132,8 @@ def _divided(
     every = parallel.sync == "every" or (parallel.sync == "auto" and zero > 1)
     every = every and degrees.pp == 1 and not (replicas and parallel.sync == "auto")
 
-    parameters, state = stored * part, stored * own * optimizer_states(optimizer)
-    gradients = stored * own
+    parameters, gradients = stored * part, stored * own
+    state = gradients * optimizer_states(config.optimizer)
     # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
     waiting = reduced * trained.whole(ranks) if accumulate > 1 and not every else 0
     # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.
@@ -165,15 +161,12 @@ def _divided(
         end = divided + last + (gathered if accumulate > 1 and every else 0)
         forward = earlier + gathered + computed * block
     begin = earlier + gathered + buffers
-    step = 0 if offload else gradients + _temporaries(optimizer, stored * own)
+    step = 0 if offload else gradients + _temporaries(config.optimizer, stored * own)
+    base = 0 if offload else parameters + state
     return Memory(
-        parameters=parameters,
-        gradients=waiting or gradients,
-        optimizer=state,
-        gathered=gathered,
-        buffers=max(buffers, last),
-        peak=(0 if offload else parameters + state) + max(forward, begin, end, step),
-        base=0 if offload else parameters + state,
+        *(parameters, waiting or gradients, state, gathered, max(buffers, last)),
+        peak=base + max(forward, begin, end, step),
+        base=base,
         begin=max(forward, begin),
         end=end,
     )

@@ -143,10 +143,9 @@ def print_model(console: Console, facts: ModelFacts) -> None:
     if facts.active != facts.parameters:
         others.append(f"{facts.active:,} used by a token")
     console.print(f"model: {facts.parameters:,} parameters ({', '.join(others)})")
-    if facts.flops is None:
+    if (flops := facts.flops) is None:
         console.print("FLOPs: unknown, the model can be called only with values")
         return
-    flops = facts.flops
     text = f"FLOPs of a sample: {_si(flops.forward)} forward, {_si(flops.training)} in training"
     if flops.tokens:
         text += f"; {_si(flops.training / flops.tokens)} for each of its {flops.tokens:,} tokens"

@@ -5,7 +5,6 @@ it. Efficiency is the speed of a GPU as a part of that on the smallest number of
 """
 
 import copy
-import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
-from hpctrain.plan.inspecting.sample_shape import task_and_sample
 from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.estimator import Estimator
@@ -34,19 +32,6 @@ class Ranking:
     nearest: float | None = None  # how many times what it may one takes that fits, but is left out
 
 
-def best_layout(
-    config: Config, hardware: Hardware, nodes: int, gpus_per_node: int
-) -> Estimate | None:
-    """Return the best layout and micro-batches on these GPUs; None if no layout has room.
-
-    Its `overrides` make the layout from the config, and its `layout.config` has them. A ConfigError
-    or DataError says why the model cannot be predicted.
-    """
-    estimator = Estimator.of_config(config, *task_and_sample(config))
-    best = rank(config, estimator, hardware, [(nodes, gpus_per_node)]).best
-    return best[0] if best else None
-
-
 def rank(
     config: Config, estimator: Estimator, hardware: Hardware, sizes: Iterable[tuple[int, int]]
 ) -> Ranking:
@@ -54,33 +39,28 @@ def rank(
     found: list[Estimate] = []
     over: list[float] = []
     excluded: dict[str, str] = {}
-    groups = (
-        group
-        for nodes, per_node in sizes
-        for group in layouts(
-            *(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
-        )
-    )
-    for group in groups:
-        name = group[0].label
-        try:
-            estimates = _of_group(group, estimator, hardware)
-        except ConfigError as error:
-            excluded[name] = str(error).splitlines()[0]
-            continue
-        possible = [estimate for estimate in estimates if estimate.fits is not False]
-        if not possible:
-            full = group[-1].config.train.activation_checkpointing == "full"
-            also = f"{'full activation checkpointing and ' * full}the smallest micro-batch"
-            excluded[name] = f"{estimates[-1].fit.reason}, also with {also}"
-            continue
-        # What is tight comes only where nothing leaves more room.
-        fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
-        if (excess := estimator.limits.excess(*fastest.bill) or 0.0) <= 1:
-            found.append(replace(fastest, reason=_reason(fastest)))
-        else:
-            excluded[name] = estimator.limits.exceeded(*fastest.bill)
-            over.append(excess)
+    for nodes, per_node in sizes:
+        groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
+        for group in groups:
+            name = group[0].label
+            try:
+                estimates = _of_group(group, estimator, hardware)
+            except ConfigError as error:
+                excluded[name] = str(error).splitlines()[0]
+                continue
+            possible = [estimate for estimate in estimates if estimate.fits is not False]
+            if not possible:
+                full = group[-1].config.train.activation_checkpointing == "full"
+                also = f"{'full activation checkpointing and ' * full}the smallest micro-batch"
+                excluded[name] = f"{estimates[-1].fit.reason}, also with {also}"
+                continue
+            # What is tight comes only where nothing leaves more room.
+            fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
+            if (excess := estimator.limits.excess(*fastest.bill) or 0.0) <= 1:
+                found.append(replace(fastest, reason=_reason(fastest)))
+            else:
+                excluded[name] = estimator.limits.exceeded(*fastest.bill)
+                over.append(excess)
     found.sort(key=lambda one: (one.layout.ranks, one.order))
     return Ranking(found, excluded, min(over, default=None))
 
@@ -130,7 +110,7 @@ def smallest(
     whole, nearest = per_node or hardware.gpus_per_node or 1, None
     sizes = sizes_of(hardware, None, per_node)[:-2]
     for size in (*sizes, *((nodes, whole) for nodes in _NODES)):
-        ranks = math.prod(size)
+        ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
         least = estimator.least(config, ranks)

@@ -178,19 +178,14 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
     except Exception:  # it needs values: the table has parameters only
         outputs = {}
     counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
-    rows = len(batch["mask"])
-    return [
-        Layer(
-            name or type(module).__name__,
-            type(module).__name__,
-            tuple(max(own, key=torch.Tensor.numel).shape),
-            sum(p.numel() for p in own),
-            int(counts.get(name, 0)) // rows if outputs else None,
-            outputs.get(name),
-        )
-        for module, name in names.items()
-        if (own := list(module.parameters(recurse=False)))
-    ]
+    found = []
+    for module, name in names.items():
+        if own := list(module.parameters(recurse=False)):
+            kind, shape = type(module).__name__, tuple(max(own, key=torch.Tensor.numel).shape)
+            flops = int(counts.get(name, 0)) // len(batch["mask"]) if outputs else None
+            sizes = sum(p.numel() for p in own), flops, outputs.get(name)
+            found.append(Layer(name or kind, kind, shape, *sizes))
+    return found
 
 
 @contextlib.contextmanager

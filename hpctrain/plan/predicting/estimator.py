@@ -39,7 +39,7 @@ class Estimator:
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
-        self.model, self.facts, self.activations = model, facts, activations
+        self.facts, self.activations = facts, activations
         self._memory = MemoryModel(model, facts, activations)
         self.efficiencies, self.limits = Efficiencies(), Limits()
         self.budget = Budget(None, "no budget")
@@ -47,8 +47,8 @@ class Estimator:
         self.calibration: Calibration | None = None
 
     @classmethod
-    def of_config(cls, config: Config, task: Any, sample: Batch) -> Self:
-        """Return that of a config's model; a ConfigError if task and sample do not fit it."""
+    def of_config(cls, config: Config, task: Any, sample: Batch) -> tuple[Self, nn.Module]:
+        """Return that of a config's model, and the model; a ConfigError if they do not fit."""
         blocks = config.parallel.blocks
         build = build_of(config.model, config.train.lora, config.optimizer, blocks)
         model = build_on_meta(build)
@@ -57,7 +57,8 @@ class Estimator:
             facts = facts_of(model, task, sample, blocks)
         formats = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
         dtype = formats.get(config.precision.compute)
-        return cls(model, facts, Measured(build, task, sample, dtype, config.train, blocks))
+        measured = Measured(build, task, sample, dtype, config.train, blocks)
+        return cls(model, facts, measured), model
 
     @property
     def modes(self) -> tuple[str, ...]:

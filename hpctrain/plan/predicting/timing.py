@@ -163,15 +163,8 @@ class _Step:
         tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
         states = facts.trainable / self.divided * stored_bytes(config.precision) * tensors
         step += states / rate_of_states
-        return StepTime(
-            step_s=step,
-            compute_s=compute,
-            memory_s=memory,
-            comm_s=hidden + open_s,
-            exposed_comm_s=exposed,
-            bubble=waiting,
-            mfu=facts.flops.training * batch.global_size / (step * self.layout.ranks * peak),
-        )
+        mfu = facts.flops.training * batch.global_size / (step * self.layout.ranks * peak)
+        return StepTime(step, compute, memory, hidden + open_s, exposed, waiting, mfu)
 
     def _compute(self, flops: Flops) -> float:
         """Return those of the products and of attention of a whole sample on one GPU."""
@@ -250,10 +243,12 @@ class _Step:
             keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
             total += gather_s(keys, degrees.cp, self._link(degrees.tp, degrees.cp)) * times
         if ep > 1:  # tokens go to their experts and back, in each pass
-            nodes = degrees.tp * ep // self.per_node  # of several, what leaves a node takes long
-            link, groups = self.hardware.inside, ep
-            if nodes > 1:
-                link, groups = self.hardware.between, nodes
+            nodes = (
+                degrees.tp * ep // self.per_node
+            )  # of several, what leaves a node takes the time
+            link, groups = (
+                (self.hardware.between, nodes) if nodes > 1 else (self.hardware.inside, ep)
+            )
             total += gather_s(residual * facts.per_token, groups, link) * 2 * times
         if degrees.pp > 1:
             link = self._link(self.per_node if degrees.ranks > self.per_node else 1, degrees.pp)

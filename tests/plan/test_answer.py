@@ -40,8 +40,9 @@ from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import (
+    Efficiencies,
     StepTime,
-    _inside_layers,
+    _Step,
     gather_s,
     link_of,
     send_s,
@@ -466,11 +467,11 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
 def test_half_of_tensor_parallel_overlaps_where_it_can() -> None:
     words = "parallel.tp=2 parallel.async_tp=true train.compile=blocks launch.tasks_per_node=2"
     config = changed(Config(), words)
-    gpu, facts = load("h100_sxm"), ModelFacts(1, 1, 0, 1, Flops(1, 1, 256), (), 128)
+    gpu, facts = load("h100_sxm"), ModelFacts(1, 1, 0, 1, Flops(1, 1, 256), (), 128, blocks=4)
 
     def seconds(overrides: str = "parallel.tp=2", hardware: Hardware = gpu) -> float:
         layout = Layout(changed(config, overrides), 2 // config.launch.tasks_per_node, ())
-        found = _inside_layers(layout, facts, 4, hardware)
+        found = _Step(layout, facts, hardware, Efficiencies())._inside_layers()
         assert found
         return found
 

@@ -37,7 +37,7 @@ def _time(facts: ModelFacts, compute: str = "bf16", **parallel: Any) -> StepTime
     for name, value in parallel.items():
         setattr(config.parallel, name, value)
     nothing = Activations(0, 0, 0, 0)
-    found = step_time(Layout(config, 1, ()), facts, nothing, 6, load("h100_sxm"), Efficiencies())
+    found = step_time(Layout(config, 1, ()), facts, nothing, load("h100_sxm"), Efficiencies())
     assert found is not None
     return found
 
@@ -136,7 +136,7 @@ def test_adapters_send_only_their_own_gradients() -> None:
     config.parallel.dp_replicate, config.parallel.dp_shard = -1, 1
     layout, nothing = Layout(config, 1, ()), Activations(0, 0, 0, 0)
     times = [
-        step_time(layout, each, nothing, 6, load("h100_sxm"), Efficiencies())
+        step_time(layout, each, nothing, load("h100_sxm"), Efficiencies())
         for each in (facts, replace(facts, trainable=facts.trainable // 100))
     ]
     whole, adapters = (time.comm_s for time in times if time)

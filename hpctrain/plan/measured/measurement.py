@@ -175,16 +175,16 @@ def _cancel(entries: Sequence[Entry], folder: Path) -> None:
     if not tasks:
         return
     try:
-        waiting = {task: job for task, job in queue.queued({queue.me()}).items() if task in tasks}
-        for task in waiting:
+        jobs = {task: job.id for task, job in queue.queued({queue.me()}).items() if task in tasks}
+        for task in jobs:
             with suppress(OSError):
                 stop_request.write(tasks[task].run.path, queue.me())
-        queue.cancel(job.id for job in waiting.values())
+        queue.cancel(jobs.values())
     except HpctrainError as error:
         say(f"{error}; `squeue --me` shows the jobs, and scancel ends them", style="red")
         return
-    ids = ", ".join(job.id for job in waiting.values())
-    say(f"cancelled {ids or 'nothing, all jobs have ended'}; what was measured is in {folder}")
+    ids = ", ".join(jobs.values()) or "nothing, all jobs have ended"
+    say(f"cancelled {ids}; what was measured is in {folder}")
 
 
 def _result(estimate: Estimate, job: RunJob) -> Measured:

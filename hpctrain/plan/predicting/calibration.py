@@ -48,14 +48,10 @@ class Calibration:
         factor = self.communication or 0.0
         step = self.compute * compute + self.rest * rest + factor * exposed
         step /= 1 - self.data_wait
-        return replace(
-            predicted,
-            step_s=step,
-            compute_s=predicted.compute_s * self.compute,
-            memory_s=predicted.memory_s * self.rest,
-            comm_s=predicted.comm_s * factor,
-            exposed_comm_s=predicted.exposed_comm_s * factor,
-            mfu=predicted.mfu * predicted.step_s / step,
+        return StepTime(
+            *(step, predicted.compute_s * self.compute, predicted.memory_s * self.rest),
+            *(predicted.comm_s * factor, predicted.exposed_comm_s * factor),
+            *(predicted.bubble, predicted.mfu * predicted.step_s / step),
         )
 
     def bytes(self, predicted: RankMemory) -> RankMemory:

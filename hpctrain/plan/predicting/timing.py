@@ -252,7 +252,8 @@ class _Step:
             total += gather_s(residual * facts.per_token, groups, link) * 2 * times
         if degrees.pp > 1:
             link = self._link(self.per_node if degrees.ranks > self.per_node else 1, degrees.pp)
-            total += send_s(residual / degrees.tp, link) * batch.accumulate
+            # Half of what two ranks gather goes from one to the other.
+            total += gather_s(2 * residual / degrees.tp, 2, link) * batch.accumulate
         return total
 
     def _link(self, inner: int, ranks: int) -> Link:
@@ -281,13 +282,6 @@ def gather_s(nbytes: float, ranks: int, link: Link) -> float:
         return math.inf
     alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
     return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * LINK)
-
-
-def send_s(nbytes: float, link: Link) -> float:
-    """Return the seconds in which one rank sends to another; infinite if the link is unknown."""
-    if link.bandwidth is None:
-        return math.inf
-    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * LINK)
 
 
 def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:

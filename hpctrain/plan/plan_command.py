@@ -64,11 +64,14 @@ def main(argv: list[str]) -> int:
     # torch writes an operation that does not fit to stderr, too; the ConfigError tells it well.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
 
-    names = _names(given.overrides)
+    names = {text.partition("=")[0].lstrip("+") for text in given.overrides}
+    tasks, per_node = config.launch.tasks_per_node, config.launch.gpus_per_node
+    if tasks > 1 or names & {"launch", "launch.tasks_per_node"}:
+        per_node = tasks  # the command line or the config asks for it
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
-        *(runs, given.measure, limits, _per_node(config, names), failing),
+        *(runs, given.measure, limits, per_node or 0, failing),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -163,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it."""
-    names = _names(overrides)
+    names = {text.partition("=")[0].lstrip("+") for text in overrides}
     without = [text for text in overrides if text not in _NO_DATA]
     no_data = shape is None and (len(without) < len(overrides) or not names & _DATA)
     added = []
@@ -202,20 +205,8 @@ _LAYOUT = {"launch", "launch.nodes", "launch.tasks_per_node"}
 _LAYOUT |= {f"train.{n}" for n in ("accumulate", "micro_batch_size", "activation_checkpointing")}
 
 
-def _names(overrides: list[str]) -> set[str]:
-    return {text.partition("=")[0].lstrip("+") for text in overrides}
-
-
 def _numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
         raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
     return sorted({int(part) for part in parts})
-
-
-def _per_node(config: Config, names: set[str]) -> int:
-    """Return the ranks of a node that the command line or the config asks for; 0 if it does not."""
-    launch = config.launch
-    if launch.tasks_per_node > 1 or names & {"launch", "launch.tasks_per_node"}:
-        return launch.tasks_per_node
-    return launch.gpus_per_node or 0

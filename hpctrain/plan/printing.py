@@ -276,7 +276,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
     "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
-    "tok/s/GPU": lambda one: _whole(one.tokens_per_s_per_gpu),
+    "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
     "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
@@ -289,10 +289,6 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
 
 def _step(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
-def _whole(value: float | None) -> str:
-    return f"{value:,.0f}" if value else "unknown"
 
 
 def _name(one: Estimate) -> str:

@@ -45,9 +45,10 @@ def step_bytes(model: nn.Module, task: Any, batch: Batch, compute: torch.dtype |
 
     with ExitStack() as stack:
         stack.callback(model.register_forward_hook(note).remove)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                stack.callback(parameter.register_post_accumulate_grad_hook(_forget).remove)
+        for p in model.parameters():
+            if p.requires_grad:  # its gradient is left out as soon as it is one
+                forget = p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+                stack.callback(forget.remove)
         if gc.isenabled():
             gc.disable()  # so that the same operations see the same tensors
             stack.callback(gc.enable)
@@ -59,11 +60,6 @@ def step_bytes(model: nn.Module, task: Any, batch: Batch, compute: torch.dtype |
     end, saved = next(iter(ends), 0), whole - outputs
     above = [now - saved for now in live.sums]
     return StepBytes(saved, outputs, max([outputs, *above[:end]]), above[end:])
-
-
-def _forget(parameter: torch.Tensor) -> None:
-    """Leave out a gradient as soon as it is one."""
-    parameter.grad = None
 
 
 class _Kernels(TorchFunctionMode):

@@ -100,13 +100,12 @@ def measure(
     The estimates come best first, but one of the command line is the first of all. After a
     LaunchError or Ctrl-C (KeyboardInterrupt) the jobs in the queue are cancelled.
     """
-    for first in estimates[:1]:
-        if first.fits is False and first.layout.named:
-            raise ConfigError(
-                f"--measure: the layout of the command line ({first.layout.kind}) does not fit, so "
-                "it is not submitted; name another, or leave out hardware, which measures it in "
-                "any case"
-            )
+    if any(one.fits is False and one.layout.named for one in estimates[:1]):
+        raise ConfigError(
+            f"--measure: the layout of the command line ({estimates[0].layout.kind}) does not fit, "
+            "so it is not submitted; name another, or leave out hardware, which measures it in any "
+            "case"
+        )
     groups = chosen(estimates)
     if not groups:
         raise ConfigError("--measure: no layout fits on these nodes; give more with --nodes")

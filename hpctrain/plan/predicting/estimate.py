@@ -158,9 +158,5 @@ class Estimate:
 def uncompared_line(estimates: Iterable[Estimate]) -> str:
     """Return the line that explains the mark of layouts that were compared with nothing, or ""."""
     parts = {part for one in estimates for part in one.uncompared.split(" and ") if part}
-    if not parts:
-        return ""
-    return (
-        f"no published run with {' or '.join(sorted(parts))} was compared; such layouts are ranked "
-        f"as if their steps took {_SLOWER - 1:.0%} longer"
-    )
+    told = f"no published run with {' or '.join(sorted(parts))} was compared; such layouts are "
+    return f"{told}ranked as if their steps took {_SLOWER - 1:.0%} longer" if parts else ""

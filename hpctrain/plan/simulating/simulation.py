@@ -46,6 +46,10 @@ from hpctrain.tasks.task import Sums, Task, on_part
 from hpctrain.units import MIB
 
 _SHOWN_NODES = 8
+_SHOWN = (
+    *("rank", "ranks", "degrees", "holds", "part", "collectives", "not_simulated", "mesh"),
+    *("seconds", "max_rss"),
+)
 _HOLDS = {
     "pp": "the layers of stage {0}",
     "dp_shard": "part {0} of {1} of each parameter",
@@ -83,18 +87,10 @@ class _Simulation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object for `--json`, in bytes and seconds."""
-        return {
-            "rank": self.rank,
-            "ranks": self.degrees.ranks,
-            "degrees": asdict(self.degrees),
-            "holds": _held_by(self.degrees, self.rank),
-            "part": asdict(self.part),
-            "collectives": [asdict(each) for each in self.traffic],
-            "not_simulated": self.not_simulated,
-            "mesh": list(picture(self.degrees, self.per_node)),
-            "seconds": self.seconds,
-            "max_rss": self.max_rss,
-        }
+        found, degrees = asdict(self), self.degrees
+        found |= {"ranks": degrees.ranks, "holds": _held_by(degrees, self.rank)}
+        found |= {"collectives": found["traffic"], "mesh": [*picture(degrees, self.per_node)]}
+        return {name: found[name] for name in _SHOWN}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines for a reader."""

@@ -95,8 +95,10 @@ class _Answer:
         every = (*layouts, *(one for _, one in self.kinds if one))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         operations = {"flops_per_sample": flops and flops.training, "flops_per_token": per_token}
-        left_out = {"not compared": uncompared_line(every) or None}
-        left_out["excluded"] = self.ranking.excluded
+        left_out = {
+            "not compared": uncompared_line(every) or None,
+            "excluded": self.ranking.excluded,
+        }
         return {
             "model": {name: getattr(facts, name) for name in _SIZES} | operations,
             "layouts": [estimate.as_json() for estimate in layouts],

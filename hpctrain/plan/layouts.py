@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
@@ -202,10 +203,10 @@ def _layout(
     config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
 ) -> Layout:
     fsdp = replace(config.parallel.fsdp, offload="offload" in degrees)
-    sizes = {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | degrees
+    sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | degrees
     sizes.pop("offload", None)
     parallel = replace(config.parallel, weights=None, fsdp=fsdp, **sizes)
-    batch = {"accumulate": parts, "micro_batch_size": None}
+    batch: dict[str, Any] = {"accumulate": parts, "micro_batch_size": None}
     train = replace(config.train, activation_checkpointing=mode, **batch)
     launch = replace(config.launch, nodes=nodes, tasks_per_node=per_node)
     if launch.gpus_per_node or config.hardware.get("devices"):

@@ -78,8 +78,10 @@ def build_of(
     def build() -> nn.Module:
         model: nn.Module = instantiate("model", section)
         if not isinstance(model, nn.Module):
-            what = f"it makes a {type(model).__name__}, not a torch.nn.Module"
-            raise ConfigError(f"model._target_={section.get('_target_')}: {what}")
+            raise ConfigError(
+                f"model._target_={section.get('_target_')}: it makes a {type(model).__name__}, not "
+                "a torch.nn.Module"
+            )
         check_layers(model)
         freeze(with_adapters(model, lora), optimizer, blocks, lora)
         return model

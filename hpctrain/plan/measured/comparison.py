@@ -88,14 +88,14 @@ class Comparison:
             layout, time = one.estimate.layout, one.estimate.time
             rate = one.speed.tokens_per_s_per_gpu if tokens else one.speed.samples_per_s
             cells = [
-                *(layout.name, str(layout.ranks), _text(time and time.step_s, "{:.4f} s")),
+                *(layout.name, str(layout.ranks), _text(time.step_s if time else None, "{:.4f} s")),
                 *(_text(one.step_s, "{:.4f} s", "failed"), _text(one.step_error, "{:+.1%}")),
                 _text(rate, "{:,.0f}"),
             ]
             if peaks:
-                peak = one.found and one.found.peak_bytes
-                sizes = one.estimate.memory.tensors, peak
-                cells += [_text(size and size / GIB, "{:.2f} GiB") for size in sizes]
+                peak = None if one.found is None else one.found.peak_bytes
+                sizes = one.estimate.memory.tensors / GIB, peak and peak / GIB
+                cells += [_text(size, "{:.2f} GiB") for size in sizes]
                 cells += [_text(one.peak_error, "{:+.1%}")]
             table.add_row(*cells)
         return table

@@ -116,7 +116,8 @@ class MemoryModel:
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
         return RankMemory(
             *(states.parameters, states.gradients, states.optimizer, states.gathered),
-            *((kept, of_loss) if measured.exact else (None, None)),
+            kept if measured.exact else None,
+            of_loss if measured.exact else None,
             *(states.buffers, allowance, peak + allowance),
         )
 

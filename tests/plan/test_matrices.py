@@ -54,6 +54,25 @@ def test_the_products_of_the_layers_are_the_operations_that_are_counted() -> Non
     assert sum(m.flops for m in dense.matrices) == dense.flops.forward - attention
 
 
+class _Shrinks(nn.Module):
+    """Two layers of one class and shape, of which the second gets an eighth of the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(image)[:, :, :4]).mean((1, 2)))
+
+
+def test_layers_that_look_the_same_have_their_own_positions() -> None:
+    facts = _facts(_Shrinks)
+    assert [matrix.positions for matrix in facts.matrices] == [3 * 32, 3 * 4, 1]
+    assert {(m.rows, m.positions) for m in _facts(_LM).matrices} == {
+        *((512, 256.0), (1024, 256.0))  # also of the blocks that were left out
+    }
+
+
 def _grouped(groups: int, layout: torch.memory_format) -> nn.Module:
     first, grouped = nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=groups)
     last = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)

@@ -128,6 +128,33 @@ def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     assert lower < 0.9 * autocast
 
 
+class Unlisted(nn.Module):
+    """Two layers that no list shows to be blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.one, self.two = (nn.Sequential(nn.Linear(8, 64), nn.GELU()) for _ in range(2))
+        self.three, self.four = nn.Linear(64, 8), nn.Linear(64, 16)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.four(self.two(self.three(self.one(self.table(tokens)))))
+
+
+def test_checkpointing_is_of_the_blocks_that_the_config_names() -> None:
+    def saved(mode: str, classes: list[str]) -> int:
+        train = replace(Config().train, activation_checkpointing=mode)
+        return Measured(Unlisted, LanguageModel(), sample(), None, train, classes)[mode].saved
+
+    assert saved("full", ["Sequential"]) < saved("none", [])
+    with torch.device("meta"):
+        model = Unlisted()
+    facts = [
+        facts_of(model, LanguageModel(), sample(), names).blocks for names in ((), ("Linear",))
+    ]
+    assert facts[1] == 4
+
+
 class Attends(nn.Module):
     """Attention with dropout, as models of transformers have it by default."""
 

@@ -13,18 +13,17 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
-from hpctrain.job.building.instantiate import instantiate
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
-from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts, layers_of
-from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
+from hpctrain.plan.inspecting.model_facts import Layer, layers_of
+from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
-from hpctrain.plan.predicting.accuracy import MEMORY, accuracy
-from hpctrain.plan.predicting.calibration import hardware_of
+from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
+from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
-from hpctrain.plan.predicting.estimator import Estimator, calibration_of
+from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS
 from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
 from hpctrain.units import GIB, readable
@@ -57,15 +56,14 @@ _SCALED = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per
 class _Answer:
     """What `plan` prints; `kinds` has the smallest number of GPUs of each kind."""
 
-    facts: ModelFacts
+    config: Config
+    estimator: Estimator
     layers: list[Layer]
     named: Estimate | None
     ranking: Ranking
     hardware: Hardware | None
     loader: LoaderRate
     kinds: list[Kind]
-    limits: Limits
-    assumptions: dict[str, Any]
 
     @property
     def layouts(self) -> list[Estimate]:
@@ -73,12 +71,8 @@ class _Answer:
         if self.named is None:
             return self.ranking.best
 
-        def known(one: Layout) -> tuple[object, ...]:
-            return one.ranks, one.kind, one.batch, one.config.train.activation_checkpointing
-
-        named = known(self.named.layout)
-        others = (each for each in self.ranking.best if known(each.layout) != named)
-        return [self.named, *others]
+        same = self.named.layout.divided
+        return [self.named, *(one for one in self.ranking.best if one.layout.divided != same)]
 
     @property
     def fits(self) -> bool | None:
@@ -90,41 +84,39 @@ class _Answer:
 
     def _meets(self, one: Estimate) -> bool | None:
         """Return whether a layout fits, and takes no more than it may; None if that is unknown."""
-        excess = self.limits.excess(*one.bill)
+        excess = self.estimator.limits.excess(*one.bill)
         if one.fits is False or (excess is not None and excess > 1):
             return False
         return None if excess is None else one.fits
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
-        facts, flops = self.facts, self.facts.flops
-        every = (*self.layouts, *(one for _, one in self.kinds if one))
+        facts, flops, layouts = self.estimator.facts, self.estimator.facts.flops, self.layouts
+        every = (*layouts, *(one for _, one in self.kinds if one))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
+        operations = {"flops_per_sample": flops and flops.training, "flops_per_token": per_token}
+        left_out = {
+            "not compared": uncompared_line(every) or None,
+            "excluded": self.ranking.excluded,
+        }
         return {
-            "model": {
-                **{name: getattr(facts, name) for name in _SIZES},
-                "flops_per_sample": flops and flops.training,
-                "flops_per_token": per_token,
-            },
-            "layouts": [estimate.as_json() for estimate in self.layouts],
+            "model": {name: getattr(facts, name) for name in _SIZES} | operations,
+            "layouts": [estimate.as_json() for estimate in layouts],
             "scaling": [
                 {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
                 for one, part in scaling(self.ranking.best)
             ],
-            "loader": self.loader.as_json(self.layouts[0] if self.layouts else None),
+            "loader": self.loader.as_json(layouts[0] if layouts else None),
             "hardware": [
-                {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
-                for hardware, estimate in self.kinds
+                {"name": hardware.name, **(one.as_json() if one else {"fits": False})}
+                for hardware, one in self.kinds
             ],
-            "assumptions": {
-                **self.assumptions,
-                "not compared": uncompared_line(every) or None,
-                "excluded": self.ranking.excluded,
-            },
+            "assumptions": self.assumptions | left_out,
         }
 
     def show(self, console: Console, overrides: Sequence[str]) -> None:
         """Print what a beginner asks first, then the tables, and what they rest on."""
+        assumed = self.assumptions
         self._show_first(console, overrides)
         if self.layouts and self.hardware:
             printing.print_layouts(console, self.layouts)
@@ -134,21 +126,22 @@ class _Answer:
         if self.named is not None:
             printing.print_memory(console, self.named)
         console.print()
-        printing.print_model(console, self.facts)
+        printing.print_model(console, self.estimator.facts)
         if self.layers:
             printing.print_layers(console, self.layers)
         if self.layouts and self.hardware:
             told = "off published runs: {accuracy}; memory: {memory accuracy}"
-            console.print(told.format_map(self.assumptions), soft_wrap=True)
+            console.print(told.format_map(assumed), soft_wrap=True)
             console.print(self.loader.text(self.layouts[0]))
         printing.print_excluded(console, self.ranking.excluded)
         console.print("\nassumptions")
-        for name, text in self.assumptions.items():
+        for name, text in assumed.items():
             if "accuracy" not in name:  # they stand below the table
                 console.print(f"  {name}: {text}")
 
     def _show_first(self, console: Console, overrides: Sequence[str]) -> None:
-        size, named, hardware = self.facts.parameters, self.named, self.hardware
+        size, limits = self.estimator.facts.parameters, self.estimator.limits
+        named, hardware = self.named, self.hardware
         if hardware is None and named is not None:
             most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
             needed = printing.needs(size, named, most)
@@ -158,11 +151,41 @@ class _Answer:
         elif hardware is not None:
             what = f"{printing.big(size)} parameters on {hardware.title}"
             console.print(f"no layout of {what} is possible")
-        if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
+        if hardware and named and (exceeded := limits.exceeded(*named.bill)):
             console.print(f"it {exceeded}", soft_wrap=True)
-        if hardware and self.layouts and self.limits.excess(*self.layouts[0].bill) is None:
+        if hardware and self.layouts and limits.excess(*self.layouts[0].bill) is None:
             console.print("whether that is within --deadline and --max-cost is unknown")
         printing.print_first_kind(console, size, self.kinds)
+
+    @property
+    def assumptions(self) -> dict[str, Any]:
+        """What the answer rests on."""
+        estimator, hardware, flops = self.estimator, self.hardware, self.estimator.facts.flops
+        found: dict[str, Any] = {
+            "kind": "all figures but the parameters are estimates",
+            "budget": estimator.budget.text,
+            "flops": flops.convention if flops else "unknown",
+            "activations": "measured with tensors without memory"
+            if estimator.activations["none"].exact
+            else "unknown: the model can be called only with values, so they are left out",
+        }
+        if hardware is not None:
+            found |= {
+                "hardware": hardware.title,
+                "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
+                "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves "
+                "less",
+                **estimator.efficiencies.on(hardware).assumptions,
+            }
+            found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
+        if estimator.calibration is not None:
+            found |= estimator.calibration.assumptions
+        if estimator.failures is not None:
+            found["failures"] = estimator.failures.text
+        if hardware is not None:
+            found["accuracy"] = accuracy(estimator.facts, self.config)
+            found["memory accuracy"] = memory_accuracy()
+        return found
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
@@ -171,43 +194,38 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     named_nodes = config.launch.node_numbers.start
     if asked.runs:
         hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
-    shape = None if asked.shape is None else parse_shape(asked.shape)
     # Errors of the config come before any work.
     validate_job(config, _CHECKED)
     if asked.named:
         of_command_line(config, named_nodes)
     if hardware is not None:
         _check_node(config, hardware, asked.per_node)
-    task = instantiate("task", config.task)
-    sample = of_shape(task, shape) if shape else of_data(config.data)
+    task, sample = task_and_sample(config, asked.shape)
     estimator, model = Estimator.of_config(config, task, sample)
-    facts = estimator.facts
-    samples = None if shape else samples_of_epoch(config.data)
-    budget = budget_of(asked.budget, config.train, facts.tokens, samples)
+    samples = None if asked.shape else samples_of_epoch(config.data)
+    budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
     estimator.budget, estimator.limits = budget, asked.limits
     price = hardware.price_per_hour if hardware else None
     asked.limits.check(budget, None if hardware is None else price.currency if price else "")
-    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
-    measured = []
-    for run in asked.runs:
-        its = instantiate("task", run.config.task), of_data(run.config.data)
-        measured.append((Estimator.of_config(run.config, *its)[0], run))
+    loader = loader_rate(None if asked.shape else config.data, config.output_dir, hardware)
+    measured = [
+        (Estimator.of_config(run.config, *task_and_sample(run.config))[0], run)
+        for run in asked.runs
+    ]
     if hardware is not None and measured:
-        estimator.calibration = calibration_of(measured, hardware)
+        estimates = [its.of(layout_of(run), hardware) for its, run in measured]
+        estimator.calibration = calibrated(asked.runs, estimates, hardware)
     if asked.failing is not None:
-        saved = [each.checkpoint_bytes(run.config) for each, run in measured]
-        storage, runs = (loader.storage, loader.source), zip(asked.runs, saved, strict=True)
-        nbytes = estimator.checkpoint_bytes(config)
+        runs = [(run, its.checkpoint_bytes(run.config)) for its, run in measured]
+        nbytes, storage = estimator.checkpoint_bytes(config), (loader.storage, loader.source)
         estimator.failures = Failures.of(asked.failing, nbytes, storage, runs)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
-    named = None
+    named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         hint = _half_the_base(config, named, estimator, hardware)
         parts = filter(None, ("the layout of the command line", hint, named.mark))
         named = replace(named, reason="; ".join(parts))
-    ranking = Ranking([], {})
-    per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
@@ -221,8 +239,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
             ranking = Ranking([found] if found else [], ranking.excluded)
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
     layers = layers_of(model, task, sample) if asked.layers else []
-    assumed = _assumptions(config, estimator, hardware)
-    return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
+    return _Answer(config, estimator, layers, named, ranking, hardware, loader, kinds)
 
 
 # The sections and keys whose values decide a plan.
@@ -249,36 +266,5 @@ def _half_the_base(
     layout = copy.deepcopy(named.layout)
     layout.config.precision = replace(config.precision, compute="bf16", params="bf16", reduce=None)
     halved = estimator.of(layout, hardware)
-    if not halved.fits:
-        return ""
-    return f"precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
-
-
-def _assumptions(config: Config, estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
-    flops = estimator.facts.flops
-    found: dict[str, Any] = {
-        "kind": "all figures but the parameters are estimates",
-        "budget": estimator.budget.text,
-        "flops": flops.convention if flops else "unknown",
-        "activations": "measured with tensors without memory"
-        if estimator.activations["none"].exact
-        else "unknown: the model can be called only with values, so they are left out",
-    }
-    if hardware is not None:
-        found |= {
-            "hardware": hardware.title,
-            "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
-            "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves less",
-            **estimator.efficiencies.on(hardware).assumptions,
-        }
-        found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
-    if estimator.calibration is not None:
-        found |= estimator.calibration.assumptions
-    if estimator.failures is not None:
-        found["failures"] = estimator.failures.text
-    if hardware is not None:
-        runs, median, _, worst = MEMORY
-        found["accuracy"] = accuracy(estimator.facts, config)
-        of = f"{runs} published runs of all classes"
-        found["memory accuracy"] = f"{median}% median, {worst}% at worst of {of}"
-    return found
+    total = readable(halved.memory.total)
+    return f"precision=pure_bf16 needs {total} and fits" if halved.fits else ""

@@ -15,7 +15,6 @@ from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
 from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
 
-_UNITS = ("tokens", "samples", "steps", "epochs")
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
 _HOURS = {"m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}  # by the first letter of the unit
 _TIME = re.compile(rf"{_NUMBER}(min(?:utes?)?|h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)\s*")
@@ -74,25 +73,25 @@ class Limits:
     def excess(self, hours: float | None, cost: float | None, currency: str) -> float | None:
         """Return how many times a run takes what it may; None if that is unknown."""
         shares = [share for share, _ in self._parts(hours, cost, currency)]
-        most = max((share for share in shares if share is not None), default=0.0)
+        most = max((share or 0.0 for share in shares), default=0.0)
         return None if most <= 1 and None in shares else most
 
     def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
         """Return what a run takes more than it may, for a reader; "" if nothing is known."""
         parts = self._parts(hours, cost, currency)
-        found = [text for share, text in parts if share is not None and share > 1]
+        found = [text for share, text in parts if share and share > 1]
         return f"takes {' and '.join(found)}" if found else ""
 
     def _parts(
         self, hours: float | None, cost: float | None, currency: str
     ) -> Iterator[tuple[float | None, str]]:
         if (most := self.hours) is not None:
-            share = None if hours is None else hours / most
-            yield share, f"{_beside(hours, most)} hours (--deadline {most:,.4g})"
+            text = f"{_beside(hours, most)} hours (--deadline {most:,.4g})"
+            yield hours and hours / most, text
         if (most := self.cost) is not None:
             known = cost if self.currency in ("", currency) else None
-            share = None if known is None else known / most
-            yield share, f"{_beside(cost, most)} {currency} (--max-cost {most:,.10g})"
+            text = f"{_beside(cost, most)} {currency} (--max-cost {most:,.10g})"
+            yield known and known / most, text
 
 
 def hours_of(option: str, text: str) -> float:
@@ -138,23 +137,22 @@ def budget_of(text: str | None, train: TrainConfig, tokens: int, samples: int | 
             return Budget(None, told, hours=hours_of("--budget", text))
         return Budget(_steps(text, ramp, tokens, samples), told)
     lengths = []
-    if train.max_steps is not None:
-        whole = -(-ramp.samples(train.max_steps) // ramp.final)
-        lengths.append((whole, f"train.max_steps={train.max_steps}"))
-    if train.max_epochs is not None and samples is not None:
+    if (steps := train.max_steps) is not None:
+        lengths.append((-(-ramp.samples(steps) // ramp.final), f"train.max_steps={steps}"))
+    if (epochs := train.max_epochs) is not None and samples is not None:
         epoch = samples // train.global_batch_size
-        lengths.append((train.max_epochs * epoch, f"train.max_epochs={train.max_epochs}"))
-    return Budget(*min(lengths)) if lengths else Budget(None, "no budget")
+        lengths.append((epochs * epoch, f"train.max_epochs={epochs}"))
+    return Budget(*min(lengths, default=(None, "no budget")))
 
 
 def _steps(text: str, ramp: Ramp, tokens: int, samples: int | None) -> int:
-    found = re.fullmatch(rf"{_NUMBER}([a-z]*)\s*", text.lower())
-    number, unit = (float(found[1]), found[2]) if found else (math.nan, "")
-    if unit not in _UNITS or not 0 < number < math.inf:
+    found = re.fullmatch(rf"{_NUMBER}(tokens|samples|steps|epochs)\s*", text.lower())
+    if not found or not 0 < float(found[1]) < math.inf:
         raise ConfigError(
-            f"--budget={text}: it must be a number with a unit, {', '.join(_UNITS)}, gpuhours, "
-            "hours, days or weeks, such as 300e9tokens, 20epochs, 3000gpuhours or 2weeks"
+            f"--budget={text}: it must be a number with a unit, tokens, samples, steps, epochs, "
+            "gpuhours, hours, days or weeks, such as 300e9tokens, 20epochs, 3000gpuhours or 2weeks"
         )
+    number, unit = float(found[1]), found[2]
     if unit == "tokens" and not tokens:
         raise ConfigError(f"--budget={text}: the samples of this run have no tokens; use samples")
     if unit == "epochs" and samples is None:

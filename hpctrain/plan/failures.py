@@ -5,9 +5,8 @@
     restart, and reading the checkpoint ── R, until the training goes on ─────────────────┘
 
 A failure loses the work since the last checkpoint. With t seconds of work between two saves, a
-second of work takes M e^(R / M) (e^((t + d) / M) - 1) / t seconds, and t is best near sqrt(2 d M)
-(Young 1974, doi:10.1145/361147.361115; both as Daly has them, 2006, for failures at random:
-doi:10.1016/j.future.2004.11.016).
+second of work takes M e^(R / M) (e^((t + d) / M) - 1) / t seconds (Daly 2006, for failures at
+random: doi:10.1016/j.future.2004.11.016), and t is best near sqrt(2 d M) (Young 1974).
 """
 
 import math
@@ -42,10 +41,10 @@ class Losses:
     @property
     def text(self) -> str:
         """The same for a reader."""
+        mtbf, save = duration(self.mtbf_s / 3600), duration(self.save_s / 3600)
         return (
-            f"one of the nodes fails every {duration(self.mtbf_s / 3600)}, and a save takes "
-            f"{duration(self.save_s / 3600)}: checkpoint.every_steps={self.every_steps} loses "
-            f"least, {self.lost:.1%} of the time, which the hours have "
+            f"one of the nodes fails every {mtbf}, and a save takes {save}: checkpoint.every_steps="
+            f"{self.every_steps} loses least, {self.lost:.1%} of the time, which the hours have "
             f"({self.every_steps_as_given or 'no other save'} loses {self.lost_as_given:.1%})"
         )
 
@@ -67,11 +66,10 @@ class Failures:
         storage: tuple[float | None, str],
         measured: Iterable[tuple[MeasuredRun, float]],
     ) -> Self:
-        """Return the failures for a run with checkpoints of `nbytes`.
+        """Return those for checkpoints of `nbytes`; a ConfigError if the time of a save is unknown.
 
-        `hours` are those of `--mtbf` and `--restart`; `storage` is the rate of a node, None if it
-        is unknown, and its source; the runs of `--from-run` come with the bytes of their
-        checkpoints. If nothing tells how long a save takes, it is a ConfigError.
+        `hours` are those of `--mtbf` and `--restart`; `storage` is the rate of a node and its
+        source; the runs of `--from-run` come with the bytes of their checkpoints.
         """
         (mtbf, asked), (rate, source) = hours, storage
         restart, why = _RESTART_S, "an assumption; --restart sets it"
@@ -117,9 +115,8 @@ class Failures:
 def best_interval(mtbf: float, save: float) -> float:
     """Return the seconds of work between two saves that cost least (Daly 2006)."""
     part = save / (2 * mtbf)
-    if part >= 1:
-        return mtbf
-    return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(part) / 3 + part / 9) - save
+    best = math.sqrt(2 * save * mtbf) * (1 + math.sqrt(part) / 3 + part / 9) - save
+    return best if part < 1 else mtbf
 
 
 def stretch(mtbf: float, save: float, restart: float, interval: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
@@ -47,11 +48,16 @@ class Layout:
         """The sizes of the batch and its parts."""
         return BatchSizes.of(self.config, self.degrees)
 
+    @property
+    def divided(self) -> tuple[object, ...]:
+        """What tells this layout from others of the same config."""
+        return self.ranks, self.kind, self.batch, self.config.train.activation_checkpointing
+
     @cached_property
     def kind(self) -> str:
         """The name of what happens to the data-parallel ranks, such as zero3."""
-        degrees, parallel = self.degrees, self.config.parallel
-        return _kind(vars(degrees) | {"ep": parallel.ep}, parallel.zero, parallel.fsdp.offload)
+        parallel, offload = self.config.parallel, self.config.parallel.fsdp.offload
+        return _kind(vars(self.degrees) | {"ep": parallel.ep}, parallel.zero, offload)
 
     @property
     def name(self) -> str:
@@ -171,17 +177,16 @@ def _label(kind: str, ranks: int) -> str:
 
 def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
     """Return the kinds of parallelism that no layout here has, with the reason."""
-    reasons = {}
+    reasons, positions = {}, divisible.positions
     if not divisible.experts:
         reasons["ep"] = "the model has no experts that could be divided"
-    if not divisible.positions:
+    if not positions:
         reasons["cp"] = "the model cannot divide its sequences, or its samples have none"
     elif not divisible.parts(2):
-        reasons["cp"] = f"{divisible.positions} positions are not divisible by 2 x cp"
+        reasons["cp"] = f"{positions} positions are not divisible by 2 x cp"
     if nodes == 1:
-        reasons["pp"] = (
-            "a pipeline is looked at across nodes; inside one, tp needs no micro-batches"
-        )
+        what = "a pipeline is looked at across nodes"
+        reasons["pp"] = f"{what}; inside one, tp needs no micro-batches"
     return reasons
 
 
@@ -198,12 +203,11 @@ def _layout(
     config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
 ) -> Layout:
     fsdp = replace(config.parallel.fsdp, offload="offload" in degrees)
-    parallel = replace(config.parallel, weights=None, fsdp=fsdp, tp=1, pp=1, cp=1, ep=1)
-    for key in degrees.keys() - {"offload"}:
-        setattr(parallel, key, degrees[key])
-    train = replace(
-        config.train, activation_checkpointing=mode, accumulate=parts, micro_batch_size=None
-    )
+    sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | degrees
+    sizes.pop("offload", None)
+    parallel = replace(config.parallel, weights=None, fsdp=fsdp, **sizes)
+    batch: dict[str, Any] = {"accumulate": parts, "micro_batch_size": None}
+    train = replace(config.train, activation_checkpointing=mode, **batch)
     launch = replace(config.launch, nodes=nodes, tasks_per_node=per_node)
     if launch.gpus_per_node or config.hardware.get("devices"):
         launch.gpus_per_node = per_node

@@ -25,11 +25,11 @@ class LoaderRate:
     storage: float | None  # bytes per second of a node; None if unknown
     source: str  # of `storage`, for a reader
 
-    def as_json(self, estimate: Estimate | None) -> dict[str, Any]:
+    def as_json(self, one: Estimate | None) -> dict[str, Any]:
         """Return the object of `--json`: 1e6 bytes per second of a node, for one layout."""
-        needed, storage = None, None if self.storage is None else self.storage / 1e6
-        if estimate and estimate.samples_per_s is not None and self.sample_bytes is not None:
-            needed = estimate.samples_per_s * self.sample_bytes / estimate.layout.nodes / 1e6
+        needed, storage = None, self.storage and self.storage / 1e6
+        if one and one.samples_per_s is not None and self.sample_bytes is not None:
+            needed = one.samples_per_s * self.sample_bytes / one.layout.nodes / 1e6
         return {
             "bytes_per_sample": self.sample_bytes,
             "needed_mb_per_s": needed,
@@ -40,16 +40,14 @@ class LoaderRate:
 
     def text(self, estimate: Estimate) -> str:
         """Return the same as a line for a reader."""
-        found = self.as_json(estimate)
-        if found["needed_mb_per_s"] is None:
+        _, needed, storage, source, enough = self.as_json(estimate).values()
+        if needed is None:
             return "loader: unknown, as there is no data set or no step time"
-        line = f"loader: each node reads {found['needed_mb_per_s']:,.1f} MB/s"
-        if found["enough"] is None:
+        line = f"loader: each node reads {needed:,.1f} MB/s"
+        if storage is None:
             return f"{line}; that of the storage is unknown: hardware.storage_mb_per_s, or doctor"
-        verdict = "enough" if found["enough"] else "too slow, so the GPUs will wait for data"
-        return (
-            f"{line}; the storage gives {found['storage_mb_per_s']:,.0f} ({self.source}): {verdict}"
-        )
+        verdict = "enough" if enough else "too slow, so the GPUs will wait for data"
+        return f"{line}; the storage gives {storage:,.0f} ({source}): {verdict}"
 
 
 def loader_rate(data: DataConfig | None, output_dir: str, hardware: Hardware | None) -> LoaderRate:
@@ -67,8 +65,7 @@ def loader_rate(data: DataConfig | None, output_dir: str, hardware: Hardware | N
 
 def _sample_bytes(data: DataConfig) -> float:
     """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
-    windows = data.windows
     total = float(sum(shard.bytes for _, _, shards in parts_of(data) for shard in shards))
-    if windows.field is not None and windows.length and windows.stride:
+    if (windows := data.windows).field is not None and windows.length and windows.stride:
         total *= max(1.0, windows.length / windows.stride)
     return total / max(1, samples_of_epoch(data) // max(1, data.repeat))

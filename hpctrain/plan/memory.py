@@ -14,10 +14,6 @@ With parameters in bf16 every 4 becomes 2, every 8 becomes 4, and the 2 of singl
 hsdp is zero3 whose N is `dp_shard`. zero1 and zero2 divide the fp32 parameters too, and gather a
 copy for each step. The paper's zero1 keeps gradients whole; ours needs to only between the
 micro-batches of a step, because otherwise each block's gradients are reduced at once.
-
-    sizes = ModelSizes.counted(block=218_112_000, blocks=32, rest=1_050_677_248)
-    print(memory_of(sizes, Degrees(dp_shard=64), config))
-
 This module does not import torch, so that a login node can use it.
 """
 
@@ -60,15 +56,9 @@ class Memory:
 
     def with_packed(self, packed: int, unpacked: int) -> Memory:
         """Return the bytes with those of packed weights, and of the one that is unpacked."""
-        return replace(
-            self,
-            parameters=self.parameters + packed,
-            buffers=self.buffers + unpacked,
-            peak=self.peak + packed + unpacked,
-            base=self.base + packed,
-            begin=self.begin + unpacked,
-            end=self.end + unpacked,
-        )
+        more = {"parameters": packed, "buffers": unpacked, "peak": packed + unpacked}
+        more |= {"base": packed, "begin": unpacked, "end": unpacked}
+        return replace(self, **{name: getattr(self, name) + n for name, n in more.items()})
 
 
 def memory_of(
@@ -92,22 +82,17 @@ def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
 
 
 def shards(degrees: Degrees, parallel: ParallelConfig) -> int:
-    """Return the number of ranks that divide each parameter, beside tp and pp.
-
-    The ranks of context parallel divide parameters with those of dp_shard. Without dp_shard they
-    are replicas.
-    """
-    if degrees.dp_shard == 1 and not parallel.fsdp.offload:
-        return 1
-    return degrees.dp_shard * degrees.cp
+    """Return the number of ranks that divide each parameter, beside tp and pp."""
+    # Those of context parallel divide them with dp_shard, and without it are replicas.
+    divides = degrees.dp_shard > 1 or parallel.fsdp.offload
+    return degrees.dp_shard * degrees.cp if divides else 1
 
 
 def _whole(
     sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(config.precision)
-    parallel, optimizer = config.parallel, config.optimizer
-    count, learnt = sizes.count, trained.count
+    parallel, count, learnt = config.parallel, sizes.count, trained.count
     # Nothing is left of the gradients of the step before, but DDP keeps its buckets.
     kept = accumulate > 1 or (degrees.dp_replicate > 1 and parallel.ddp.gradient_as_bucket_view)
     gradients = stored * learnt
@@ -122,16 +107,11 @@ def _whole(
             buffers += int(2 * reduced * bucket)
     # Autocast keeps the converted weights for the backward pass.
     gathered = computed * count if computed != stored else 0
-    parameters, state = stored * count, stored * learnt * optimizer_states(optimizer)
-    computing = gathered + buffers
-    step = _temporaries(optimizer, stored * learnt)
+    parameters, state = stored * count, stored * learnt * optimizer_states(config.optimizer)
+    step = _temporaries(config.optimizer, stored * learnt)
     return Memory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=state,
-        gathered=gathered,
-        buffers=buffers,
-        peak=parameters + gradients + state + max(computing, step),
+        *(parameters, gradients, state, gathered, buffers),
+        peak=parameters + gradients + state + max(gathered + buffers, step),
         base=parameters + state,
         begin=gathered + (gradients if kept else 0),
         end=gradients + buffers,  # converted weights are freed on the way
@@ -142,8 +122,8 @@ def _divided(
     sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(config.precision)
-    parallel, optimizer = config.parallel, config.optimizer
-    ranks, offload = shards(degrees, parallel), parallel.fsdp.offload
+    parallel, offload = config.parallel, config.parallel.fsdp.offload
+    ranks = shards(degrees, parallel)
     replicas = ranks == 1 and not offload  # FSDP2 keeps parameters, and a copy for computing
     zero = 2 if replicas else parallel.zero
     part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside
@@ -152,8 +132,8 @@ def _divided(
     every = parallel.sync == "every" or (parallel.sync == "auto" and zero > 1)
     every = every and degrees.pp == 1 and not (replicas and parallel.sync == "auto")
 
-    parameters, state = stored * part, stored * own * optimizer_states(optimizer)
-    gradients = stored * own
+    parameters, gradients = stored * part, stored * own
+    state = gradients * optimizer_states(config.optimizer)
     # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
     waiting = reduced * trained.whole(ranks) if accumulate > 1 and not every else 0
     # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.
@@ -181,15 +161,12 @@ def _divided(
         end = divided + last + (gathered if accumulate > 1 and every else 0)
         forward = earlier + gathered + computed * block
     begin = earlier + gathered + buffers
-    step = 0 if offload else gradients + _temporaries(optimizer, stored * own)
+    step = 0 if offload else gradients + _temporaries(config.optimizer, stored * own)
+    base = 0 if offload else parameters + state
     return Memory(
-        parameters=parameters,
-        gradients=waiting or gradients,
-        optimizer=state,
-        gathered=gathered,
-        buffers=max(buffers, last),
-        peak=(0 if offload else parameters + state) + max(forward, begin, end, step),
-        base=0 if offload else parameters + state,
+        *(parameters, waiting or gradients, state, gathered, max(buffers, last)),
+        peak=base + max(forward, begin, end, step),
+        base=base,
         begin=max(forward, begin),
         end=end,
     )
@@ -217,9 +194,6 @@ def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
 
 
 def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:
-    """Return the bytes of the denominators that torch's Adam computes for all parameters at once.
-
-    On a CPU the optimizer takes one parameter at a time, and a fused one needs no memory.
-    """
+    """Return the bytes of the denominators that torch's Adam computes for all at once on a GPU."""
     adam = optimizer._target_.rpartition(".")[2] in ("Adam", "AdamW", "NAdam", "RAdam")
     return parameters if adam and not optimizer.options.get("fused") else 0

@@ -53,8 +53,8 @@ class ModelSizes:
     ) -> ModelSizes:
         """Return the sizes of a model; one on the meta device is enough.
 
-        A parameter that several modules share counts once, in the first block that has it;
-        `without` lists some that do not count.
+        A parameter that several modules share counts in the first block that has it, those of
+        `without` do not.
         """
         seen = {id(p) for p in model.parameters() if trained and not p.requires_grad}
         seen.update(map(id, without))
@@ -69,17 +69,15 @@ class ModelSizes:
                 elif tp > 1 and (axis := _divided_axis(name, key, plan or {})) is not None:
                     divided[id(parameter)] = axis, tp
 
-        def shape(parameter: Any) -> Shape:
-            axis, ranks = divided.get(id(parameter), (None, 1))
-            return tuple(-(-n // ranks) if i == axis else n for i, n in enumerate(parameter.shape))
-
         def shapes(module: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-            own = [p for p in module.parameters() if id(p) not in seen]
-            seen.update(id(p) for p in own)
-            return (
-                tuple(shape(p) for p in own if id(p) not in of_experts),
-                tuple(shape(p) for p in own if id(p) in of_experts),
-            )
+            parts: tuple[list[Shape], list[Shape]] = [], []
+            for p in module.parameters():
+                if id(p) not in seen:
+                    seen.add(id(p))
+                    axis, ranks = divided.get(id(p), (None, 1))
+                    shape = (-(-n // ranks) if i == axis else n for i, n in enumerate(p.shape))
+                    parts[id(p) in of_experts].append(tuple(shape))
+            return tuple(parts[0]), tuple(parts[1])
 
         parts = [shapes(block) for block in blocks]
         held = tuple(part[1] for part in parts) if of_experts else ()
@@ -109,9 +107,8 @@ class ModelSizes:
     def part(self, ranks: int) -> int:
         """Return the number of elements that each of `ranks` ranks stores.
 
-        FSDP2 divides the first dimension and pads it, so that all ranks store equally much. The
-        rows of some parameters are fewer than the ranks of a large job. Experts that expert
-        parallel has divided are divided once more over the ranks that have the same ones.
+        FSDP2 divides the first dimension and pads it, so that all ranks store equally much. Experts
+        that expert parallel has divided are divided once more over the ranks that have the same.
         """
         return self._counted(ranks)[0]
 
@@ -120,10 +117,8 @@ class ModelSizes:
         return self._counted(ranks)[1]
 
     def pinned(self, ranks: int, size: int) -> int:
-        """Return the bytes that `part` takes in pinned memory, with `size` bytes for an element.
-
-        torch rounds each tensor there up to a power of two (ATen/core/CachingHostAllocator.h).
-        """
+        """Return the bytes of `part` in pinned memory, with `size` bytes for an element."""
+        # torch rounds each tensor up to a power of two (ATen/core/CachingHostAllocator.h).
         stored = ((number, size * elements) for number, elements, _ in self._stored(ranks))
         return sum(number << (nbytes - 1).bit_length() for number, nbytes in stored if nbytes)
 
@@ -136,15 +131,13 @@ class ModelSizes:
         return self._found[ranks]
 
     def _stored(self, ranks: int) -> Iterator[tuple[int, int, int]]:
-        """Yield parameters that are alike: their number, a rank's elements, and how many have it.
-
-        FSDP2 divides the width of experts, if they are too few for all ranks.
-        """
+        """Yield alike parameters: their number, a rank's elements, and how many ranks have it."""
         among_experts = max(1, ranks // self.ep)
         for (block, held), number in (*self._kinds.items(), ((self.rest, ()), 1)):
             for same, shapes in ((ranks, block), (among_experts, held)):
                 for shape in shapes:
                     rows, *others = shape
+                    # FSDP2 divides the width of experts, if they are too few for all ranks.
                     if len(shape) == 3 and rows % same and shape[1] % same == 0:
                         yield number, math.prod(shape) // same, same
                     else:

@@ -65,21 +65,18 @@ def main(argv: list[str]) -> int:
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
 
     names = {text.partition("=")[0].lstrip("+") for text in given.overrides}
+    tasks, per_node = config.launch.tasks_per_node, config.launch.gpus_per_node
+    if tasks > 1 or names & {"launch", "launch.tasks_per_node"}:
+        per_node = tasks  # the command line or the config asks for it
+    layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(config, hardware, nodes, given.sample_shape, given.budget),
-        named=any(name in _LAYOUT or name.startswith("parallel") for name in names),
-        layers=given.layers,
-        runs=runs,
-        measure=given.measure,
-        limits=limits,
-        per_node=_per_node(config, names),
-        failing=failing,
+        *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
+        *(runs, given.measure, limits, per_node or 0, failing),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
-    others = [] if alone else [load(name, folders) for name in known(folders)]
-    others = [other for other in others if other.memory_bytes is not None]
-    found = answer(asked, others)
+    others = () if alone else (load(name, folders) for name in known(folders))
+    found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
     warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
     simulated = None
@@ -126,11 +123,10 @@ def _measured(run: str) -> MeasuredRun:
 
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
-    without = [text for text in overrides if text in _NO_DATA]
-    without += [] if shape is None else [f"--sample-shape={shape}"]
-    if without:
+    shapes = [] if shape is None else [f"--sample-shape={shape}"]
+    for without in (*(text for text in overrides if text in _NO_DATA), *shapes):
         raise ConfigError(
-            f"--measure with {without[0]}: measuring trains some steps, so it needs a data set: "
+            f"--measure with {without}: measuring trains some steps, so it needs a data set: "
             "give data=NAME or data.path=FOLDER"
         )
     if "launch.dry_run=true" in overrides:
@@ -214,11 +210,3 @@ def _numbers(text: str) -> list[int]:
     if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
         raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
     return sorted({int(part) for part in parts})
-
-
-def _per_node(config: Config, names: set[str]) -> int:
-    """Return the ranks of a node that the command line or the config asks for; 0 if it does not."""
-    launch = config.launch
-    if launch.tasks_per_node > 1 or names & {"launch", "launch.tasks_per_node"}:
-        return launch.tasks_per_node
-    return launch.gpus_per_node or 0

@@ -10,7 +10,7 @@ from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Price
 from hpctrain.plan.budget import duration, number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.predicting.estimate import Estimate, order, uncompared_line
+from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind
 from hpctrain.units import MIB, readable
 
@@ -22,14 +22,13 @@ def print_summaries(
 ) -> None:
     """Print the first layout of each number of ranks in a sentence, and the command that takes it.
 
-    The layouts are sorted by their ranks, and then best first; that of the command line comes
-    first, and after it only what is faster on as many ranks. `overrides` are those of the user.
+    After that of the command line comes only what is faster on as many ranks.
     """
     first = layouts[0]
     for place, (one, *_) in enumerate(_by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
-            if first.fits and order(first) <= order(one):
+            if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
         sentence, *others = _sentences(parameters, one)
@@ -48,13 +47,14 @@ def command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
 
 def print_first_kind(console: Console, parameters: int, rows: list[Kind]) -> None:
     """Print the first of all known hardware in a sentence, if one is enough."""
-    one = rows[0][1] if rows else None
-    if one is None:
-        return
-    currencies = {each.price.currency for _, each in rows if each and each.price}
-    cheapest = one.price and one.time and len(currencies) == 1
-    which = "the cheapest" if cheapest else "that of the fewest GPUs"
-    console.print(f"of all known hardware {which}: {_sentences(parameters, one)[0]}")
+    if one := rows[0][1] if rows else None:
+        cheapest = one.price and one.time and len(_currencies(rows)) == 1
+        which = "the cheapest" if cheapest else "that of the fewest GPUs"
+        console.print(f"of all known hardware {which}: {_sentences(parameters, one)[0]}")
+
+
+def _currencies(rows: list[Kind]) -> set[str]:
+    return {one.price.currency for _, one in rows if one and one.price}
 
 
 def needs(parameters: int, one: Estimate, most: float) -> str:
@@ -89,6 +89,10 @@ def big(value: float, letters: Sequence[str] = ("", "k", "M", "B", "T")) -> str:
     return f"{value / 1000**power:.3g}{letters[power]}"
 
 
+def _known(nbytes: float | None) -> str:
+    return "unknown" if nbytes is None else readable(nbytes)
+
+
 def _divided(one: Estimate) -> str:
     return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
 
@@ -97,21 +101,20 @@ def _sentences(parameters: int, one: Estimate) -> list[str]:
     """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
     size, layout, hardware = f"{big(parameters)} parameters", one.layout, one.hardware
     assert hardware is not None
-    needed = readable(one.memory.total)
+    needed, limit = readable(one.memory.total), _known(hardware.memory_bytes)
     # What has no GPU of its own is a CPU, or described by its user.
     gpus = f"{layout.ranks} {'' if hardware.devices else 'ranks of '}{hardware.title}"
-    where = gpus + _divided(one)
-    limit = "unknown" if hardware.memory_bytes is None else readable(hardware.memory_bytes)
-    why = f"{layout.kind}: {one.reason}"
+    where, why = gpus + _divided(one), f"{layout.kind}: {one.reason}"
     if one.fits is False:
         return [f"{size} do not fit on {where}: the run {one.fit.reason}", why]
-    each = " each" if layout.ranks > 1 else ""
-    found = f"{size} fit on {where} ({needed} of {limit}{each}, {MARGIN:.0%} or more stays free)"
-    if one.fit.tight:
-        found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
     if one.fits is None:
-        least = "at least " if one.memory.activations is None else ""
+        least = "at least " * (one.memory.activations is None)
         found = f"whether {size} fit on {where} is unknown: each needs {least}{needed} of {limit}"
+    elif one.fit.tight:
+        found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
+    else:
+        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {MARGIN:.0%} or more stays free"
+        found = f"{size} fit on {where} ({room})"
     return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
 
 
@@ -125,8 +128,8 @@ def _taken(one: Estimate) -> str:
         return f"a step takes {step}, and --budget 1e9tokens or 20epochs tells hours and cost"
     parts = [duration(one.hours), f"{number(one.gpu_hours)} GPU-hours"]
     parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
-    prices = costs(one, lambda price: number(one.cost(price)))
-    parts += [f"about {' or '.join(prices)}"] if prices else []
+    if prices := costs(one, lambda price: number(one.cost(price))):
+        parts.append(f"about {' or '.join(prices)}")
     if budget.is_time:
         what = f"{trained(one)} {'tokens' if one.tokens else 'samples'}"
         return f"{text} give {one.steps:,} steps ({what}) in {', '.join(parts)}"
@@ -140,10 +143,9 @@ def print_model(console: Console, facts: ModelFacts) -> None:
     if facts.active != facts.parameters:
         others.append(f"{facts.active:,} used by a token")
     console.print(f"model: {facts.parameters:,} parameters ({', '.join(others)})")
-    if facts.flops is None:
+    if (flops := facts.flops) is None:
         console.print("FLOPs: unknown, the model can be called only with values")
         return
-    flops = facts.flops
     text = f"FLOPs of a sample: {_si(flops.forward)} forward, {_si(flops.training)} in training"
     if flops.tokens:
         text += f"; {_si(flops.training / flops.tokens)} for each of its {flops.tokens:,} tokens"
@@ -154,38 +156,32 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     """Print the table of layers."""
     table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations")
     for layer in layers:
-        table.add_row(
-            layer.name,
-            layer.kind,
-            "x".join(map(str, layer.shape)),
-            f"{layer.parameters:,}",
-            "?" if layer.flops is None else _si(layer.flops),
-            "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB",
-        )
+        flops = "?" if layer.flops is None else _si(layer.flops)
+        kept = "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB"
+        sizes = "x".join(map(str, layer.shape)), f"{layer.parameters:,}"
+        table.add_row(layer.name, layer.kind, *sizes, flops, kept)
     console.print(table)
 
 
 def print_memory(console: Console, estimate: Estimate) -> None:
     """Print the memory of a layout by part."""
-    layout, batch = estimate.layout, estimate.layout.batch
+    layout, batch, memory = estimate.layout, estimate.layout.batch, estimate.memory
     console.print(
         f"\n{layout.label}: global batch {batch.global_size} = dp {batch.shares} x accumulate "
         f"{batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
-    host = estimate.memory.host
-    for name, value in vars(estimate.memory).items():
-        if name != "host" or host:
-            away = host and name in ("parameters", "gradients", "optimizer")
-            text = "unknown" if value is None else readable(value)
-            table.add_row(f"{name} (host)" if away else name, text)
+    for name, value in vars(memory).items():
+        if name != "host" or memory.host:
+            away = memory.host and name in ("parameters", "gradients", "optimizer")
+            table.add_row(name + " (host)" * bool(away), _known(value))
     console.print(table)
-    if estimate.memory.activations is None:
+    if memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
-    if host:
-        number = layout.config.launch.tasks_per_node
+    if memory.host:
+        ranks = layout.config.launch.tasks_per_node
         console.print(
-            f"each node keeps {readable(number * host)} of {number} ranks in its host "
+            f"each node keeps {readable(ranks * memory.host)} of {ranks} ranks in its host "
             f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
         )
     if estimate.staged:
@@ -211,13 +207,12 @@ def print_layouts(console: Console, estimates: list[Estimate]) -> None:
 
 def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
     """Print what is not possible, each layout once, on the most ranks; one line for a reason."""
-    last = {name.partition(" ")[0]: name for name in excluded}
     names: dict[str, list[str]] = {}
-    for name in last.values():
+    for name in {name.partition(" ")[0]: name for name in excluded}.values():
         names.setdefault(excluded[name], []).append(name)
-    for reason, alike in names.items():
-        layouts = [name.partition(" ")[0] for name in alike[:-1]]
-        console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}")
+    for reason, (*others, last) in names.items():
+        layouts = [*(name.partition(" ")[0] for name in others), last]
+        console.print(f"excluded: {', '.join(layouts)}: {reason}")
 
 
 def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
@@ -225,9 +220,9 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    efficiencies = {"efficiency": [f"{part:.1%}" for _, part in rows]}
+    after = {"efficiency": [f"{part:.1%}" for _, part in rows]}
     names = ("nodes", "ranks", "layout", "step", "hours", "cost")
-    _print_estimates(console, [one for one, _ in rows], names, after=efficiencies)
+    _print_estimates(console, [one for one, _ in rows], names, after=after)
     few, (more, most) = rows[0][0], max(rows, key=lambda row: row[1])
     if most > 1.005:
         console.print(
@@ -239,20 +234,20 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
 
 def print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    priced = [one and one.price for _, one in rows]
-    units = {price.currency for price in priced if price}
+    units, found = _currencies(rows), [one for _, one in rows]
     unit = f", in {min(units)}" if len(units) == 1 else ""
     console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
         "hardware": [hardware.name for hardware, _ in rows],
-        "GPUs": [str(one.layout.ranks) if one else "-" for _, one in rows],
-        "layout": [_name(one) if one else "not possible" for _, one in rows],
+        "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
+        "layout": [_name(one) if one else "not possible" for one in found],
     }
-    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in priced]
-    prices = {"prices of": [date.strip() for date in dates]}
+    prices = [one and one.price for one in found]
+    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
+    after = {"prices of": [date.strip() for date in dates]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
-    _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
-    _print_mark(console, [one for _, one in rows if one])
+    _print_estimates(console, found, names, before, after)
+    _print_mark(console, [one for one in found if one])
 
 
 def _print_estimates(
@@ -281,9 +276,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
     "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
-    "tok/s/GPU": lambda one: (
-        f"{one.tokens_per_s_per_gpu:,.0f}" if one.tokens_per_s_per_gpu else "unknown"
-    ),
+    "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
     "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
@@ -292,6 +285,10 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "cost": lambda one: number(one.cost(one.price)),
     "spot": lambda one: number(one.cost(one.spot)),
 }
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
 def _name(one: Estimate) -> str:
@@ -304,14 +301,11 @@ def _print_mark(console: Console, rows: Sequence[Estimate]) -> None:
         console.print(f"* {line}")
 
 
-def _step(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
 def _how(estimate: Estimate) -> str:
-    layout, train = estimate.layout, estimate.layout.config.train
-    pieces = f"{layout.batch.accumulate} micro-batch{'es' * (layout.batch.accumulate > 1)}"
-    return f"{layout.kind} ({pieces}, activation checkpointing {train.activation_checkpointing})"
+    layout, parts = estimate.layout, estimate.layout.batch.accumulate
+    mode = layout.config.train.activation_checkpointing
+    pieces = f"{parts} micro-batch{'es' * (parts > 1)}"
+    return f"{layout.kind} ({pieces}, activation checkpointing {mode})"
 
 
 def _si(number: float) -> str:

@@ -16,7 +16,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.estimate import Estimate, order
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.estimator import Estimator
 
 _NODES = tuple(2**n for n in range(1, 13))
@@ -51,28 +51,25 @@ def rank(
             possible = [estimate for estimate in estimates if estimate.fits is not False]
             if not possible:
                 full = group[-1].config.train.activation_checkpointing == "full"
-                excluded[name] = (
-                    f"{estimates[-1].fit.reason}, also with "
-                    f"{'full activation checkpointing and ' * full}the smallest micro-batch"
-                )
+                also = f"{'full activation checkpointing and ' * full}the smallest micro-batch"
+                excluded[name] = f"{estimates[-1].fit.reason}, also with {also}"
                 continue
             # What is tight comes only where nothing leaves more room.
-            fastest = min(possible, key=lambda one: (one.fit.tight, order(one)))
+            fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
             if (excess := estimator.limits.excess(*fastest.bill) or 0.0) <= 1:
-                found.append(fastest)
+                found.append(replace(fastest, reason=_reason(fastest)))
             else:
                 excluded[name] = estimator.limits.exceeded(*fastest.bill)
                 over.append(excess)
-    found.sort(key=lambda e: (e.layout.ranks, order(e)))
-    best = [replace(e, reason=_reason(e)) for e in found]
-    return Ranking(best, excluded, min(over, default=None))
+    found.sort(key=lambda one: (one.layout.ranks, one.order))
+    return Ranking(found, excluded, min(over, default=None))
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
     """Return the fastest that has room with each mode of checkpointing, or else the smallest.
 
-    More micro-batches need less memory. Their time falls while a pipeline has too few of them, and
-    rises then. So halving finds the best number in a few estimates.
+    With more micro-batches the memory falls, and the time falls (in a pipeline) before it rises. So
+    halving finds the best number in a few estimates.
     """
     estimate = cache(lambda n: estimator.of(group[n], hardware))
     found: list[Estimate] = []
@@ -84,7 +81,7 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
         numbers = range(begin + len(list(alike)) - 1)
         first = bisect_left(numbers, True, begin, key=lambda n: estimate(n).has_room)
         best = bisect_left(
-            numbers, True, first, key=lambda n: order(estimate(n)) <= order(estimate(n + 1))
+            numbers, True, first, key=lambda n: estimate(n).order <= estimate(n + 1).order
         )
         found.append(estimate(best))
         if first == 0 and found[0].fits and found[0].has_room:
@@ -123,10 +120,10 @@ def smallest(
         if roomy := [each for each in found.best if each.has_room]:
             return roomy[0]
         tight = tight or next(iter(found.best), None)
-        if found.nearest is not None:  # more GPUs may be faster, until they are not
-            if nearest is not None and found.nearest >= nearest:
-                break
-            nearest = found.nearest
+        # More GPUs may be faster, until they are not.
+        if found.nearest is not None and nearest is not None and found.nearest >= nearest:
+            break
+        nearest = found.nearest if found.nearest is not None else nearest
     return tight
 
 
@@ -135,15 +132,14 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     found = [*kinds]
     several = len({one.price.currency for _, one in found if one and one.price}) > 1
 
-    def cost(kind: Kind) -> tuple[int, float]:
-        one = kind[1]
+    def cost(one: Estimate | None) -> tuple[int, float]:
         if one is None:
             return 2, 0.0
         if one.price is None or one.time is None or several:
             return 1, one.layout.ranks
         return 0, one.price.amount * one.layout.ranks * one.time.step_s
 
-    return sorted(found, key=cost)
+    return sorted(found, key=lambda kind: cost(kind[1]))
 
 
 def on(config: Config, hardware: Hardware) -> Config:
@@ -188,12 +184,10 @@ def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
     """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
     fastest: dict[int, Estimate] = {}
     timed = (one for one in estimates if one.time is not None)
-    for one in sorted(timed, key=lambda one: (-one.layout.ranks, order(one))):
+    for one in sorted(timed, key=lambda one: (-one.layout.ranks, one.order)):
         fastest.setdefault(one.layout.nodes, one)
     if len(fastest) < 2:
         return []
-    rates = [
-        (fastest[n], (fastest[n].samples_per_s or 0.0) / fastest[n].layout.ranks)
-        for n in sorted(fastest)
-    ]
-    return [(row, rate / rates[0][1]) for row, rate in rates]
+    rows = [fastest[nodes] for nodes in sorted(fastest)]
+    rates = [(one.samples_per_s or 0.0) / one.layout.ranks for one in rows]
+    return [(one, rate / rates[0]) for one, rate in zip(rows, rates, strict=True)]

@@ -30,13 +30,11 @@ import torch
 
 from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.hardware import Hardware, load
-from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.efficiencies import Efficiencies
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, MemoryModel
-from hpctrain.plan.predicting.timing import StepTime, step_time
+from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 from tests.plan.published_models import LOSSES, MODELS, Build, adapted
 
@@ -263,7 +261,6 @@ class Inspected:
     task: Any
     sample: dict[str, torch.Tensor]
     facts: ModelFacts
-    blocks: int
     known: dict[tuple[str, str], Measured] = field(default_factory=dict)
 
     def measured(self, compute: str, loss: str = "parts") -> Measured:
@@ -291,8 +288,8 @@ def inspected(model: str, length: int, lora: tuple[tuple[str, str], ...] = ()) -
     task = LanguageModel() if length else Classification()
     with torch.device("meta"):
         made = build()
-    blocks = 0 if "Res" in model else len(find_blocks(made, []))
-    return Inspected(build, task, sample, facts_of(made, task, sample), blocks)
+    facts = facts_of(made, task, sample)
+    return Inspected(build, task, sample, replace(facts, blocks=0) if "Res" in model else facts)
 
 
 def of_run(run: Run) -> Inspected:
@@ -315,7 +312,7 @@ def predicted(run: Run, efficiencies: Efficiencies | None = None) -> StepTime:
         return replace(one, step_s=mean, mfu=one.mfu * one.step_s / mean)
     layout, known = Layout(run.config, run.gpus // run.per_node, ()), of_run(run)
     activations, used = known.measured(run.compute)["none"], efficiencies or Efficiencies()
-    time = step_time(layout, known.facts, activations, known.blocks, run.machine, used)
+    time = step_time(layout, known.facts, activations, run.machine, used)
     assert time is not None
     return time
 

@@ -36,15 +36,15 @@ from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
 from hpctrain.plan.predicting import accuracy
-from hpctrain.plan.predicting.estimate import Estimate, order
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import (
+    Efficiencies,
     StepTime,
-    _inside_layers,
+    _Step,
     gather_s,
     link_of,
-    send_s,
 )
 from hpctrain.plan.printing import print_scaling
 from hpctrain.plan.ranking import WHY, scaling
@@ -200,7 +200,7 @@ def test_the_fastest_of_all_micro_batches(
         with suppress(ConfigError):
             estimates = [of(estimator, layout, hardware) for layout in group]
             all_layouts += len(group)
-            possible = [(one.fit.tight, order(one)) for one in estimates if one.fits and one.time]
+            possible = [(one.fit.tight, one.order) for one in estimates if one.fits and one.time]
             if possible:
                 best[group[0].kind] = min(possible)
     steps = [entry["step_s"] * (1 if entry["compared"] else 1.15) for entry in found]
@@ -466,11 +466,11 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
 def test_half_of_tensor_parallel_overlaps_where_it_can() -> None:
     words = "parallel.tp=2 parallel.async_tp=true train.compile=blocks launch.tasks_per_node=2"
     config = changed(Config(), words)
-    gpu, facts = load("h100_sxm"), ModelFacts(1, 1, 0, 1, Flops(1, 1, 256), (), 128)
+    gpu, facts = load("h100_sxm"), ModelFacts(1, 1, 0, 1, Flops(1, 1, 256), (), 128, blocks=4)
 
     def seconds(overrides: str = "parallel.tp=2", hardware: Hardware = gpu) -> float:
         layout = Layout(changed(config, overrides), 2 // config.launch.tasks_per_node, ())
-        found = _inside_layers(layout, facts, 4, hardware)
+        found = _Step(layout, facts, hardware, Efficiencies())._inside_layers()
         assert found
         return found
 
@@ -604,5 +604,5 @@ def test_collectives() -> None:
     assert gather_s(8e9, 1, inside) == 0
     assert link_of(hardware, 8, 1, 16).bandwidth == 400e9  # eight GPUs of a node send together
     assert link_of(hardware, 8, 8, 2) == hardware.between
-    assert send_s(1e9, hardware.between) == pytest.approx(10e-6 + 1e9 / 40e9)
+    assert gather_s(2e9, 2, hardware.between) == pytest.approx(10e-6 + 1e9 / 40e9)
     assert gather_s(1e9, 4, load("cpu").inside) == math.inf

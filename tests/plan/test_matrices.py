@@ -14,8 +14,7 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.accuracy import SPEED, accuracy, class_of, uncompared
-from hpctrain.plan.predicting.efficiencies import Efficiencies
-from hpctrain.plan.predicting.timing import StepTime, step_time
+from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 
 _LM = partial(Transformer, vocab_size=512, dim=512, layers=6, heads=8, hidden=1024)
@@ -38,7 +37,7 @@ def _time(facts: ModelFacts, compute: str = "bf16", **parallel: Any) -> StepTime
     for name, value in parallel.items():
         setattr(config.parallel, name, value)
     nothing = Activations(0, 0, 0, 0)
-    found = step_time(Layout(config, 1, ()), facts, nothing, 6, load("h100_sxm"), Efficiencies())
+    found = step_time(Layout(config, 1, ()), facts, nothing, load("h100_sxm"), Efficiencies())
     assert found is not None
     return found
 
@@ -53,6 +52,25 @@ def test_the_products_of_the_layers_are_the_operations_that_are_counted() -> Non
     assert dense.flops is not None
     attention = 6 * 4 * 256 * 256 * 512
     assert sum(m.flops for m in dense.matrices) == dense.flops.forward - attention
+
+
+class _Shrinks(nn.Module):
+    """Two layers of one class and shape, of which the second gets an eighth of the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(image)[:, :, :4]).mean((1, 2)))
+
+
+def test_layers_that_look_the_same_have_their_own_positions() -> None:
+    facts = _facts(_Shrinks)
+    assert [matrix.positions for matrix in facts.matrices] == [3 * 32, 3 * 4, 1]
+    assert {(m.rows, m.positions) for m in _facts(_LM).matrices} == {
+        *((512, 256.0), (1024, 256.0))  # also of the blocks that were left out
+    }
 
 
 def _grouped(groups: int, layout: torch.memory_format) -> nn.Module:
@@ -137,7 +155,7 @@ def test_adapters_send_only_their_own_gradients() -> None:
     config.parallel.dp_replicate, config.parallel.dp_shard = -1, 1
     layout, nothing = Layout(config, 1, ()), Activations(0, 0, 0, 0)
     times = [
-        step_time(layout, each, nothing, 6, load("h100_sxm"), Efficiencies())
+        step_time(layout, each, nothing, load("h100_sxm"), Efficiencies())
         for each in (facts, replace(facts, trainable=facts.trainable // 100))
     ]
     whole, adapters = (time.comm_s for time in times if time)

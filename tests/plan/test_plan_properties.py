@@ -24,7 +24,6 @@ from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimator import Estimator
-from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression
 
@@ -50,7 +49,7 @@ def estimator() -> Estimator:
         model = SMALL()
     facts = facts_of(model, LanguageModel(), sample())
     measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train)
-    return Estimator(facts, MemoryModel(model, facts, measured), measured, 8)
+    return Estimator(model, facts, measured)
 
 
 def layout(batch: int, ranks: int = 1, **keys: Any) -> Layout:
@@ -101,9 +100,7 @@ def test_context_parallel_gathers_the_keys_of_grouped_heads(estimator: Estimator
     """Of 4 heads of 8, keys and values are as wide as the residual stream; of 1, an eighth of 2."""
     assert estimator.facts.keys_values == 64
     other = replace(estimator.facts, keys_values=16)
-    few = Estimator(
-        other, MemoryModel(SMALL(), other, estimator.activations), *(estimator.activations, 8)
-    )
+    few = Estimator(SMALL(), other, estimator.activations)
     one = layout(8, 8, parallel__dp_replicate=1, parallel__cp=8)
     more, less = (each.of(one, load("h200")) for each in (estimator, few))
     kept = 8 * 64 * (7 / 8) * 2 * 8  # samples, positions, from other ranks, bytes, blocks
@@ -129,6 +126,33 @@ def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train)
     lower, autocast = (measured.of("none", cast=cast).saved for cast in (True, False))
     assert lower < 0.9 * autocast
+
+
+class Unlisted(nn.Module):
+    """Two layers that no list shows to be blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.one, self.two = (nn.Sequential(nn.Linear(8, 64), nn.GELU()) for _ in range(2))
+        self.three, self.four = nn.Linear(64, 8), nn.Linear(64, 16)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.four(self.two(self.three(self.one(self.table(tokens)))))
+
+
+def test_checkpointing_is_of_the_blocks_that_the_config_names() -> None:
+    def saved(mode: str, classes: list[str]) -> int:
+        train = replace(Config().train, activation_checkpointing=mode)
+        return Measured(Unlisted, LanguageModel(), sample(), None, train, classes)[mode].saved
+
+    assert saved("full", ["Sequential"]) < saved("none", [])
+    with torch.device("meta"):
+        model = Unlisted()
+    facts = [
+        facts_of(model, LanguageModel(), sample(), names).blocks for names in ((), ("Linear",))
+    ]
+    assert facts[1] == 4
 
 
 class Attends(nn.Module):

@@ -8,7 +8,7 @@ their converted copies and their gradients are left out: `hpctrain.plan.memory` 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,7 +69,8 @@ class Measured:
     """The activations for each mode of checkpointing, measured when they are first needed.
 
     `compute` is the dtype of autocast. FSDP2 converts the parameters and the inputs of the model
-    instead, so that norms and the residual stream have this dtype too (`cast`).
+    instead, so that norms and the residual stream have this dtype too (`cast`). `classes` are those
+    of `parallel.blocks`.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class Measured:
         sample: Batch,
         compute: torch.dtype | None,
         train: TrainConfig,
+        classes: Sequence[str] = (),
     ) -> None:
-        self._build, self._task, self._sample = build, task, sample
+        self._build, self._task, self._sample, self._classes = build, task, sample, [*classes]
         self._compute, self._train, self._tokens = compute, train, tokens_of(task, sample)
         self._found: dict[tuple[str, bool], Activations] = {}
 
@@ -89,11 +91,7 @@ class Measured:
         return self.of(mode, cast=False)
 
     def of(self, mode: str, *, cast: bool) -> Activations:
-        """Return those of a mode.
-
-        It raises a ConfigError if the sample does not fit, or blocks are to be computed again and
-        there are none.
-        """
+        """Return those of a mode; a ConfigError if the sample does not fit, or it needs blocks."""
         key = mode, cast and self._compute is not None
         if key not in self._found:
             self._found[key] = self._measure(*key)
@@ -103,7 +101,11 @@ class Measured:
         fake, train = FakeTensorMode(allow_non_fake_inputs=True), self._train
         train = replace(train, activation_checkpointing=mode)
         model = _without_memory(self._build, fake)
-        model = _prepared(model, self._compute if cast else None, train, fake)
+        if cast and self._compute is not None:
+            with fake:
+                model = with_tensors(model, self._compute)
+            model.register_forward_pre_hook(partial(_lowered, self._compute), with_kwargs=True)
+        self._prepare(model, train)
 
         def step(rows: int) -> StepBytes:
             with fake:
@@ -127,10 +129,18 @@ class Measured:
                 return Activations(0, 0, 0, 0, exact=False)
             with explained(self._called):
                 raise error
-        model = _prepared(self._build(), None, train, FakeTensorMode())
+        model = self._build()
+        self._prepare(model, train)
         with explained(self._called):
             step = partial(self._step, model, values=_values)
             return _per_sample(model, step, self._tokens, by_block=False)
+
+    def _prepare(self, model: nn.Module, train: TrainConfig) -> None:
+        mode, every = train.activation_checkpointing, train.activation_checkpointing_every
+        if mode != "none":
+            blocks = [block for _, block in find_blocks(model, self._classes)]
+            checkpoint_activations(blocks, mode, every)
+        model.train()
 
     def _step(
         self, model: nn.Module, rows: int, values: Callable[..., Any] = torch.empty
@@ -151,43 +161,24 @@ class Measured:
 
 
 def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
-    """Return a new model whose parameters and buffers are fake tensors on the CPU.
-
-    Some models compute with values of the CPU while they are built, as those of timm do. They are
-    built on the meta device, where that works, and get fake tensors afterwards.
-    """
+    """Return a new model whose parameters and buffers are fake tensors on the CPU."""
     try:
         with fake:
             return build()
-    except Exception:
+    except Exception:  # as those of timm, it computes with values of the CPU while it is built
         with torch.device("meta"):
             model = build()
         with fake:
             return with_tensors(model)
 
 
-def _prepared(
-    model: nn.Module, cast: torch.dtype | None, train: TrainConfig, fake: FakeTensorMode
-) -> nn.Module:
-    """Return the model as it is in training, possibly with parameters and inputs of a dtype."""
+def _lowered(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return the arguments of a call with floats of a dtype."""
 
-    def lower(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        def one(x: Any) -> Any:
-            return x.to(cast) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+    def one(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
-        return tree_map(one, args), tree_map(one, kwargs)
-
-    if cast is not None:
-        with fake:
-            model = with_tensors(model, cast)
-        model.register_forward_pre_hook(lower, with_kwargs=True)
-    if train.activation_checkpointing != "none":
-        checkpoint_activations(
-            [block for _, block in find_blocks(model, [])],
-            train.activation_checkpointing,
-            train.activation_checkpointing_every,
-        )
-    return model.train()
+    return tree_map(one, args), tree_map(one, kwargs)
 
 
 def _per_sample(
@@ -200,13 +191,12 @@ def _per_sample(
     """
     rows = max(_ROWS, _TOKENS // tokens) if tokens else _ROWS
     least = 1 if tokens else rows
-    outputs, losses, working = 0, dict[int, int](), [0]
+    losses, outputs, working = dict[int, int](), [0], [0]
 
     def measure() -> tuple[int]:
-        nonlocal outputs
         few, more = step(rows), step(2 * rows)
         losses.update({rows: few.loss, 2 * rows: more.loss})
-        outputs = (more.outputs - few.outputs) // rows
+        outputs.append((more.outputs - few.outputs) // rows)
         if least not in losses:
             losses[least] = step(least).loss
         sums = few.backward, more.backward
@@ -218,7 +208,7 @@ def _per_sample(
     saved = measured_by_block(model, measure)[0] if by_block else measure()[0]
     outside = (losses[2 * rows] - losses[rows]) // rows
     part = max(0, losses[rows] - rows * outside)
-    return Activations(saved, max(working), outputs, outside, part, losses[least] // least)
+    return Activations(saved, max(working), outputs[-1], outside, part, losses[least] // least)
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The bytes that live in a step of training: tensors that operations return, beside parameters."""
 
 import gc
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,30 +43,23 @@ def step_bytes(model: nn.Module, task: Any, batch: Batch, compute: torch.dtype |
         if found and found[0].requires_grad:
             found[0].register_hook(lambda _: ends.append(len(live.sums)))
 
-    handles: list[Any] = [model.register_forward_hook(note)]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    handles += [p.register_post_accumulate_grad_hook(_forget) for p in trained]
-    collects = gc.isenabled()
-    gc.disable()  # so that the same operations see the same tensors
-    try:
+    with ExitStack() as stack:
+        stack.callback(model.register_forward_hook(note).remove)
+        for p in model.parameters():
+            if p.requires_grad:  # its gradient is left out as soon as it is one
+                forget = p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+                stack.callback(forget.remove)
+        if gc.isenabled():
+            gc.disable()  # so that the same operations see the same tensors
+            stack.callback(gc.enable)
         with live, _Kernels():
             with nullcontext() if compute is None else torch.autocast("cpu", dtype=compute):
                 loss = task(model, batch)["loss"][0]
             loss.backward()
-    finally:
-        if collects:
-            gc.enable()
-        for handle in handles:
-            handle.remove()
     outputs, whole = at_outputs
     end, saved = next(iter(ends), 0), whole - outputs
     above = [now - saved for now in live.sums]
     return StepBytes(saved, outputs, max([outputs, *above[:end]]), above[end:])
-
-
-def _forget(parameter: torch.Tensor) -> None:
-    """Leave out a gradient as soon as it is one."""
-    parameter.grad = None
 
 
 class _Kernels(TorchFunctionMode):
@@ -81,10 +74,7 @@ class _Kernels(TorchFunctionMode):
 
 
 class _Live(TorchDispatchMode):
-    """Adds up the bytes of all tensors but `states` that operations return, while they live.
-
-    `sums` has the bytes after each operation that returned a new tensor.
-    """
+    """Adds up the bytes of all tensors but `states` that operations return, while they live."""
 
     def __init__(self, states: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,7 +82,7 @@ class _Live(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         # As long as a weak reference exists, no other storage gets the same key.
         self._held: list[StorageWeakRef] = []
-        self.sums: list[int] = []
+        self.sums: list[int] = []  # after each operation that returned a new tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -102,21 +92,17 @@ class _Live(TorchDispatchMode):
             # It is a copy of a parameter in the format of the computation.
             self._states.add(_key(out))
             self._held.append(StorageWeakRef(out.untyped_storage()))
-        new = False
-        for leaf in tree_leaves(out):
-            if not _is_tensor(leaf) or (key := _key(leaf)) in self._states:
-                continue
-            if key not in self._storages:
+        before = len(self._storages)
+        for leaf in filter(_is_tensor, tree_leaves(out)):
+            if (key := _key(leaf)) not in self._states and key not in self._storages:
                 self._storages[key] = StorageWeakRef(leaf.untyped_storage()), _nbytes(leaf)
-                new = True
-        if new:
+        if len(self._storages) > before:
             self.sums.append(self.now())
         return out
 
     def now(self) -> int:
         """Return the present bytes."""
-        gone = [key for key, (reference, _) in self._storages.items() if reference.expired()]
-        for key in gone:
+        for key in [key for key, (held, _) in self._storages.items() if held.expired()]:
             del self._storages[key]
         return sum(size for _, size in self._storages.values())
 

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from hpctrain.parallel.preparing.identical_blocks import alike
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -40,8 +42,8 @@ class Positions:
 
     def __init__(self, model: nn.Module, samples: int) -> None:
         self._model, self._samples = model, samples
-        self._seen: dict[tuple[Any, ...], float] = {}
-        self._moved: dict[tuple[Any, ...], float] = {}
+        # The positions of a sample, and the elements that a convolution moves.
+        self._seen: dict[nn.Module, tuple[float, float]] = {}
 
     def __enter__(self) -> Positions:
         self._handles = [m.register_forward_hook(self._note) for m in self._model.modules()]
@@ -53,42 +55,42 @@ class Positions:
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.ndim > 1:
-            channels = output.shape[1 if isinstance(module, _ConvNd) else -1]
-            self._seen[_kind(module)] = output.numel() / channels / self._samples
-            if isinstance(module, _ConvNd):
-                self._moved[_kind(module)] = (args[0].numel() + output.numel()) / self._samples
+            size, convolves = output.numel() / self._samples, isinstance(module, _ConvNd)
+            moved = args[0].numel() / self._samples + size if convolves else 0.0
+            self._seen[module] = size / output.shape[1 if convolves else -1], moved
 
     def matrices(self, otherwise: int, fp8: Collection[str]) -> tuple[Matrix, ...]:
         """Return the weights, each once; `fp8` are the names of layers that can compute in it.
 
         `otherwise` are the positions of layers that were not called.
         """
-        found, known = [], set()
-        convolutions = [m for m in self._model.modules() if isinstance(m, _ConvNd)]
+        found, known, model = [], set(), self._model
+        groups = [[model.get_submodule(name) for name in names] for names in alike(model)]
+        called = {  # a layer of a block that was left out, and that of the first block
+            part: first
+            for first_block, *others in groups
+            for block in others
+            for part, first in zip(block.modules(), first_block.modules(), strict=True)
+        }
+        convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
         channels_last = any(not layer.weight.is_contiguous() for layer in convolutions)
-        for name, module in self._model.named_modules():
+        for name, module in model.named_modules():
             if isinstance(module, nn.Embedding):
                 continue
-            positions = self._seen.get(_kind(module), float(otherwise))
+            first = module if module in self._seen else called.get(module, module)
+            positions, moved = self._seen.get(first, (float(otherwise), 0.0))
             for weight in module.parameters(recurse=False):
                 if weight.ndim < 2 or id(weight) in known:
                     continue
                 known.add(id(weight))
-                fields: dict[str, Any] = {"fp8": name in fp8}
-                number, each, shape = 1, positions, weight.shape
+                rows, *others = weight.shape
+                number, last, each = 1, True, positions
                 if isinstance(module, _ConvNd):
-                    number = module.groups
-                    shape = torch.Size((shape[0] // number, *shape[1:]))
-                    fields["moved"] = self._moved.get(_kind(module), 0.0)
-                    fields["channels_last"] = channels_last
-                elif weight.ndim == 3:
-                    number, shape = weight.shape[0], weight.shape[1:]
+                    number, last = module.groups, channels_last
+                    rows //= number
+                elif weight.ndim == 3:  # of experts
+                    number, rows, *others = weight.shape
                     each = positions / number
-                sizes = int(shape[0]), math.prod(shape[1:])
-                found.append(Matrix(*sizes, each, number, **fields))
+                columns, in_fp8 = math.prod(others), name in fp8
+                found.append(Matrix(rows, columns, each, number, in_fp8, moved, last))
         return tuple(found)
-
-
-def _kind(module: nn.Module) -> tuple[Any, ...]:
-    shapes = (tuple(p.shape) for p in module.parameters(recurse=False))
-    return type(module), getattr(module, "stride", None), *shapes

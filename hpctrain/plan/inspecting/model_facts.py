@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class ModelFacts:
     adapted: int = 0  # frozen parameters that have an adapter, which may be held in 4 bits
     context: bool = False  # its sequences can be divided (context parallel)
     again: int = 0  # operations of a sample that full activation checkpointing adds
+    blocks: int = 0  # 0 if they cannot be found
 
     @property
     def tokens(self) -> int:
@@ -97,24 +98,31 @@ def build_on_meta(build: Build) -> nn.Module:
         missing = isinstance(error.__cause__, ImportError)
         if missing or not str(error).startswith("model._target_"):
             raise
-        raise ConfigError(
-            f"{error}\nplan builds the model without memory, on torch's meta device, where values "
-            "cannot be read"
-        ) from error
+        how = "plan builds the model without memory, on torch's meta device, where values cannot"
+        raise ConfigError(f"{error}\n{how} be read") from error
 
 
-def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
+def blocks_of(model: nn.Module, classes: Sequence[str] = ()) -> list[nn.Module]:
+    """Return the blocks, which `parallel.blocks` may name; none if they cannot be found."""
+    try:
+        return [block for _, block in find_blocks(model, [*classes])]
+    except ConfigError:
+        return []
+
+
+def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] = ()) -> ModelFacts:
     """Return the facts of a model; a ConfigError if the task and the sample do not fit."""
     summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     experts = [found for module in model.modules() if (found := _experts(module))]
-    width, plan = _width(model), getattr(model, "plan", None)
-    numbers = plan.numbers if isinstance(plan, Plan) else {}
-    heads = numbers.get("heads", 1)
-    batch = meta_batch(sample)
+    blocks, plan = blocks_of(model, classes), getattr(model, "plan", None)
+    # The width of the residual stream is the length of the vectors of the first block.
+    vectors = [p.numel() for block in blocks[:1] for p in block.parameters() if p.ndim == 1]
+    width, numbers = next(iter(vectors), 0), plan.numbers if isinstance(plan, Plan) else {}
+    heads, batch = numbers.get("heads", 1), meta_batch(sample)
     with Positions(model, len(batch["mask"])) as positions:
         flops = count_flops(model, task, batch)
-    again = _again(model, task, batch, flops) if flops else 0
+    again = _again(model, task, batch, flops, blocks) if flops and blocks else 0
     in_fp8: list[str] = []
     with contextlib.suppress(ConfigError):  # no layer can compute in it
         in_fp8 = float8_layers(model, [])
@@ -133,18 +141,14 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         adapted=sum(w.numel() for w in frozen_weights(model)),
         context=isinstance(plan, Plan) and plan.context,
         again=again,
+        blocks=len(blocks),
     )
 
 
-def _again(model: nn.Module, task: Any, batch: Batch, flops: Flops) -> int:
-    """Return the operations that full activation checkpointing adds, for blocks stop early.
-
-    The last product of a block has no result that the backward pass needs.
-    """
-    try:
-        blocks = [block for _, block in find_blocks(model, [])]
-    except ConfigError:
-        return 0
+def _again(
+    model: nn.Module, task: Any, batch: Batch, flops: Flops, blocks: Sequence[nn.Module]
+) -> int:
+    """Return the operations that full checkpointing adds: not the last product of a block."""
     checkpoint_activations(blocks, "full", 1)
     try:
         counted = count_flops(model, task, batch)
@@ -166,30 +170,24 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
             size = output.numel() * output.element_size() // len(output)
             outputs[names[module]] = outputs.get(names[module], 0) + size
 
-    handles = [module.register_forward_hook(note) for module in names]
     batch, counter = meta_batch(sample), FlopCounterMode(display=False)
     try:
-        with dry_run(model), counter, torch.no_grad():
-            copy.copy(task)(model, batch)
+        with contextlib.ExitStack() as stack:
+            for module in names:
+                stack.callback(module.register_forward_hook(note).remove)
+            with dry_run(model), counter, torch.no_grad():
+                copy.copy(task)(model, batch)
     except Exception:  # it needs values: the table has parameters only
         outputs = {}
-    finally:
-        for handle in handles:
-            handle.remove()
     counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
-    rows = len(batch["mask"])
-    return [
-        Layer(
-            name or type(module).__name__,
-            type(module).__name__,
-            tuple(max(own, key=torch.Tensor.numel).shape),
-            sum(p.numel() for p in own),
-            int(counts.get(name, 0)) // rows if outputs else None,
-            outputs.get(name),
-        )
-        for module, name in names.items()
-        if (own := list(module.parameters(recurse=False)))
-    ]
+    found = []
+    for module, name in names.items():
+        if own := list(module.parameters(recurse=False)):
+            kind, shape = type(module).__name__, tuple(max(own, key=torch.Tensor.numel).shape)
+            flops = int(counts.get(name, 0)) // len(batch["mask"]) if outputs else None
+            sizes = sum(p.numel() for p in own), flops, outputs.get(name)
+            found.append(Layer(name or kind, kind, shape, *sizes))
+    return found
 
 
 @contextlib.contextmanager
@@ -210,8 +208,8 @@ def explained(what: str) -> Iterator[None]:
 
 def frozen_weights(model: nn.Module) -> list[torch.Tensor]:
     """Return the frozen parameters that have an adapter, which may be held in 4 bits."""
-    weights: list[Any] = [layer.weight for _, layer in adapted(model)]
-    return [weight for weight in weights if not weight.requires_grad]
+    layers: list[Any] = [layer for _, layer in adapted(model)]
+    return [layer.weight for layer in layers if not layer.weight.requires_grad]
 
 
 def _experts(module: nn.Module) -> tuple[int, int, int] | None:
@@ -221,13 +219,3 @@ def _experts(module: nn.Module) -> tuple[int, int, int] | None:
     if isinstance(bank, nn.Module) and isinstance(experts, int) and isinstance(used, int):
         return experts, used, sum(p.numel() for p in bank.parameters())
     return None
-
-
-def _width(model: nn.Module) -> int:
-    """Return the width of the residual stream: the length of the vectors of the first block."""
-    try:
-        blocks = find_blocks(model, [])
-    except ConfigError:
-        return 0
-    vectors = [p.numel() for p in blocks[0][1].parameters() if p.ndim == 1]
-    return vectors[0] if vectors else 0

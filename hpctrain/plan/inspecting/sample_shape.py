@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from hpctrain.config.schema import DataConfig
+from hpctrain.config.schema import Config, DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.errors import ConfigError
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.shards.index import Shard
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
@@ -41,6 +42,12 @@ def parse_shape(text: str) -> _Shapes:
     return found
 
 
+def task_and_sample(config: Config, shape: str | None = None) -> tuple[Any, Batch]:
+    """Return the task of a config, and a sample; `shape` is the value of `--sample-shape`."""
+    task = instantiate("task", config.task)
+    return task, of_data(config.data) if shape is None else of_shape(task, parse_shape(shape))
+
+
 def of_shape(task: Any, shapes: _Shapes) -> Batch:
     """Return a sample of these shapes, in the fields that the task names.
 
@@ -56,8 +63,8 @@ def of_shape(task: Any, shapes: _Shapes) -> Batch:
                 f"--sample-shape={'x'.join(map(str, shape))}: the task predicts tokens, so it is "
                 "the number of tokens of a window, at least 2, such as 8193"
             )
-        others = {name: other for name, other in shapes.items() if name}
-        shapes = others | {tokens: shape, f"{tokens}_document": shape}
+        shapes = {**shapes, tokens: shape, f"{tokens}_document": shape}
+        shapes.pop("", None)
     elif "" in shapes:
         if not hasattr(task, "input"):
             raise ConfigError(
@@ -109,13 +116,13 @@ def of_data(data: DataConfig) -> Batch:
 
 def samples_of_epoch(data: DataConfig) -> int:
     """Return the number of samples of an epoch; a DataError if there is no such data set."""
-    total = 0
+    total, windows = 0, data.windows
     for path, split, shards in parts_of(data):
-        count = sum(shard.count for shard in shards)
-        if (name := data.windows.field) is not None and data.windows.length is not None:
+        if (name := windows.field) is not None and windows.length is not None:
             reader = Reader(path, split, [name])
-            count = len(Windows(reader, name, data.windows.length, data.windows.stride))
-        total += count
+            total += len(Windows(reader, name, windows.length, windows.stride))
+        else:
+            total += sum(shard.count for shard in shards)
     return total * data.repeat
 
 

@@ -16,8 +16,7 @@ from hpctrain.units import GIB
 class Comparison:
     """The layouts that were measured; `overrides` are those of the command line.
 
-    They are ranked by nodes and ranks, then by the measured step; a failed one is last of its
-    number.
+    They are ranked by nodes and ranks, then by the measured step; a failed one is last.
     """
 
     def __init__(self, results: Sequence[Measured], overrides: Sequence[str]) -> None:
@@ -47,19 +46,19 @@ class Comparison:
                 entry["not_measured"] = one.cause
             elif one.cause:
                 entry["measured"]["note"] = one.cause
-        answer["measurement"] = {
-            "fastest": [
-                {
-                    "nodes": one.estimate.layout.nodes,
-                    "ranks": one.estimate.layout.ranks,
-                    "overrides": [*one.estimate.layout.overrides],
-                    "command": self._of(one),
-                    "step_s": one.step_s,
-                }
-                for one in self.fastest
-            ],
-            "runs": [str(one.run) for one in self.ranked],
-        }
+        fastest = [
+            {
+                "nodes": layout.nodes,
+                "ranks": layout.ranks,
+                "overrides": [*layout.overrides],
+                "command": command_of(self._overrides, layout.overrides),
+                "step_s": one.step_s,
+            }
+            for one in self.fastest
+            for layout in [one.estimate.layout]
+        ]
+        runs = [str(one.run) for one in self.ranked]
+        answer["measurement"] = {"fastest": fastest, "runs": runs}
 
     def show(self, console: Console) -> None:
         """Print the table, and the commands that follow from it."""
@@ -73,14 +72,10 @@ class Comparison:
             layout = one.estimate.layout
             ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
             console.print(f"\nthe fastest on {ranks}: {layout.name}")
-            console.print(f"  {self._of(one)}", soft_wrap=True)
+            console.print(f"  {command_of(self._overrides, layout.overrides)}", soft_wrap=True)
         if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
             console.print("\nfor other sizes, plan takes what these runs have measured:")
             console.print(f"  {' '.join(given)}", soft_wrap=True)
-
-    def _of(self, one: Measured) -> str:
-        """Return the command that submits the run in a layout."""
-        return command_of(self._overrides, one.estimate.layout.overrides)
 
     def _table(self) -> Table:
         tokens = any(one.estimate.tokens for one in self.ranked)
@@ -90,17 +85,16 @@ class Comparison:
         names += ["predicted", "peak", "error"] if peaks else []
         table = Table(*names)
         for one in self.ranked:
-            time = one.estimate.time
-            predicted = None if time is None else time.step_s
+            layout, time = one.estimate.layout, one.estimate.time
             rate = one.speed.tokens_per_s_per_gpu if tokens else one.speed.samples_per_s
             cells = [
-                *(one.estimate.layout.name, str(one.estimate.layout.ranks)),
-                *(_text(predicted, "{:.4f} s"), _text(one.step_s, "{:.4f} s", "failed")),
-                *(_text(one.step_error, "{:+.1%}"), _text(rate, "{:,.0f}")),
+                *(layout.name, str(layout.ranks), _text(time.step_s if time else None, "{:.4f} s")),
+                *(_text(one.step_s, "{:.4f} s", "failed"), _text(one.step_error, "{:+.1%}")),
+                _text(rate, "{:,.0f}"),
             ]
             if peaks:
                 peak = None if one.found is None else one.found.peak_bytes
-                sizes = one.predicted_peak / GIB, peak and peak / GIB
+                sizes = one.estimate.memory.tensors / GIB, peak and peak / GIB
                 cells += [_text(size, "{:.2f} GiB") for size in sizes]
                 cells += [_text(one.peak_error, "{:+.1%}")]
             table.add_row(*cells)

@@ -3,10 +3,8 @@
 best layouts ── short_run ── Sweep: one array for each number of nodes ── wait ── measured_run
                                 └── Ctrl-C, or a refused job: those in the queue are cancelled
 
-A layout that fails in its job has the cause in place of its times. A short training makes 5 steps
-that start everything, and after a report 20 steps in 4 reports, which count. It makes no evaluation
-and no checkpoint, tells nobody, and its metrics stay in its journal. A learning rate that rises
-over all steps keeps the numbers finite, and takes no time.
+A short training makes 5 steps that start everything, and after a report 20 steps in 4 reports,
+which count. A learning rate that rises over all steps keeps the numbers finite, and takes no time.
 """
 
 import copy
@@ -73,28 +71,22 @@ class Measured:
         return time.step_s / self.step_s - 1 if time and self.step_s else None
 
     @property
-    def predicted_peak(self) -> int:
-        """The predicted memory of tensors in bytes: without that of CUDA, NCCL and gaps."""
-        return self.estimate.memory.total - self.estimate.memory.allowance
-
-    @property
     def peak_error(self) -> float | None:
         """The predicted memory of tensors divided by the measured peak, minus 1."""
         peak = self.found and self.found.peak_bytes
-        return self.predicted_peak / peak - 1 if peak else None
+        return self.estimate.memory.tensors / peak - 1 if peak else None
 
     def as_json(self) -> dict[str, Any] | None:
         """Return the object `measured` of a layout; None if its job has failed."""
         if self.found is None:
             return None
-        found = ("steps", "mfu", "data_wait", "communication", "peak_bytes")
-        rates = ("samples_per_s", "tokens_per_s_per_gpu")
+        found = ("steps", "mfu", "data_wait", "communication", "peak_bytes", "step_s")
         return {
             "run": str(self.run),
             "job": self.job,
             **{name: getattr(self.found, name) for name in found},
-            "step_s": self.step_s,
-            **{name: getattr(self.speed, name) for name in rates},
+            "samples_per_s": self.speed.samples_per_s,
+            "tokens_per_s_per_gpu": self.speed.tokens_per_s_per_gpu,
             "step_error": self.step_error,
             "peak_error": self.peak_error,
         }
@@ -105,34 +97,32 @@ def measure(
 ) -> list[Measured]:
     """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
-    The estimates come best first, but one of the command line is the first of all. If the scheduler
-    refuses a job (LaunchError), or after Ctrl-C (KeyboardInterrupt), those in the queue are
-    cancelled.
+    The estimates come best first, but one of the command line is the first of all. After a
+    LaunchError or Ctrl-C (KeyboardInterrupt) the jobs in the queue are cancelled.
     """
-    first = estimates[0] if estimates else None
-    if first is not None and first.fits is False and first.layout.named:
+    if any(one.fits is False and one.layout.named for one in estimates[:1]):
         raise ConfigError(
-            f"--measure: the layout of the command line ({first.layout.kind}) does not fit, so it "
-            "is not submitted; name another, or leave out hardware, which measures it in any case"
+            f"--measure: the layout of the command line ({estimates[0].layout.kind}) does not fit, "
+            "so it is not submitted; name another, or leave out hardware, which measures it in any "
+            "case"
         )
     groups = chosen(estimates)
     if not groups:
         raise ConfigError("--measure: no layout fits on these nodes; give more with --nodes")
     folder = Path(output_dir) / "measure" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
     sweep = Sweep(folder / "sweeps" / "layouts", followed=True)
-    best = [estimate for group in groups for estimate in group]
-    for group in groups:
-        for one in group:
-            _add(sweep, overrides, one, minutes(group))
+    best = [(one, minutes(group)) for group in groups for one in group]
+    for one, limit_min in best:
+        _add(sweep, overrides, one, limit_min)
     try:
         sweep.submit()
         jobs = [job for job in sweep.jobs() if isinstance(job, RunJob)]
-        names = (f"{one.layout.kind}, {one.layout.ranks} ranks" for one in best)
+        names = (f"{one.layout.kind}, {one.layout.ranks} ranks" for one, _ in best)
         wait([*zip(names, jobs, strict=True)])
     except BaseException:
         _cancel(sweep.entries, folder)
         raise
-    return [_result(estimate, job) for estimate, job in zip(best, jobs, strict=True)]
+    return [_result(one, job) for (one, _), job in zip(best, jobs, strict=True)]
 
 
 def wait(jobs: Sequence[tuple[str, RunJob]]) -> None:
@@ -169,10 +159,7 @@ def _state(job: RunJob) -> str:
 
 
 def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:
-    """Add a run with a directory of its own: layouts do not change the result, and so not the name.
-
-    The name in the config stays, because the jobs of an array have one.
-    """
+    """Add a run with a directory of its own; the config's name stays, for an array has one."""
     config = short_run(one, sweep.folder.parents[1], limit_min)
     number, kind = len(sweep.entries), one.layout.kind.replace("+", "-")
     sweep.add([*overrides, *one.layout.overrides], lambda _: config)
@@ -187,16 +174,16 @@ def _cancel(entries: Sequence[Entry], folder: Path) -> None:
     if not tasks:
         return
     try:
-        waiting = {task: job for task, job in queue.queued({queue.me()}).items() if task in tasks}
-        for task in waiting:
+        jobs = {task: job.id for task, job in queue.queued({queue.me()}).items() if task in tasks}
+        for task in jobs:
             with suppress(OSError):
                 stop_request.write(tasks[task].run.path, queue.me())
-        queue.cancel(job.id for job in waiting.values())
+        queue.cancel(jobs.values())
     except HpctrainError as error:
         say(f"{error}; `squeue --me` shows the jobs, and scancel ends them", style="red")
         return
-    ids = ", ".join(job.id for job in waiting.values())
-    say(f"cancelled {ids or 'nothing, all jobs have ended'}; what was measured is in {folder}")
+    ids = ", ".join(jobs.values()) or "nothing, all jobs have ended"
+    say(f"cancelled {ids}; what was measured is in {folder}")
 
 
 def _result(estimate: Estimate, job: RunJob) -> Measured:
@@ -213,23 +200,19 @@ def _result(estimate: Estimate, job: RunJob) -> Measured:
 
 def _smaller(estimate: Estimate, record: RunRecord) -> str:
     """Return that the micro-batches did not fit, and the run has taken smaller ones; else ""."""
-    batch, rows = estimate.layout.batch, record.micro_batch_rows
+    micro, rows = estimate.layout.batch.micro, record.micro_batch_rows
     asked = estimate.layout.config.train.micro_batch_size
-    if rows is None or asked == "auto" or rows >= batch.micro:
+    if rows is None or asked == "auto" or rows >= micro:
         return ""
-    return f"out of memory with micro-batches of {batch.micro}, measured with {rows}"
+    return f"out of memory with micro-batches of {micro}, measured with {rows}"
 
 
 def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """Return the layouts to measure: the first three of each number of nodes and ranks.
-
-    Those of one number are one list, because the jobs of an array have the same resources.
-    """
+    """Return the first three of each number of nodes and ranks, which will be one job array."""
     found: dict[tuple[int, int], list[Estimate]] = {}
-    for estimate in estimates:
-        if estimate.fits is not False:
-            size = estimate.layout.nodes, estimate.layout.ranks
-            found.setdefault(size, []).append(estimate)
+    for one in estimates:
+        if one.fits is not False:
+            found.setdefault((one.layout.nodes, one.layout.ranks), []).append(one)
     return [group[:MOST] for group in found.values()]
 
 

@@ -46,6 +46,12 @@ def accuracy(facts: ModelFacts, config: Config) -> str:
     return f"{name}: {median}% median, {worst}% at worst of {runs} published runs"
 
 
+def memory_accuracy() -> str:
+    """Return how far predictions of the memory have been from published runs."""
+    runs, median, _, worst = MEMORY
+    return f"{median}% median, {worst}% at worst of {runs} published runs of all classes"
+
+
 def uncompared(layout: Layout) -> str:
     """Return what of a layout no published run had, such as "offload and cp+pp", or ""."""
     kinds, together = parts_of(layout)

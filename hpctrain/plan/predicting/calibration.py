@@ -10,13 +10,16 @@ number for a and b; several runs of different sizes give both (least squares of 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean as mean
 
 import numpy as np
 
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.hardware import Hardware, Link, of_device, of_section
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime
 
@@ -45,33 +48,30 @@ class Calibration:
         factor = self.communication or 0.0
         step = self.compute * compute + self.rest * rest + factor * exposed
         step /= 1 - self.data_wait
-        return replace(
-            predicted,
-            step_s=step,
-            compute_s=predicted.compute_s * self.compute,
-            memory_s=predicted.memory_s * self.rest,
-            comm_s=predicted.comm_s * factor,
-            exposed_comm_s=predicted.exposed_comm_s * factor,
-            mfu=predicted.mfu * predicted.step_s / step,
+        return StepTime(
+            *(step, predicted.compute_s * self.compute, predicted.memory_s * self.rest),
+            *(predicted.comm_s * factor, predicted.exposed_comm_s * factor),
+            *(predicted.bubble, predicted.mfu * predicted.step_s / step),
         )
 
     def bytes(self, predicted: RankMemory) -> RankMemory:
         """Return the calibrated memory."""
         if self.memory is None:
             return predicted
-        tensors = int((predicted.total - predicted.allowance) * self.memory)
+        tensors = int(predicted.tensors * self.memory)
         return replace(predicted, total=tensors + predicted.allowance)
 
     @property
     def assumptions(self) -> dict[str, str]:
         """What the answer says about the runs."""
+        sent = "unknown: the runs had one rank"
+        if self.communication is not None:
+            sent = f"{self.communication:.3g} times the exposed part of the link's formula"
         told = {
             "measured": "; ".join(map(str, self.runs)),
             "factors": f"matrix products take {self.compute:.3g} times, the rest {self.rest:.3g} "
             "times as long as the data sheet would let them",
-            "communication": "unknown: the runs had one rank"
-            if self.communication is None
-            else f"{self.communication:.3g} times the exposed part of the link's formula",
+            "communication": sent,
             "data": f"{self.data_wait:.1%} of a step waits for data",
         }
         if self.memory is not None:
@@ -83,37 +83,32 @@ class Calibration:
 
 def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
-    first, config, mine = runs[0], layout.config, _alike(layout)
+    first, config, mine = runs[0], layout.config, _alike(layout.config)
+    what, on_cpu = f"--from-run {first.path}", first.device == "CPU"
     for run in runs:
-        what = f"--from-run {run.path}"
-        for name, there in _alike(layout_of(run)).items():
+        its = f"--from-run {run.path}"
+        for name, there in _alike(run.config).items():
             if there != mine[name]:
-                raise ConfigError(f"{what}: {name} is {there} there, and {mine[name]} here")
+                raise ConfigError(f"{its}: {name} is {there} there, and {mine[name]} here")
         if not run.device:
-            raise ConfigError(f"{what}: it is of an older version, which did not note its device")
+            raise ConfigError(f"{its}: it is of an older version, which did not note its device")
         if run.device != first.device:
-            raise ConfigError(f"{what}: it ran on {run.device}, and {first.path} on {first.device}")
-    on_cpu = first.device == "CPU"
-    if on_cpu:
-        cores = {run.config.launch.cpus_per_task for run in runs} | {config.launch.cpus_per_task}
-        if len(cores) > 1:
-            raise ConfigError(
-                f"--from-run {first.path}: launch.cpus_per_task is {sorted(cores)} in the runs and "
-                "the plan; a CPU is as fast as its cores, so give the same number"
-            )
+            raise ConfigError(f"{its}: it ran on {run.device}, and {first.path} on {first.device}")
+    cores = {run.config.launch.cpus_per_task for run in runs} | {config.launch.cpus_per_task}
+    if on_cpu and len(cores) > 1:
+        raise ConfigError(
+            f"{what}: launch.cpus_per_task is {sorted(cores)} in the runs and the plan; a CPU is "
+            "as fast as its cores, so give the same number"
+        )
     known = hardware if on_cpu or hardware else of_device(first.device)
     if known is not None and known.name != "cpu" and first.device not in known.devices:
-        raise ConfigError(
-            f"--from-run {first.path}: it ran on {first.device}, which is not "
-            f"hardware={known.name} ({known.title})"
-        )
+        other = f"hardware={known.name} ({known.title})"
+        raise ConfigError(f"{what}: it ran on {first.device}, which is not {other}")
     if on_cpu and (known is None or not known.peak_flops):
         return _cpu(known, config.precision.compute)
     if known is None:
-        raise ConfigError(
-            f"--from-run {first.path}: conf/hardware has no file for {first.device}; write one, "
-            "and name it with hardware=NAME"
-        )
+        missing = f"conf/hardware has no file for {first.device}"
+        raise ConfigError(f"{what}: {missing}; write one, and name it with hardware=NAME")
     return known
 
 
@@ -125,11 +120,16 @@ def layout_of(run: MeasuredRun) -> Layout:
 
 
 def calibrated(
-    runs: Sequence[MeasuredRun], predicted: Sequence[StepTime], memory: Sequence[RankMemory]
+    runs: Sequence[MeasuredRun], estimates: Sequence[Estimate], hardware: Hardware
 ) -> Calibration:
-    """Return what the runs say."""
-    parts = [_parts(time) for time in predicted]
-    waits = [run.data_wait for run in runs]
+    """Return what the runs say, beside what is predicted for them."""
+    times = [one.time for one in estimates if one.time]
+    if len(times) < len(runs):
+        raise ConfigError(
+            f"--from-run: the FLOPs of the runs, or a figure of hardware={hardware.name}, are "
+            "unknown, so there is nothing to compare their times with"
+        )
+    parts = [_parts(time) for time in times]
     own = [run.step_s * (1 - run.data_wait - (run.communication or 0.0)) for run in runs]
     compute, rest = _factors(parts, own)
     sent = [
@@ -137,26 +137,17 @@ def calibrated(
         for run, (_, _, exposed) in zip(runs, parts, strict=True)
         if run.communication is not None and exposed > 0
     ]
-    on_gpus = any(time.comm_s > 0 for time in predicted) and runs[0].device != "CPU"
-    communication = sum(sent) / len(sent) if sent else (compute if on_gpus else None)
+    on_gpus = any(time.comm_s > 0 for time in times) and runs[0].device != "CPU"
+    communication = mean(sent) if sent else (compute if on_gpus else None)
     ratios = [
-        run.peak_bytes / (each.total - each.allowance)
-        for run, each in zip(runs, memory, strict=True)
+        run.peak_bytes / one.memory.tensors
+        for run, one in zip(runs, estimates, strict=True)
         if run.peak_bytes is not None
     ]
-    found = Calibration(
-        tuple(runs),
-        compute,
-        rest,
-        communication,
-        sum(waits) / len(waits),
-        max(ratios, default=None),
-        (),
-    )
-    errors = []
-    for run, time in zip(runs, predicted, strict=True):
-        again = found.time(time)
-        errors.append(0.0 if again is None else again.step_s / run.step_s - 1)
+    factors = compute, rest, communication, mean(run.data_wait for run in runs)
+    found = Calibration(tuple(runs), *factors, max(ratios, default=None), ())
+    again = [(found.time(time), run.step_s) for run, time in zip(runs, times, strict=True)]
+    errors = [time.step_s / measured - 1 if time else 0.0 for time, measured in again]
     return replace(found, errors=tuple(errors))
 
 
@@ -169,9 +160,8 @@ def _factors(
         (compute, rest), *_ = np.linalg.lstsq(relative, np.ones(len(parts)), rcond=None)
         if compute > 0 and rest > 0:
             return float(compute), float(rest)
-    ratios = [seconds / (c + r) for (c, r, _), seconds in zip(parts, own, strict=True)]
-    mean = sum(ratios) / len(ratios)
-    return mean, mean
+    ratio = mean(seconds / (c + r) for (c, r, _), seconds in zip(parts, own, strict=True))
+    return ratio, ratio
 
 
 def _parts(time: StepTime) -> tuple[float, float, float]:
@@ -182,9 +172,8 @@ def _parts(time: StepTime) -> tuple[float, float, float]:
     return compute, max(0.0, time.step_s - exposed - compute), exposed
 
 
-def _alike(layout: Layout) -> dict[str, object]:
+def _alike(config: Config) -> dict[str, object]:
     """Return what must be the same in a run and in the plan that rests on it."""
-    config = layout.config
     return {
         "model._target_": config.model.get("_target_"),
         "precision.compute": config.precision.compute,

@@ -13,6 +13,10 @@ from hpctrain.plan.predicting.accuracy import uncompared
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime
 
+# A layout that was compared with nothing published is ranked as if its steps took so many times as
+# long: predictions of the largest class, dense bf16, are 11 % off in the median, a tenth over 22 %.
+_SLOWER = 1.15
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -41,6 +45,16 @@ class Estimate:
         return self.fits is not False and not self.fit.tight
 
     @property
+    def order(self) -> tuple[bool, float]:
+        """What sorts layouts, fastest first: those of unknown time follow as they were listed.
+
+        One that was compared with nothing published stands where it would if it were slower.
+        """
+        if self.time is None:
+            return True, 0.0
+        return False, self.time.step_s * (_SLOWER if self.uncompared else 1.0)
+
+    @property
     def price(self) -> Price | None:
         """The price that counts; None if unknown."""
         return self.hardware.price_per_hour if self.hardware else None
@@ -63,10 +77,9 @@ class Estimate:
     @property
     def overrides(self) -> list[str]:
         """What to add to the command line."""
-        losses, given = self.losses, [*self.layout.overrides]
-        if losses is None or losses.every_steps == losses.every_steps_as_given:
-            return given
-        return [*given, f"checkpoint.every_steps={losses.every_steps}"]
+        best = self.losses and self.losses.every_steps
+        changed = self.losses and best != self.losses.every_steps_as_given
+        return [*self.layout.overrides, *([f"checkpoint.every_steps={best}"] if changed else [])]
 
     @property
     def _whole_step_s(self) -> float | None:
@@ -94,8 +107,11 @@ class Estimate:
     @property
     def kwh(self) -> float | None:
         """The energy of the budget."""
-        watts = _watts(self.layout, self.hardware)
-        return self.hours and watts and self.hours * watts / 1000
+        gpu, node = (getattr(self.hardware, name, None) for name in ("power_w", "node_power_w"))
+        if self.hours is None or gpu is node is None:
+            return None
+        watts = self.layout.ranks * (gpu or 0.0) + self.layout.nodes * (node or 0.0)
+        return self.hours * watts / 1000
 
     @property
     def bill(self) -> tuple[float | None, float | None, str]:
@@ -104,9 +120,7 @@ class Estimate:
 
     def cost(self, price: Price | None) -> float | None:
         """Return what the budget costs at a price."""
-        if self.gpu_hours is None or price is None:
-            return None
-        return self.gpu_hours * price.amount
+        return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
 
     @property
     def samples_per_s(self) -> float | None:
@@ -141,34 +155,8 @@ class Estimate:
         }
 
 
-# A layout that was compared with nothing published is ranked as if its steps took so many times as
-# long: predictions of the largest class, dense bf16, are 11 % off in the median, a tenth over 22 %.
-_SLOWER = 1.15
-
-
-def _watts(layout: Layout, hardware: Hardware | None) -> float | None:
-    if hardware is None or (hardware.power_w is None and hardware.node_power_w is None):
-        return None
-    of_nodes = layout.nodes * (hardware.node_power_w or 0.0)
-    return layout.ranks * (hardware.power_w or 0.0) + of_nodes
-
-
-def order(estimate: Estimate) -> tuple[bool, float]:
-    """Return what sorts layouts, fastest first: those of unknown time follow as they were listed.
-
-    One that was compared with nothing published stands where it would if it were slower.
-    """
-    if estimate.time is None:
-        return True, 0.0
-    return False, estimate.time.step_s * (_SLOWER if estimate.uncompared else 1.0)
-
-
 def uncompared_line(estimates: Iterable[Estimate]) -> str:
     """Return the line that explains the mark of layouts that were compared with nothing, or ""."""
     parts = {part for one in estimates for part in one.uncompared.split(" and ") if part}
-    if not parts:
-        return ""
-    return (
-        f"no published run with {' or '.join(sorted(parts))} was compared; such layouts are ranked "
-        f"as if their steps took {_SLOWER - 1:.0%} longer"
-    )
+    told = f"no published run with {' or '.join(sorted(parts))} was compared; such layouts are "
+    return f"{told}ranked as if their steps took {_SLOWER - 1:.0%} longer" if parts else ""

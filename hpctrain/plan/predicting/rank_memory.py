@@ -6,31 +6,37 @@ With a pipeline, the first stage keeps the activations of most micro-batches, an
 the logits: both are computed, and the larger counts.
 """
 
-import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.starting_weights import adapter_problems
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
+from hpctrain.models.plan import Plan
 from hpctrain.models.quantized import packed_bytes
-from hpctrain.parallel.dividing.stages import numbers_of
+from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
+from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations, Measured
-from hpctrain.plan.inspecting.model_facts import ModelFacts
+from hpctrain.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import by_fsdp, computed_bytes, memory_of, shards, stored_bytes
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.predicting.stage_sizes import Sizes, StageSizes
 from hpctrain.units import GIB
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
 CONTEXT_BYTES = GIB
 GAPS = 0.04
+# The shapes of all parameters that a rank has, and of those that are trained.
+Sizes = tuple[ModelSizes, ModelSizes]
 
 
 @dataclass(frozen=True)
@@ -49,16 +55,18 @@ class RankMemory:
     total: int
     host: int = 0  # what offload keeps in the memory of the node instead of the GPU's
 
+    @property
+    def tensors(self) -> int:
+        """The total without the allowance, as torch counts the peak of its tensors."""
+        return self.total - self.allowance
+
 
 class MemoryModel:
     """Computes the memory of layouts of one model, which is on the meta device."""
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self._model, self._facts, self._activations = model, facts, activations
-        self._stages = StageSizes(model)
-        self._blocks = 0
-        with contextlib.suppress(ConfigError):
-            self._blocks = len(find_blocks(model, []))
+        self._stages, self._blocks = _StageSizes(model), max(1, facts.blocks)
 
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
@@ -66,12 +74,10 @@ class MemoryModel:
         for problem in adapter_problems(config.train, config.parallel, config.precision):
             raise ConfigError(problem)
         stages = self._stages.of(layout)
-        most = max(
-            (self._stage(layout, hardware, both, i) for i, both in enumerate(stages)),
-            key=lambda memory: memory.total,
-        )
+        of_stages = [self._stage(layout, hardware, both, i) for i, both in enumerate(stages)]
+        most = max(of_stages, key=lambda memory: memory.total)
         assert min(v for v in vars(most).values() if v is not None) >= 0, f"below 0: {most}"
-        if not layout.config.parallel.fsdp.offload:
+        if not config.parallel.fsdp.offload:
             return most
         return replace(most, host=max(_on_host(layout, *both) for both in stages))
 
@@ -84,9 +90,8 @@ class MemoryModel:
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(config.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
-        of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
-        flying = _in_flight(layout, stage)
-        measured = self._measured(layout)
+        of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
+        flying, measured = _in_flight(layout, stage), self._measured(layout)
         divided = degrees.cp * degrees.tp
         saved = int(self._saved(layout) * of_stage * batch.micro * flying)
         outputs = of_loss = 0
@@ -97,8 +102,8 @@ class MemoryModel:
             of_loss += int(measured.outside * batch.micro / degrees.cp / by_tp * (flying - 1))
         working = measured.working // divided
         if degrees.cp > 1 and config.train.activation_checkpointing != "none":
-            working += self._gathered_keys(layout) // max(1, self._blocks)
-        own = measured.saved // max(1, self._blocks) // divided
+            working += self._gathered_keys(layout) // self._blocks
+        own = measured.saved // self._blocks // divided
         received = held = 0
         if degrees.pp > 1:  # torch's stages hold their outputs until the backward pass has ended
             received, held = self._received(layout, stage), outputs
@@ -113,9 +118,7 @@ class MemoryModel:
             *(states.parameters, states.gradients, states.optimizer, states.gathered),
             kept if measured.exact else None,
             of_loss if measured.exact else None,
-            states.buffers,
-            allowance,
-            peak + allowance,
+            *(states.buffers, allowance, peak + allowance),
         )
 
     def _measured(self, layout: Layout) -> Activations:
@@ -151,19 +154,16 @@ class MemoryModel:
     def _residual(self, layout: Layout) -> int:
         """Return the bytes of a sample between two blocks, as tensor parallel divides them."""
         config, degrees = layout.config, layout.degrees
-        size = (
-            computed_bytes(config.precision) if _casts(layout) else stored_bytes(config.precision)
-        )
+        size = (computed_bytes if _casts(layout) else stored_bytes)(config.precision)
         whole = self._facts.tokens * self._facts.width * size
-        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout), config.parallel):
+        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout)[0], config.parallel):
             return whole // degrees.tp
         return whole
 
     def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
-        parallel, plan = layout.config.parallel, self._stages.plan(layout)
-        number = self._stages.gathers(layout)
-        if not sequence_is_divided(plan, parallel):
+        plan, number = self._stages.plan(layout)
+        if not sequence_is_divided(plan, layout.config.parallel):
             number *= 3  # norms and residuals are whole, too
         size = computed_bytes(layout.config.precision)
         return number * self._facts.tokens * self._facts.width * size
@@ -190,13 +190,98 @@ def _in_flight(layout: Layout, stage: int) -> float:
     """Return how many micro-batches a stage has made forward, but not backward."""
     pp, parts = layout.degrees.pp, layout.batch.accumulate
     schedule = layout.config.parallel.pipeline.schedule
-    if pp == 1:
-        return 1
-    if schedule == "gpipe":
-        return parts
-    if schedule == "1f1b":
-        return min(parts, pp - stage)
     of_rank = SCHEDULES[schedule]
-    if schedule == "interleaved":  # Narayanan et al. 2021: 2 (p - stage - 1) + (v - 1) p + 1 chunks
-        return min(parts, (2 * (pp - stage - 1) + (of_rank - 1) * pp + 1) / of_rank)
-    return min(parts, pp)
+    # Interleaved: Narayanan et al. 2021, 2 (p - stage - 1) + (v - 1) p + 1 chunks.
+    chunks = (2 * (pp - stage - 1) + (of_rank - 1) * pp + 1) / of_rank
+    most = {"gpipe": parts, "1f1b": pp - stage, "interleaved": chunks}
+    return 1 if pp == 1 else min(parts, most.get(schedule, pp))
+
+
+class _StageSizes:
+    """The shapes of one model, which is on the meta device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._frozen = model, frozen_weights(model)
+        self._sizes: dict[tuple[int, int, int, str, bool], list[Sizes]] = {}
+        self._plans: dict[int, tuple[Plan, int]] = {}
+
+    def of(self, layout: Layout) -> list[Sizes]:
+        """Return the shapes that each rank of a pipeline has; a ConfigError if it cannot."""
+        parallel, degrees = layout.config.parallel, layout.degrees
+        divided = degrees.ranks > degrees.dp_replicate
+        key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
+        if key not in self._sizes:
+            packed = self.packed(layout)
+            both = (self._divided(parallel, degrees, packed, trained) for trained in (False, True))
+            self._sizes[key] = list(zip(*both, strict=True))
+        for sizes, _ in self._sizes[key]:
+            _check_experts(sizes, parallel, degrees)
+        return self._sizes[key]
+
+    def _divided(
+        self, parallel: ParallelConfig, degrees: Degrees, packed: list[torch.Tensor], trained: bool
+    ) -> list[ModelSizes]:
+        model, plan = self._model, None
+        if degrees.ranks > degrees.dp or parallel.ep > 1:
+            plan = find_plan(model, parallel, degrees)
+        if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
+            blocks = [block for _, block in find_blocks(model, parallel.blocks)]
+        else:
+            blocks = blocks_of(model, parallel.blocks)
+        styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
+        whole = ModelSizes.of(
+            *(model, blocks, styles, degrees.tp),
+            experts=experts,
+            ep=parallel.ep,
+            trained=trained,
+            without=packed,
+        )
+        if degrees.pp == 1 or plan is None:
+            return [whole]
+        counts = block_counts(model, plan, parallel, degrees.pp)
+        first, last = (
+            _outside(model, names, styles, degrees.tp, trained) for names in (plan.first, plan.last)
+        )
+        stages = []
+        for rank in range(degrees.pp):
+            numbers = numbers_of(parallel.pipeline.schedule, degrees.pp, rank)
+            parts = [slice(sum(counts[:n]), sum(counts[: n + 1])) for n in numbers]
+            rest = (first if 0 in numbers else ()) + (last if len(counts) - 1 in numbers else ())
+            own, held = (
+                tuple(each for part in parts for each in all_blocks[part])
+                for all_blocks in (whole.blocks, whole.experts)
+            )
+            stages.append(ModelSizes(own, rest or ((0,),), held, whole.ep))
+        return stages
+
+    def packed(self, layout: Layout) -> list[torch.Tensor]:
+        """Return the weights that are held in 4 bits."""
+        return self._frozen if layout.config.train.lora.quantize else []
+
+    def plan(self, layout: Layout) -> tuple[Plan, int]:
+        """Return how layers can be divided, and how many get an input that is put together."""
+        key = layout.degrees.tp
+        if key not in self._plans:
+            plan = find_plan(self._model, layout.config.parallel, layout.degrees)
+            gathered = [name for name, style in plan.tensor.items() if style == "gather_sequence"]
+            self._plans[key] = plan, sum(len(matching(self._model, each)) for each in gathered)
+        return self._plans[key]
+
+
+def _check_experts(sizes: ModelSizes, parallel: ParallelConfig, degrees: Degrees) -> None:
+    """Raise the ConfigError of a training whose ranks cannot divide the same experts."""
+    ranks = shards(degrees, parallel) // parallel.ep if degrees.dp_shard > 1 else 1
+    for number, width, *_ in {shape for held in sizes.experts for shape in held}:
+        if number % ranks and width % ranks:
+            raise ConfigError(
+                f"parallel.ep={parallel.ep} leaves {number} experts for {ranks} ranks, which "
+                f"divide neither these nor their width {width}"
+            )
+
+
+def _outside(
+    model: nn.Module, names: Sequence[str], styles: dict[str, str], tp: int, trained: bool
+) -> tuple[tuple[int, ...], ...]:
+    modules = nn.ModuleDict({name.replace(".", "-"): model.get_submodule(name) for name in names})
+    inner = {name.replace(".", "-"): styles[name] for name in names if name in styles}
+    return ModelSizes.of(modules, [], inner, tp, trained=trained).rest

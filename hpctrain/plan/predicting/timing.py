@@ -13,22 +13,74 @@ The collectives follow the alpha-beta model of their slowest link, as a ring (Th
 NCCL takes trees where latency matters, so alpha counts for log2(n) hops at most.
 
 The efficiency of a matrix product grows with its size: `best` x s / (s + half), where s is the
-harmonic mean of its three sizes. `efficiencies` has the constants.
+harmonic mean of its three sizes. The constants are calibrated on a part of the runs of
+docs/published.md; the others judge.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from hpctrain.config.rules.combinations import async_tp_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
+from hpctrain.job.building.flops import Flops
 from hpctrain.plan.inspecting.activations import Activations
+from hpctrain.plan.inspecting.matrices import Matrix
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import computed_bytes, reduced_bytes, shards, stored_bytes
-from hpctrain.plan.predicting.efficiencies import LINK, Efficiencies
+from hpctrain.units import ELEMENT_BYTES
+
+LINK = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """What a step reaches of the figures of a data sheet."""
+
+    best: float = 0.75  # of the peak: what the largest products reach; between A100 and H100
+    # The part of the time of reading operands that computing does not hide: a product of size s
+    # reaches s / (s + half x peak / bandwidth) of `best`.
+    half: float = 0.06
+    fp8: float = 0.9  # of `best`: what a product in fp8 reaches of its peak beside one in 16 bits
+    tf32: float = 0.55  # of `best`, likewise
+    convolution: float = 0.8  # `half` of convolutions
+    attention: float = 0.35  # of the peak (flash kernel)
+    traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
+    fused: float = 3.0  # the same, where torch.compile fuses
+    memory: float = 0.8  # of the HBM bandwidth
+    overlap: float = 0.9  # of the computing time, behind which communication can hide
+    contention: float = 0.65  # of hidden communication: so much it slows the computing beside it
+    launch_s: float = 6e-6  # in which the CPU starts one operation
+    host_link: float = 20e9  # bytes/s between GPU and host
+    host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
+
+    def on(self, hardware: Hardware) -> Self:
+        """Return them with what the hardware says itself."""
+        link = hardware.host.bandwidth
+        return replace(
+            self,
+            best=hardware.matmul_efficiency or self.best,
+            attention=hardware.attention_efficiency or self.attention,
+            host_link=self.host_link if link is None else link * LINK,
+        )
+
+    @property
+    def assumptions(self) -> dict[str, str]:
+        """What the answer says about them."""
+        return {
+            "products": f"{self.best:.0%} of the dense peak at most, less for small ones; in fp8 "
+            f"{self.fp8:.0%} of that",
+            "attention": f"{self.attention:.0%} of the peak, half of the square",
+            "memory": f"{self.memory:.0%} of the HBM bandwidth; activations pass it "
+            f"{self.traffic:g} times, with torch.compile {self.fused:g} times",
+            "offload": f"{self.host_link / 1e9:.3g} GB/s to the host, whose memory gives "
+            f"{self.host_memory / 1e9:g} GB/s for each GPU",
+            "overlap": f"communication hides behind {self.overlap:.0%} of the computing and slows "
+            f"it by {self.contention:.0%} of its own time",
+        }
 
 
 @dataclass(frozen=True)
@@ -46,7 +98,6 @@ class StepTime:
 
 _KERNELS = 90  # of a block, forward and backward
 _BACKWARD = 3  # passes of attention in training, as FLOPs are counted: backward is twice forward
-_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 _CASTS = 5  # bytes for each element that is cast to fp8: read twice in 16 bits, written once
 _UNPACKED = 4.5  # bytes for each weight that is unpacked from 4 bits, in 16 bits, and read again
 
@@ -55,178 +106,172 @@ def step_time(
     layout: Layout,
     facts: ModelFacts,
     activations: Activations,
-    blocks: int,
     hardware: Hardware,
     efficiencies: Efficiencies,
 ) -> StepTime | None:
     """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown."""
-    config, efficiencies = layout.config, efficiencies.on(hardware)
-    peak, usual = hardware.peak(config.precision.compute), hardware.peak(_usual(config))
-    if facts.flops is None or not (peak and usual and hardware.memory_bandwidth):
-        return None
-    degrees, batch = layout.degrees, layout.batch
-    divided = degrees.tp * degrees.cp * degrees.pp
-    samples = batch.share / divided  # of a step, as if this rank had made them alone
-    products_s, attention_s = _compute(layout, facts, hardware, efficiencies)
-    compute = samples * (products_s + attention_s)
-    traffic = efficiencies.fused if config.train.compile != "off" else efficiencies.traffic
-    twice = config.train.activation_checkpointing != "none"  # the forward pass is made
-    traffic *= 1.33 if twice else 1
-    rate = hardware.memory_bandwidth * efficiencies.memory
-    memory = samples * traffic * (activations.saved + activations.outside) / rate
-    if config.train.lora.quantize:  # forward and backward, and again
-        memory += (2 + twice) * batch.accumulate * facts.adapted * _UNPACKED / rate
-    launches = _KERNELS * max(1, blocks) / degrees.pp * efficiencies.launch_s
-    busy = max(compute + memory, launches * batch.accumulate)
-    hidden = _between_layers(layout, facts, blocks, hardware)
-    open_s = _inside_layers(layout, facts, blocks, hardware)
-    if not math.isfinite(hidden + open_s):  # the bandwidth of a link is unknown
-        return None
-    moved, rate_of_states = 0.0, rate
-    if config.parallel.fsdp.offload:
-        moved = _moved(layout, facts) / efficiencies.host_link
-        rate_of_states = efficiencies.host_memory
-    once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
-    behind = min(hidden, efficiencies.overlap * busy)
-    exposed = open_s + max(once, hidden - behind) + efficiencies.contention * behind
-    waiting = 0.0
-    if degrees.pp > 1:
-        waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, batch.accumulate)
-    step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
-    step += _optimizer(layout, facts, rate_of_states)
-    return StepTime(
-        step_s=step,
-        compute_s=compute,
-        memory_s=memory,
-        comm_s=hidden + open_s,
-        exposed_comm_s=exposed,
-        bubble=waiting,
-        mfu=facts.flops.training * batch.global_size / (step * layout.ranks * peak),
-    )
+    return _Step(layout, facts, hardware, efficiencies).time(activations)
 
 
-def _usual(config: Config) -> str:
-    """Return the format of attention, and of products that precision.compute=fp8 leaves out."""
-    return config.precision.compute.replace("fp8", "bf16")
+class _Step:
+    """The parts of a step of one layout; all methods return seconds."""
 
+    def __init__(
+        self, layout: Layout, facts: ModelFacts, hardware: Hardware, efficiencies: Efficiencies
+    ) -> None:
+        self.layout, self.facts, self.hardware = layout, facts, hardware
+        self.config, self.degrees, self.batch = layout.config, layout.degrees, layout.batch
+        self.parallel = self.config.parallel
+        self.efficiencies, self.compute = efficiencies.on(hardware), self.config.precision.compute
+        # Attention, and the products that precision.compute=fp8 leaves out, have this format.
+        self.usual = self.compute.replace("fp8", "bf16")
+        self.per_node, self.blocks = self.config.launch.tasks_per_node, max(1, facts.blocks)
+        self.rate = (hardware.memory_bandwidth or 0.0) * self.efficiencies.memory
+        self.divided = self.degrees.tp * self.degrees.pp * shards(self.degrees, self.parallel)
 
-def _compute(
-    layout: Layout, facts: ModelFacts, hardware: Hardware, efficiencies: Efficiencies
-) -> tuple[float, float]:
-    """Return the seconds of products and of attention of a whole sample on one GPU."""
-    assert facts.flops is not None
-    degrees, flops, usual = layout.degrees, facts.flops, _usual(layout.config)
-    in_fp8 = layout.config.precision.compute == "fp8"
-    rate = hardware.memory_bandwidth or 1.0
-    forward = sum(matrix.flops for matrix in facts.matrices)
-    attention = max(0.0, flops.forward - forward)
-    passes, over = (flops.training - _BACKWARD * attention) / max(1.0, forward), _BACKWARD
-    if layout.config.train.activation_checkpointing == "full":
-        passes += max(0.0, facts.again - attention) / max(1.0, forward)
-        over += 1
-    time = 0.0
-    for matrix in facts.matrices:
-        own = "fp8" if in_fp8 and matrix.fp8 else usual
-        peak, part = hardware.peak(own) or 1.0, getattr(efficiencies, own, 1.0)
+    def time(self, activations: Activations) -> StepTime | None:
+        """Return all of it; None if a figure is unknown."""
+        config, degrees, batch, facts = self.config, self.degrees, self.batch, self.facts
+        peak, constants = self.hardware.peak(self.compute), self.efficiencies
+        if facts.flops is None or not (peak and self.hardware.peak(self.usual) and self.rate):
+            return None
+        # Those of a step, as if this rank had made them alone.
+        samples = batch.share / (degrees.tp * degrees.cp * degrees.pp)
+        compute = samples * self._compute(facts.flops)
+        traffic = constants.fused if config.train.compile != "off" else constants.traffic
+        twice = config.train.activation_checkpointing != "none"  # the forward pass is made
+        traffic *= 1.33 if twice else 1
+        memory = samples * traffic * (activations.saved + activations.outside) / self.rate
+        if config.train.lora.quantize:  # forward and backward, and again
+            memory += (2 + twice) * batch.accumulate * facts.adapted * _UNPACKED / self.rate
+        launches = _KERNELS * self.blocks / degrees.pp * constants.launch_s
+        busy = max(compute + memory, launches * batch.accumulate)
+        hidden, open_s = self._between_layers(), self._inside_layers()
+        if not math.isfinite(hidden + open_s):  # the bandwidth of a link is unknown
+            return None
+        moved, rate_of_states = 0.0, self.rate
+        if self.parallel.fsdp.offload:
+            moved, rate_of_states = self._moved() / constants.host_link, constants.host_memory
+        # The first gather, and the last reduction, have nothing to hide behind.
+        once, behind = hidden / self.blocks, min(hidden, constants.overlap * busy)
+        exposed = open_s + max(once, hidden - behind) + constants.contention * behind
+        waiting = 0.0
+        if degrees.pp > 1:
+            waiting = bubble(self.parallel.pipeline.schedule, degrees.pp, batch.accumulate)
+        step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
+        # Clipping and the optimizer read and write all states.
+        tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
+        states = facts.trainable / self.divided * stored_bytes(config.precision) * tensors
+        step += states / rate_of_states
+        mfu = facts.flops.training * batch.global_size / (step * self.layout.ranks * peak)
+        return StepTime(step, compute, memory, hidden + open_s, exposed, waiting, mfu)
+
+    def _compute(self, flops: Flops) -> float:
+        """Return those of the products and of attention of a whole sample on one GPU."""
+        facts, constants = self.facts, self.efficiencies
+        forward = sum(matrix.flops for matrix in facts.matrices)
+        attention = max(0.0, flops.forward - forward)
+        passes, over = (flops.training - _BACKWARD * attention) / max(1.0, forward), _BACKWARD
+        if self.config.train.activation_checkpointing == "full":
+            passes += max(0.0, facts.again - attention) / max(1.0, forward)
+            over += 1
+        time = sum(self._product(matrix, passes) for matrix in facts.matrices)
+        # A causal kernel computes half of the square that is counted.
+        counted = over * attention / (2 if facts.tokens else 1)
+        peak = self.hardware.peak(self.usual) or 1.0
+        return passes * time + counted / (constants.attention * peak)
+
+    def _product(self, matrix: Matrix, passes: float) -> float:
+        """Return those of a sample and one pass, with a part of the casts of all passes."""
+        degrees, constants = self.degrees, self.efficiencies
+        own = "fp8" if self.compute == "fp8" and matrix.fp8 else self.usual
+        size = 1 if own == "fp8" else ELEMENT_BYTES[own]
+        peak, part = self.hardware.peak(own) or 1.0, getattr(constants, own, 1.0)
         # An expert gets tokens from all ranks of its group.
-        together = layout.config.parallel.ep if matrix.number > 1 and not matrix.moved else 1
-        positions = max(1.0, layout.batch.micro * matrix.positions * together / degrees.cp)
+        together = self.parallel.ep if matrix.number > 1 and not matrix.moved else 1
+        positions = max(1.0, self.batch.micro * matrix.positions * together / degrees.cp)
         wide, narrow = sorted((matrix.rows, matrix.columns), reverse=True)
-        size = 3 / (degrees.tp / wide + 1 / narrow + 1 / positions)
-        half = efficiencies.convolution if matrix.moved else efficiencies.half
-        half *= peak * _BYTES[own] / rate
-        product = matrix.flops * (size + half) / (peak * efficiencies.best * part * size)
-        moved = matrix.moved * _BYTES[own] / (rate * efficiencies.memory)
-        time += max(product, moved)
-        if not matrix.channels_last and _BYTES[own] == 2:  # inputs and outputs are turned around
+        mean = 3 / (degrees.tp / wide + 1 / narrow + 1 / positions)
+        half = constants.convolution if matrix.moved else constants.half
+        half *= peak * size / (self.hardware.memory_bandwidth or 1.0)
+        product = matrix.flops * (mean + half) / (peak * constants.best * part * mean)
+        moved = matrix.moved * size / self.rate
+        time = max(product, moved)
+        if not matrix.channels_last and size == 2:  # inputs and outputs are turned around
             time += 2 * moved
         if own == "fp8":  # inputs and gradients are read twice, for their largest value, and cast
-            moved = _CASTS * (2 * matrix.columns + matrix.rows) * matrix.positions
-            time += moved / (rate * efficiencies.memory * passes)
-    # A causal kernel computes half of the square that is counted.
-    counted = over * attention / (2 if facts.tokens else 1)
-    return passes * time, counted / (efficiencies.attention * (hardware.peak(usual) or 1.0))
+            cast = _CASTS * (2 * matrix.columns + matrix.rows) * matrix.positions
+            time += cast / (self.rate * passes)
+        return time
 
+    def _between_layers(self) -> float:
+        """Return those of gathering parameters and adding gradients, which can be hidden."""
+        parallel, degrees, facts = self.parallel, self.degrees, self.facts
+        precision, total = self.config.precision, 0.0
+        every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
+        gathers = 2 * self.batch.accumulate if parallel.zero == 3 else 1
+        scatters = self.batch.accumulate if every else 1
+        size = computed_bytes(precision)
+        learnt = reduced_bytes(precision) * facts.trainable / max(1, facts.parameters)
+        # A rank of expert parallel has its own experts, divided with every ep-th other rank.
+        ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
+        for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
+            own = whole / (degrees.tp * degrees.pp)
+            shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
+            link = self._link(inner, shard)
+            total += self._by_block(gathers, own * size, shard, link)
+            total += self._by_block(scatters, own * learnt, shard, link)
+            replicas = degrees.dp * degrees.cp // (shard * apart)
+            outer = self._link(inner * shard, replicas)
+            total += self._by_block(2, own * learnt / shard, replicas, outer)
+        return total
 
-def _between_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
-    """Return the seconds of gathering parameters and adding gradients, which can be hidden."""
-    config, degrees, batch = layout.config, layout.degrees, layout.batch
-    parallel, per_node, total = config.parallel, config.launch.tasks_per_node, 0.0
-    size, reduced = computed_bytes(config.precision), reduced_bytes(config.precision)
-    every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
-    gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
-    scatters = batch.accumulate if every else 1
-    learnt = reduced * facts.trainable / max(1, facts.parameters)
-    # A rank of expert parallel has its own experts, which it divides with every ep-th other rank.
-    ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
-    for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
-        own = whole / (degrees.tp * degrees.pp)
-        shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
-        link = link_of(hardware, per_node, inner, shard)
-        total += _blocks_s(gathers, own * size, shard, link, blocks)
-        total += _blocks_s(scatters, own * learnt, shard, link, blocks)
-        replicas = degrees.dp * degrees.cp // (shard * apart)
-        outer = link_of(hardware, per_node, inner * shard, replicas)
-        total += _blocks_s(2, own * learnt / shard, replicas, outer, blocks)
-    return total
+    def _by_block(self, times: float, nbytes: float, ranks: int, link: Link) -> float:
+        return times * gather_s(nbytes / self.blocks, ranks, link) * self.blocks
 
+    def _inside_layers(self) -> float:
+        """Return those that layers wait for: tensor, context, expert, pipeline parallel."""
+        config, degrees, batch, facts = self.config, self.degrees, self.batch, self.facts
+        ep, size = self.parallel.ep, computed_bytes(config.precision)
+        residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
+        passes = 3 if config.train.activation_checkpointing == "full" else 2
+        times, total = passes * facts.blocks / degrees.pp * batch.accumulate, 0.0
+        if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
+            exposed = 0.5 if self._overlaps() else 1.0
+            total += gather_s(residual, degrees.tp, self._link(1, degrees.tp)) * 4 * times * exposed
+        if degrees.cp > 1:  # a gather of keys and values, and a scatter of their gradients
+            keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
+            total += gather_s(keys, degrees.cp, self._link(degrees.tp, degrees.cp)) * times
+        if ep > 1:  # tokens go to their experts and back, in each pass
+            nodes = (
+                degrees.tp * ep // self.per_node
+            )  # of several, what leaves a node takes the time
+            link, groups = (
+                (self.hardware.between, nodes) if nodes > 1 else (self.hardware.inside, ep)
+            )
+            total += gather_s(residual * facts.per_token, groups, link) * 2 * times
+        if degrees.pp > 1:
+            link = self._link(self.per_node if degrees.ranks > self.per_node else 1, degrees.pp)
+            # Half of what two ranks gather goes from one to the other.
+            total += gather_s(2 * residual / degrees.tp, 2, link) * batch.accumulate
+        return total
 
-def _inside_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
-    """Return the seconds of what layers wait for: tensor, context, expert, pipeline parallel."""
-    config, degrees, batch = layout.config, layout.degrees, layout.batch
-    ep, per_node = config.parallel.ep, config.launch.tasks_per_node
-    size = computed_bytes(config.precision)
-    residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
-    passes = 3 if config.train.activation_checkpointing == "full" else 2
-    times, total = passes * blocks / degrees.pp * batch.accumulate, 0.0
-    if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
-        link = link_of(hardware, per_node, 1, degrees.tp)
-        exposed = 0.5 if _overlaps(layout, hardware) else 1.0
-        total += gather_s(residual, degrees.tp, link) * 4 * times * exposed
-    if degrees.cp > 1:  # a gather of keys and values, and a scatter of their gradients
-        link = link_of(hardware, per_node, degrees.tp, degrees.cp)
-        keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
-        total += gather_s(keys, degrees.cp, link) * times
-    if ep > 1:  # tokens go to their experts and back, in each pass
-        nodes = degrees.tp * ep // per_node  # of several, what leaves a node takes the time
-        link, groups = (hardware.between, nodes) if nodes > 1 else (hardware.inside, ep)
-        total += gather_s(residual * facts.per_token, groups, link) * 2 * times
-    if degrees.pp > 1:
-        outer = per_node if degrees.ranks > per_node else 1
-        link = link_of(hardware, per_node, outer, degrees.pp)
-        total += send_s(residual / degrees.tp, link) * batch.accumulate
-    return total
+    def _link(self, inner: int, ranks: int) -> Link:
+        return link_of(self.hardware, self.per_node, inner, ranks)
 
+    def _overlaps(self) -> bool:
+        """Return whether tensor parallel overlaps with products, which takes GPUs of one node."""
+        if not self.parallel.async_tp or self.hardware.name == "cpu":
+            return False
+        inside = self.degrees.tp <= self.per_node
+        return inside and not any(async_tp_problems(self.config, self.degrees))
 
-def _overlaps(layout: Layout, hardware: Hardware) -> bool:
-    """Return whether tensor parallel overlaps with products, which takes GPUs of one node."""
-    config, degrees = layout.config, layout.degrees
-    if not config.parallel.async_tp or hardware.name == "cpu":
-        return False
-    inside = degrees.tp <= config.launch.tasks_per_node
-    return inside and not any(async_tp_problems(config, degrees))
-
-
-def _moved(layout: Layout, facts: ModelFacts) -> float:
-    """Return the bytes that offload sends between host and GPU in a step."""
-    config, degrees = layout.config, layout.degrees
-    stored = stored_bytes(config.precision)
-    divided = degrees.tp * degrees.pp * shards(degrees, config.parallel)
-    gathers = 2 * layout.batch.accumulate if config.parallel.zero == 3 else 1
-    down = gathers * facts.parameters
-    return stored * (down + layout.batch.accumulate * facts.trainable) / divided
-
-
-def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float:
-    return times * gather_s(nbytes / max(1, blocks), ranks, link) * max(1, blocks)
-
-
-def _optimizer(layout: Layout, facts: ModelFacts, rate: float) -> float:
-    """Return the seconds of clipping and the optimizer, which read and write all states."""
-    config, degrees = layout.config, layout.degrees
-    own = facts.trainable / (degrees.tp * degrees.pp * shards(degrees, config.parallel))
-    tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
-    return own * stored_bytes(config.precision) * tensors / rate
+    def _moved(self) -> float:
+        """Return the bytes that offload sends between host and GPU in a step."""
+        parts = self.batch.accumulate
+        down = (2 * parts if self.parallel.zero == 3 else 1) * self.facts.parameters
+        up = parts * self.facts.trainable
+        return stored_bytes(self.config.precision) * (down + up) / self.divided
 
 
 def gather_s(nbytes: float, ranks: int, link: Link) -> float:
@@ -239,23 +284,16 @@ def gather_s(nbytes: float, ranks: int, link: Link) -> float:
     return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * LINK)
 
 
-def send_s(nbytes: float, link: Link) -> float:
-    """Return the seconds in which one rank sends to another; infinite if the link is unknown."""
-    if link.bandwidth is None:
-        return math.inf
-    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * LINK)
-
-
 def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:
     """Return the slowest link of a group of ranks."""
     if inner * ranks <= per_node:
         return hardware.inside
     # A ring enters each node once, and all ranks of the group in a node share the work of sending.
     together = max(1, per_node // inner)
-    between, inside = hardware.between.bandwidth, hardware.inside.bandwidth
-    if between is None or (together > 1 and inside is None):
-        return Link(hardware.between.kind)
-    rate = (
-        between * together if inside is None or together == 1 else min(inside, between * together)
-    )
-    return Link(hardware.between.kind, rate, hardware.between.latency_s)
+    between, inside = hardware.between, hardware.inside.bandwidth
+    if between.bandwidth is None or (together > 1 and inside is None):
+        return Link(between.kind)
+    rate = between.bandwidth * together
+    if together > 1 and inside is not None:
+        rate = min(inside, rate)
+    return Link(between.kind, rate, between.latency_s)

@@ -3,9 +3,9 @@
 rank = (((pp x dp_replicate + r) x dp_shard + s) x cp + c) x tp + t        as hpctrain.parallel.mesh
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -47,9 +47,7 @@ class CollectiveCounter(TorchDispatchMode):
         """What was counted, most bytes first."""
         return sorted(self._found.values(), key=lambda each: -each.nbytes)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operation, and count it if it is one of a process group."""
         found = func(*args, **(kwargs or {}))
         if func.namespace in _SPACES:
@@ -57,43 +55,33 @@ class CollectiveCounter(TorchDispatchMode):
         return found
 
     def _count(self, name: str, values: Any) -> None:
-        bare = name.replace("_", "")
+        bare, leaves = name.replace("_", ""), tree_leaves(values)
         kind = next((kind for kind in _KINDS if kind.replace("-", "") in bare), None)
-        ranks = _ranks(tree_leaves(values))
+        ranks = _ranks(leaves)
         if kind is None or ranks is None:
             return
-        tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         if (kind, ranks) not in self._found:
             crossed = dimensions(self._degrees, ranks)
             self._found[kind, ranks] = Traffic(kind, crossed, len(ranks))
         traffic = self._found[kind, ranks]
         traffic.calls += 1
+        sizes = (t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor))
         traffic.nbytes += max(sizes, default=0)
 
 
 def _ranks(leaves: Sequence[Any]) -> tuple[int, ...] | None:
     """Return the ranks of the group among the arguments of an operation."""
     for leaf in leaves:
-        if isinstance(leaf, torch.ScriptObject):
-            try:
+        group: Any = leaf
+        # The operation of a reduction is a script object, too, and "sum" is no name of a group.
+        with suppress(RuntimeError, TypeError, ValueError, KeyError):
+            if isinstance(leaf, torch.ScriptObject):
                 group = distributed.ProcessGroup.unbox(leaf)
-            except (RuntimeError, TypeError):  # the reduction operation is one, too
-                continue
+            elif isinstance(leaf, str):
+                group = _resolve_process_group(GroupName(leaf))
+        if isinstance(group, distributed.ProcessGroup):
             return tuple(distributed.get_process_group_ranks(group))
-        if isinstance(leaf, distributed.ProcessGroup):
-            return tuple(distributed.get_process_group_ranks(leaf))
-    named = (_named(leaf) for leaf in leaves if isinstance(leaf, str))
-    return next((ranks for ranks in named if ranks is not None), None)
-
-
-@cache
-def _named(name: str) -> tuple[int, ...] | None:
-    try:
-        group = _resolve_process_group(GroupName(name))
-    except (RuntimeError, ValueError, KeyError):  # a string of another meaning, such as "sum"
-        return None
-    return tuple(distributed.get_process_group_ranks(group))
+    return None
 
 
 def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
@@ -101,11 +89,11 @@ def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
     found = {}
     for name in reversed(ORDER):
         rank, found[name] = divmod(rank, getattr(degrees, name))
-    return {name: found[name] for name in ORDER}
+    return dict(reversed(found.items()))
 
 
 def dimensions(degrees: Degrees, ranks: Sequence[int]) -> str:
     """Return which degrees distinguish these ranks, such as `dp_shard` or `dp_shard x cp`."""
-    places: list[Mapping[str, int]] = [coordinates(degrees, rank) for rank in ranks]
-    crossed = [name for name in places[0] if len({place[name] for place in places}) > 1]
+    places = [coordinates(degrees, rank) for rank in ranks]
+    crossed = [name for name in ORDER if len({place[name] for place in places}) > 1]
     return " x ".join(crossed) or "one rank"

@@ -33,7 +33,7 @@ from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.wrappers import parallel_model
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.plan.inspecting.activations import NEED_VALUES
-from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
+from hpctrain.plan.inspecting.sample_shape import task_and_sample
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.simulating.collective_counter import (
     ORDER,
@@ -46,6 +46,10 @@ from hpctrain.tasks.task import Sums, Task, on_part
 from hpctrain.units import MIB
 
 _SHOWN_NODES = 8
+_SHOWN = (
+    *("rank", "ranks", "degrees", "holds", "part", "collectives", "not_simulated", "mesh"),
+    *("seconds", "max_rss"),
+)
 _HOLDS = {
     "pp": "the layers of stage {0}",
     "dp_shard": "part {0} of {1} of each parameter",
@@ -83,18 +87,10 @@ class _Simulation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object for `--json`, in bytes and seconds."""
-        return {
-            "rank": self.rank,
-            "ranks": self.degrees.ranks,
-            "degrees": asdict(self.degrees),
-            "holds": _held_by(self.degrees, self.rank),
-            "part": asdict(self.part),
-            "collectives": [asdict(each) for each in self.traffic],
-            "not_simulated": self.not_simulated,
-            "mesh": list(picture(self.degrees, self.per_node)),
-            "seconds": self.seconds,
-            "max_rss": self.max_rss,
-        }
+        found, degrees = asdict(self), self.degrees
+        found |= {"ranks": degrees.ranks, "holds": _held_by(degrees, self.rank)}
+        found |= {"collectives": found["traffic"], "mesh": [*picture(degrees, self.per_node)]}
+        return {name: found[name] for name in _SHOWN}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines for a reader."""
@@ -102,11 +98,9 @@ class _Simulation:
         yield f"simulation of rank {self.rank} of {self.degrees.ranks} ({self.seconds:.1f} s)"
         yield from picture(self.degrees, self.per_node)
         yield f"rank {self.rank} holds {_held_by(self.degrees, self.rank)}:"
-        yield (
-            f"  parameters {part.local_parameters / MIB:,.1f} MiB, gradients "
-            f"{part.local_gradients / MIB:,.1f} MiB, AdamW's state "
-            f"{part.local_optimizer / MIB:,.1f} MiB"
-        )
+        sizes = (part.local_parameters, part.local_gradients, part.local_optimizer)
+        told = (f"{size / MIB:,.1f} MiB" for size in sizes)
+        yield "  parameters {}, gradients {}, AdamW's state {}".format(*told)
         if self.not_simulated:
             yield f"its step cannot be made without values: {self.not_simulated}"
             return
@@ -125,7 +119,7 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
 
     It raises a ConfigError if the model cannot be divided so, there is no such rank, or it is ddp.
     """
-    config, began = layout.config, time.perf_counter()
+    config, degrees, began = layout.config, layout.degrees, time.perf_counter()
     per_node, world = config.launch.tasks_per_node, layout.ranks
     if not 0 <= rank < world:
         raise ConfigError(f"--simulate={rank}: the layout has the ranks 0 to {world - 1}")
@@ -135,12 +129,11 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
             "made, so ddp cannot be simulated: each rank holds the whole model, and all-reduces "
             "each gradient once; name another layout, such as parallel=zero1"
         )
-    degrees = layout.degrees
     enter(rank, world)
     try:
-        task, build = instantiate("task", config.task), partial(instantiate, "model", config.model)
+        task, sample = task_and_sample(config, shape)
+        build = partial(instantiate, "model", config.model)
         part, model = part_of(build, config, loss_parallel=getattr(task, "loss_parallel", False))
-        sample = of_shape(task, parse_shape(shape)) if shape else of_data(config.data)
         counter, why = CollectiveCounter(degrees), ""
         try:
             _step(model, layout, task, sample, counter)
@@ -168,6 +161,8 @@ def part_of(
     for parameter in parallel.parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    kept = (pair for state in optimizer.state.values() for pair in state.items())
+    states = [v for k, v in kept if k != "step" and isinstance(v, torch.Tensor)]
     named = list(parallel.module.named_parameters())
     part = RankPart(
         parameters=sum(p.numel() for p in parallel.parameters),
@@ -175,16 +170,11 @@ def part_of(
         too_large=tuple(name for name, p in named if not _divided(p, degrees)),
         local_parameters=sum(map(_local_bytes, parallel.parameters)),
         local_gradients=sum(_local_bytes(p.grad) for p in parallel.parameters),
-        local_optimizer=sum(map(_local_bytes, _states(optimizer))),
+        local_optimizer=sum(map(_local_bytes, states)),
         shared=len(list(parallel.module.named_parameters(remove_duplicate=False))) - len(named),
     )
     optimizer.zero_grad(set_to_none=True)
     return part, parallel
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for state in optimizer.state.values():
-        yield from (v for k, v in state.items() if k != "step" and isinstance(v, torch.Tensor))
 
 
 def _local_bytes(tensor: Any) -> int:
@@ -196,9 +186,7 @@ def _divided(parameter: torch.Tensor, degrees: Degrees) -> bool:
     """Whether FSDP2 divides the rows of what tensor parallel leaves of a parameter."""
     if not isinstance(parameter, DTensor):
         return False
-    names = parameter.device_mesh.mesh_dim_names
-    assert names is not None
-    shape = list(parameter.shape)
+    names, shape = parameter.device_mesh.mesh_dim_names or (), list(parameter.shape)
     if "tp" in names and isinstance(by_tp := parameter.placements[names.index("tp")], Shard):
         shape[by_tp.dim] //= degrees.tp
     rows = -(-shape[0] // (degrees.dp_shard * degrees.cp))
@@ -249,12 +237,8 @@ def _without_values() -> Iterator[None]:
 
 def _held_by(degrees: Degrees, rank: int) -> str:
     """Return what a rank holds, in words."""
-    place = coordinates(degrees, rank)
-    parts = [
-        text.format(place[name], getattr(degrees, name))
-        for name, text in _HOLDS.items()
-        if getattr(degrees, name) > 1
-    ]
+    place, sizes = coordinates(degrees, rank), vars(degrees)
+    parts = [text.format(place[n], sizes[n]) for n, text in _HOLDS.items() if sizes[n] > 1]
     return ", ".join(parts) or "everything"
 
 
@@ -262,17 +246,13 @@ def picture(degrees: Degrees, per_node: int) -> Iterator[str]:
     """Yield the lines of a picture: a line for each node, with the place of each of its ranks."""
     names = [name for name in ORDER if getattr(degrees, name) > 1] or ["dp_replicate"]
     yield f"ranks by {' . '.join(names)} (the last one are neighbours)"
-    nodes = -(-degrees.ranks // per_node)
-    width = len(str(degrees.ranks - 1))
-    shown = range(nodes) if nodes <= _SHOWN_NODES else [*range(_SHOWN_NODES - 1), nodes - 1]
-    before = -1
-    for node in shown:
-        if node != before + 1:
-            yield f"  ...    {node - before - 1} nodes"
-        before = node
-        ranks = range(node * per_node, min(degrees.ranks, (node + 1) * per_node))
+    nodes, width = -(-degrees.ranks // per_node), len(str(degrees.ranks - 1))
+    left_out = max(0, nodes - _SHOWN_NODES)
+    for node in (*range(min(nodes, _SHOWN_NODES) - 1), nodes - 1):
+        if left_out and node == nodes - 1:
+            yield f"  ...    {left_out} nodes"
         cells = []
-        for rank in ranks:
+        for rank in range(node * per_node, min(degrees.ranks, (node + 1) * per_node)):
             place = coordinates(degrees, rank)
             cells.append(f"{rank:>{width}}:{'.'.join(str(place[name]) for name in names)}")
         yield f"  node {node:<3} {'  '.join(cells)}"

@@ -75,7 +75,7 @@ ALLOWED = {
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary rendezvous.ranks runs slurm.queue tracking.columns "
+        "config hardware job.summary rendezvous.ranks runs slurm.allocations tracking.columns "
         "tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table, shortened
+from hpctrain.runs.budget import standings
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import add_arguments, select
@@ -296,6 +297,7 @@ def _table(
     lines += [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
+    lines = [Cell(str(each)) for each in standings([(r.run, r.state) for r in rows])] + lines
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)

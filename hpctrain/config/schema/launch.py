@@ -84,6 +84,14 @@ class LaunchConfig:
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
         count="jobs",
     )
+    budget_gpu_hours: float | None = key(
+        None,
+        "The jobs of a sweep or a search (-m) take at most so many hours together, times GPUs, or "
+        "ranks where they have no GPUs. Nothing is queued, and no piece of a search begun, that is "
+        "not foreseen to end within it.",
+        unit="GPU-hours",
+        above=0,
+    )
     chain: int | None = key(
         None,
         "This many jobs are queued for each run, one after another: when Slurm has cancelled one, "

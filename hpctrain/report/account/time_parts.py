@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.history import History, TimeRecord
 from hpctrain.run_record import Attempt
+from hpctrain.slurm.allocations import Allocation
 
 PARTS = {  # with their titles
     "compute": "compute",

@@ -85,6 +85,12 @@ class Facts:
         return f"link {jobs.index(array) + 1} of {len(jobs)}" if known else ""
 
     @property
+    def jobs(self) -> list[str]:
+        """The jobs of Slurm in which it was trained, and that of the last submission."""
+        used = [each.job_id for each in self.record.attempts if each.launcher == "slurm"]
+        return [job for job in [*used, self.job_id] if job]
+
+    @property
     def name(self) -> str:
         """The name of the run directory."""
         return self.path.name

@@ -83,8 +83,9 @@ ALLOWED = {
         "shards tasks tracking training"
     ),
     "plan": (
-        "config data doctor.history estimates hardware job.building launch models.dry_run "
-        "models.experts models.lora models.plan models.quantized models.ties parallel rendezvous "
+        "config data distributed.devices doctor.history estimates hardware job.building launch "
+        "models.dry_run models.experts models.lora models.plan models.quantized models.ties "
+        "monitor.gpus parallel rendezvous "
         "runs shards slurm tasks"
     ),
     "bench": (

@@ -83,7 +83,7 @@ verdict() {{
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 
 {steps}
-run_steps
+{choose}run_steps
 exit "$code\""""
 
 
@@ -241,4 +241,11 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     one_task = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *container_arguments]
     words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=steps.TEXT)
+    choose = ""
+    if launch.gpu_type:
+        gpus = [f"--{name}={value}" for name, value in step_gpu_options(launch, site).items()]
+        step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *gpus, *container_arguments]
+        own = shell_words([*step, *container, python, "-m", "hpctrain.plan.by_kind", "--run"])
+        choose = f'{own} "$run" || rm -f "$run/layout.json"\nstep=0 # that has chosen\n'
+    verdict = shell_words(words)
+    yield _RUN_STEPS.format(ranks=ranks, verdict=verdict, steps=steps.TEXT, choose=choose)

@@ -59,6 +59,12 @@ class LaunchConfig:
         unit="GPUs",
         at_least=0,
     )
+    gpu_type: list[str] = key(
+        [],
+        "The job starts on the first of these kinds of GPUs that is free, all its nodes with the "
+        "same: names of conf/hardware or their beginnings (a100), with :FEATURE if the site calls "
+        "such nodes otherwise. What parallel and the micro-batch leave open follows from the kind.",
+    )
     cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(
         None,
@@ -140,6 +146,12 @@ class LaunchConfig:
             raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
         first, _, last = str(self.nodes).partition("-")
         return range(int(first), int(last or first) + 1)
+
+    @property
+    def gpu_features(self) -> dict[str, str]:
+        """The feature of Slurm's nodes for each kind of `gpu_type`."""
+        pairs = (text.partition(":") for text in self.gpu_type)
+        return {kind: feature or kind for kind, _, feature in pairs}
 
     @property
     def limit_min(self) -> int:

@@ -1,6 +1,6 @@
 """`launch.gpu_type` on a real Slurm, whose nodes have the features of two kinds of GPUs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,19 +8,14 @@ import pytest
 from tests import cluster
 from tests.conftest import Completed, run_json, runs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
-FEATURES = {"node1": "a100", "node2": "h100", "node3": "h100", "node4": "other"}
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+FEATURES = {"node1": "ib,a100", "node2": "ib,h100", "node3": "ib,h100", "node4": "h100"}
 
 
 @pytest.fixture
-def features() -> Iterator[None]:
-    def give(names: dict[str, str]) -> None:
-        for node, name in names.items():
-            cluster.slurm("scontrol", "update", f"NodeName={node}", f"AvailableFeatures={name}")
-
-    give(FEATURES)
-    yield
-    give(dict.fromkeys(FEATURES, ""))
+def features(empty_queue: None) -> None:
+    for node, name in FEATURES.items():
+        cluster.slurm("scontrol", "update", f"NodeName={node}", f"AvailableFeatures={name}")
 
 
 @pytest.mark.usefixtures("features")
@@ -28,7 +23,7 @@ def test_all_nodes_are_of_one_kind(train: Callable[..., Completed], tmp_path: Pa
     """The nodes have no real GPUs, so the job says that it does not know them, and goes on."""
     done = train(
         *("-m", "launch.gpu_type=[a100,h100]", "launch.nodes=2", "launch.gpus_per_node=1"),
-        *("parallel.device=cpu", "launch.preflight=off", "train.max_steps=3", "tracking=off"),
+        *("site.constraint=ib", "parallel.device=cpu", "launch.preflight=off", "train.max_steps=3", "tracking=off"),
     )
     assert "on h100: NVIDIA H100" in done.stderr
     jobs = cluster.job_ids(tmp_path / "runs")

@@ -77,7 +77,7 @@ def test_the_job_may_start_on_any_of_the_kinds(made: Made) -> None:
         "[v100]": "'v100' is no file of conf/hardware",
         "[a100:x|y]": "is not the name of a feature",
     }.items():
-        with pytest.raises(ConfigError, match="launch.gpu_type") as caught:
+        with pytest.raises(ConfigError, match=r"launch\.gpu_type") as caught:
             check(made(f"launch.gpu_type={json.dumps([wrong[1:-1]])}"))
         assert text in str(caught.value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.schema.key import TOO_LARGE, key
 from hpctrain.errors import ConfigError
@@ -84,6 +84,12 @@ class LaunchConfig:
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
         count="jobs",
     )
+    pack: int = key(
+        1,
+        "This many runs of a sweep share one job, which asks for the resources of all of them on "
+        "each node. Each run has its own share, and one that fails leaves the others.",
+        count="runs",
+    )
     chain: int | None = key(
         None,
         "This many jobs are queued for each run, one after another: when Slurm has cancelled one, "
@@ -132,6 +138,16 @@ class LaunchConfig:
             raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
         first, _, last = str(self.nodes).partition("-")
         return range(int(first), int(last or first) + 1)
+
+    @property
+    def of_job(self) -> LaunchConfig:
+        """The resources of a whole job, which `pack` runs share."""
+        return replace(
+            self,
+            tasks_per_node=self.pack * self.tasks_per_node,
+            gpus_per_node=self.pack * self.gpus_per_node,
+            mem_gb=None if self.mem_gb is None else self.pack * self.mem_gb,
+        )
 
     @property
     def limit_min(self) -> int:

@@ -176,7 +176,9 @@ def _ask_squeue(runs: list[Facts]) -> None:
         if not run.submission or run.is_final:
             continue
         job = jobs.job_of(run.record)
-        if job is None:
+        if job and stop_request.leaves_shared_job(run.path, run.record):
+            job = None
+        elif job is None:
             # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)
         run.job, run.scheduler = job, True

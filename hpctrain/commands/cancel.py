@@ -23,7 +23,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import add_arguments, are_folders, select
-from hpctrain.runs.state.shared_job import others_in_job, runs_of
+from hpctrain.runs.state.shared_job import has_others, runs_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.slurm import queue
 from hpctrain.slurm.queue import me
@@ -167,7 +167,7 @@ def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[s
         return "skip", f"{state.name}, skipped: it is the run of another user, who can cancel it"
     if run.job is not None and not _is_of(run):
         return "skip", f"skipped: job {run.job_id} is not of this run, as its list of runs says"
-    if run.job is not None and others_in_job(run.record, together):
+    if run.job is not None and has_others(run.record, together):
         # The batch script leaves it out of the job, or rank 0 reads the request.
         asked = "asked to save and stop, within seconds" if state.name == "running" else "cancelled"
         return "file", f"{asked}; job {run.job_id} goes on with its other runs"

@@ -20,7 +20,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.shared_job import others_in_job
+from hpctrain.runs.state.shared_job import has_others
 from hpctrain.slurm import queue
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class RunJob(_RunJob, SlurmLoggedJob):
         """
         if not self.done():
             stop_request.write(self.run.path, queue.me())
-            if not others_in_job(self.run.read(), {os.path.realpath(self.run.path)}):
+            if not has_others(self.run.read(), {os.path.realpath(self.run.path)}):
                 super().cancel(check)
 
 

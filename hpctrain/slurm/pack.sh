@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # the script sets $script and $job, and steps.sh the others
 # Several runs share this job. Each has a shell and steps of its own, and never one with --overlap:
 #   run_pack RUN...          starts the runs, and returns when all have ended
-#   verdict RUN SCRIPT       answers "left" if a run does not go on in this job
+#   verdict RUN SCRIPT       answers "left CODE" if a run does not go on in this job
 # Only the job as a whole can be requeued. That waits until no run trains any more.
 
 # The shell of one run. What concerns the job is left to `run_pack`, for which it leaves a file.
@@ -14,9 +14,10 @@ run_one() {
     export HPCTRAIN_REQUEUE_NOTE=$run/requeue
     requeue() { echo "$bad" >"$run/requeue-job"; }
     cancel_job() { :; }
-    if [[ $(verdict "$run" "$script") == left ]]; then
+    answer=$(verdict "$run" "$script") || true
+    if [[ $answer == left* ]]; then
         echo "$run has ended for good, was cancelled, or has another job: it does not begin here" >&2
-        return 0
+        exit "${answer#left }"
     fi
     run_steps
 }

@@ -78,18 +78,6 @@ def verdict(
     return answer.words(inside=inside)
 
 
-def is_left(run: RunDir, script: str) -> bool:
-    """Return whether a run does not begin, or go on, in the job of a script, which it shares.
-
-    It has ended for good, was cancelled, or was submitted again.
-    """
-    run.update()  # NFS caches the content of a folder until the client writes there
-    known = run.read()
-    elsewhere = known.submission is None or known.submission.script != script
-    request = stop_request.read(run.path, since=known.submitted)
-    return elsewhere or known.has_left_job or request is not None
-
-
 def decide(run: RunDir, end: End, room: Room) -> Answer:
     """Decide what follows from the end of the last attempt, record it, and return it."""
     record, last = run.read(), run.last_checkpoint()

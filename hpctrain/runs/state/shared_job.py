@@ -1,4 +1,4 @@
-"""The runs of one job (`launch.pack`), by the list of run directories beside its script."""
+"""The runs that share a job (`launch.pack`), by the list of run directories beside its script."""
 
 import os
 from collections.abc import Collection
@@ -21,27 +21,31 @@ def runs_of(submission: Submission) -> list[str]:
     return [os.path.realpath(os.fsdecode(path)) for path in paths[first : first + submission.pack]]
 
 
-def others_in_job(record: RunRecord, known: Collection[str]) -> list[str]:
-    """Return the runs that a job has beside those that are `known`, by their real paths.
+def is_cancelled(run: Path, record: RunRecord) -> bool:
+    """Return whether a run was cancelled, and so does not begin with the job that it shares."""
+    waits = record.shares_job and record.state != "running"
+    return waits and stop_request.read(run, since=record.submitted) is not None
 
-    Runs that have ended for good, were cancelled, or have another job now do not count; one that
-    cannot be read does.
-    """
+
+def has_others(record: RunRecord, known: Collection[str]) -> bool:
+    """Return whether the job of a run trains runs, or will, whose real paths are not `known`."""
     submission = record.submission
-    if submission is None or submission.pack == 1:
-        return []
-    return [
-        path
+    if submission is None or not record.shares_job:
+        return False
+    return any(
+        path not in known and not is_left(Path(path), submission.script)
         for path in runs_of(submission)
-        if path not in known and _is_in_job(Path(path), submission)
-    ]
+    )
 
 
-def _is_in_job(run: Path, job: Submission) -> bool:
+def is_left(run: Path, script: str) -> bool:
+    """Return whether a run does not begin, or go on, in the job of a script, which it shares.
+
+    It has ended for good, was cancelled, or was submitted again.
+    """
     try:
         record = RunRecord.of(run)
     except DamageError:
-        return True
-    own = record.submission is not None and record.submission.script == job.script
-    left = record.has_left_job or stop_request.leaves_shared_job(run, record)
-    return own and not left
+        return False
+    elsewhere = record.submission is None or record.submission.script != script
+    return elsewhere or record.has_left_job or is_cancelled(run, record)

@@ -17,7 +17,6 @@ from hpctrain.causes import IDLE as IDLE_DEVICES
 from hpctrain.causes import USER_STOP, Cause
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.run_record import RunRecord
 
 
 class StopRequest(record.Record, frozen=True):
@@ -65,9 +64,3 @@ def read(run: Path, since: float = 0.0) -> StopRequest | None:
 def clear(run: Path) -> None:
     """Delete the stop request, if there is one."""
     stop_file(run).unlink(missing_ok=True)
-
-
-def leaves_shared_job(run: Path, record: RunRecord) -> bool:
-    """Return whether a run does not begin with the job that it shares, as it was cancelled."""
-    waits = record.shares_job and record.state != "running"
-    return waits and read(run, since=record.submitted) is not None

@@ -45,6 +45,7 @@ class Submission(Record, frozen=True):
     task: Count = 0
     user: _User = ""
     time: Time = 0.0
+    pack: Annotated[int, Meta(ge=1, le=10**7)] = 1  # how many runs share the job
 
 
 class BestValue(Record, frozen=True, kw_only=True):
@@ -199,6 +200,17 @@ class RunRecord(Record, frozen=True):
     def submitted(self) -> float:
         """When the run was submitted last, in seconds since the epoch; 0 if never."""
         return self.submission.time if self.submission else 0.0
+
+    @property
+    def shares_job(self) -> bool:
+        """Whether the run was submitted last in a job that it shares with others."""
+        return self.submission is not None and self.submission.pack > 1
+
+    @property
+    def has_left_job(self) -> bool:
+        """Whether the run has ended for good, while the job that it shares may go on."""
+        ended = self.state == "finished" or self.attempt.verdict in ("failed", "cancel", "stopped")
+        return self.shares_job and self.state in ("finished", "failed", "interrupted") and ended
 
     @property
     def reached(self) -> int | None:

@@ -1,7 +1,7 @@
 """`launch.gpu_type`: the layout of a run on each kind of GPU on which its job may start.
 
     submission ── by_kind CONFIG... ── JSON: the choice on each kind ── shown, or refused
-    batch script ── by_kind --run DIR ── layout.json ── all ranks (`hpctrain.job.here`)
+    batch script ── by_kind --run DIR... ── layout.json ── all ranks (`hpctrain.job.here`)
 
 What the command or the config says itself is kept: parallel, the micro-batches, and activation
 checkpointing. The global batch is the same in each layout.
@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.hardware import Hardware, of_device, smallest
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.monitor.gpus import Gpus
@@ -83,31 +83,35 @@ def _title() -> str:
     return Gpus(visible("cuda")[:1]).facts.get("gpu_0", "")
 
 
-def choose(run: RunDir) -> None:
-    """Write layout.json for the GPUs of this node; the config stays as it is if they are unknown.
+def _choose(run: RunDir, title: str) -> None:
+    """Write layout.json for the GPUs of this node, or log why the layout is as it was given.
 
     Another attempt on another kind has another layout; checkpoints fit to each.
     """
-    file = run.path / "layout.json"
-    file.unlink(missing_ok=True)
-    title = _title()
     hardware = of_device(title)
     if hardware is None:
         log.warning("launch.gpu_type: %r is no known GPU: the layout is as given", title)
         return
-    config = load(run.config_file)
-    ((_, found, why),) = choices(config, [hardware], run.read().overrides)
+    ((_, found, why),) = choices(load(run.config_file), [hardware], run.read().overrides)
     if found is None:
         log.warning("launch.gpu_type: nothing is foreseen to fit on %s: %s", title, why)
     else:
-        write_atomically(file, written(found))
+        write_atomically(run.path / "layout.json", written(found))
 
 
 def main(argv: list[str]) -> int:
-    """Choose for a run directory, or print a list of [kind, text, why not] for each config."""
+    """Choose for run directories, or print a list of [kind, text, why not] for each config."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if argv[0] == "--run":
-        choose(RunDir.open(Path(argv[1])))
+        runs = [RunDir.open(Path(each)) for each in argv[1:]]
+        for run in runs:  # what an attempt on another kind has chosen
+            (run.path / "layout.json").unlink(missing_ok=True)
+        title = _title()
+        for run in runs:
+            try:
+                _choose(run, title)
+            except HpctrainError as error:
+                log.warning("launch.gpu_type: the layout is as given: %s", error)
         return 0
     found: list[Any] = []
     for path, *overrides in map(json.loads, argv):

@@ -42,8 +42,8 @@ class Share(Record, frozen=True):
     """What one run is foreseen to take. A device is a GPU, or a rank of a run without GPUs."""
 
     hours: Finite  # from its first step to its last, times the devices
-    devices: Count  # of its job
-    per_node: Count  # devices of a node
+    devices: Count  # that it has
+    per_node: Count  # devices of a node of its job, which several runs may share
     per_rank: Finite  # devices of a rank
     steps: Count = 0  # to its last one; 0 if unknown
     measured: bool = False  # as a run like it; else by its time limit
@@ -52,13 +52,13 @@ class Share(Record, frozen=True):
     def of(cls, config: Config) -> Share:
         """Return the share of a valid config; a job with a range of nodes may get all of them."""
         launch, found = config.launch, time_limit.expected(config)
-        per_node = launch.gpus_per_node or launch.tasks_per_node
+        per_node, job = launch.gpus_per_node or launch.tasks_per_node, launch.of_job
         devices = (launch.node_numbers[0 if found else -1] + launch.spares) * per_node
         hours = (found.seconds if found else 60.0 * launch.limit_min) / 3600 * devices
         return cls(
             hours=hours,
             devices=devices,
-            per_node=per_node,
+            per_node=job.gpus_per_node or job.tasks_per_node,
             per_rank=per_node / launch.tasks_per_node,
             steps=found.steps if found else config.train.max_steps or 0,
             measured=found is not None,

@@ -23,7 +23,13 @@ def test_all_nodes_are_of_one_kind(train: Callable[..., Completed], tmp_path: Pa
     """The nodes have no real GPUs, so the job says that it does not know them, and goes on."""
     done = train(
         *("-m", "launch.gpu_type=[a100,h100]", "launch.nodes=2", "launch.gpus_per_node=1"),
-        *("site.constraint=ib", "parallel.device=cpu", "launch.preflight=off", "train.max_steps=3", "tracking=off"),
+        *(
+            "site.constraint=ib",
+            "parallel.device=cpu",
+            "launch.preflight=off",
+            "train.max_steps=3",
+            "tracking=off",
+        ),
     )
     assert "on h100: NVIDIA H100" in done.stderr
     jobs = cluster.job_ids(tmp_path / "runs")

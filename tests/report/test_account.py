@@ -113,6 +113,13 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
         (resumed / "run.json").write_text(json.dumps(record))
         time = account(resumed).time
         assert (time["idle"], time["restart"]) == expected
+    # A run that shares its job does not pay for the others.
+    long = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 7000, "COMPLETED", 1)
+    monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [booked[0], long]})
+    record["submission"] = {"script": "/job.sh", "task": 1, "pack": 4}
+    (resumed / "run.json").write_text(json.dumps(record))
+    time = account(resumed).time
+    assert (time["idle"], time["shutdown"]) == (0, 5)
 
 
 def test_without_records_of_time_nothing_is_guessed(tmp_path: Path) -> None:

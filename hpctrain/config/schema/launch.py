@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.schema.key import TOO_LARGE, key
 from hpctrain.errors import ConfigError
@@ -90,6 +90,12 @@ class LaunchConfig:
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
         count="jobs",
     )
+    pack: int = key(
+        1,
+        "This many runs of a sweep share one job, which asks for the resources of all of them on "
+        "each node. Each run has its own share, and one that fails leaves the others.",
+        count="runs",
+    )
     budget_gpu_hours: float | None = key(
         None,
         "The jobs of a sweep or a search (-m) take at most so many hours together, times GPUs, or "
@@ -152,6 +158,16 @@ class LaunchConfig:
         """The feature of Slurm's nodes for each kind of `gpu_type`."""
         pairs = (text.partition(":") for text in self.gpu_type)
         return {kind: feature or kind for kind, _, feature in pairs}
+
+    @property
+    def of_job(self) -> LaunchConfig:
+        """The resources of a whole job, which `pack` runs share."""
+        return replace(
+            self,
+            tasks_per_node=self.pack * self.tasks_per_node,
+            gpus_per_node=self.pack * self.gpus_per_node,
+            mem_gb=None if self.mem_gb is None else self.pack * self.mem_gb,
+        )
 
     @property
     def limit_min(self) -> int:

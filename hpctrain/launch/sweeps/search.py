@@ -76,6 +76,11 @@ class Search:
         # The command line comes last, so it replaces `params`.
         overrides = {override.get_key_element(): override for override in parsed}
         swept = {key: o for key, o in overrides.items() if o.is_sweep_override()}
+        if config.launch.pack > 1:
+            raise ConfigError(
+                f"launch.pack={config.launch.pack} with hydra/sweeper=optuna: each worker of a "
+                "search is a job of its own; leave it out"
+            )
         _check(settings, config.metric, swept, overrides.pop("launch.wait", None))
         self._space = {key: _distribution(override) for key, override in swept.items()}
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]

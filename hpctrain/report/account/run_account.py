@@ -270,7 +270,7 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     divide(found, history)
     jobs = dict.fromkeys(facts.jobs)
     own = {job: booked[job] for job in jobs if booked and job in booked}
-    unused = allocate(found, own, now)
+    unused = allocate(found, own, now, shared=facts.record.shares_job)
     queue, why = _queue(facts, own, found, now)
     config, damage = _config(facts.path)
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))

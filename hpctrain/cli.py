@@ -41,7 +41,7 @@ checkpoint.
 Commands
   env [--json]         show the ranks, hosts and Slurm variables that this process sees
   freeze OVERRIDES     check a config, write its run directory, print its path
-  run RUN_DIR          train a frozen run directory with the ranks that were started
+  run RUN_DIR          train a frozen run directory here; --until-step K pauses it there
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
   status [RUN|SWEEP]   show the states of the runs; --watch repeats it
   top [RUN]            show live what the nodes and GPUs of a run do; --once --json
@@ -74,9 +74,9 @@ Values (KEY=VALUE)
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
   --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 
-Exit codes: 0 finished, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
-or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks, 130
-saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
+Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config, 3 data, 4 scheduler,
+5 ranks or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks,
+130 saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
 tracebacks of errors.
 """
 
@@ -118,7 +118,7 @@ def main() -> None:
     code = 1
     try:
         # The ranks of a local job ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
-        if sys.argv[1:2] not in (["run"], ["call"]):
+        if sys.argv[1:2] not in (["run"], ["work"], ["call"]):
             heed_ctrl_c()
         os.umask(umask())
         code = _dispatch(sys.argv[1:])
@@ -170,6 +170,7 @@ def _dispatch(argv: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "freeze": _freeze,
         "run": _run,
+        "work": _work,  # a rank of a worker of a search
         "call": _call,  # a rank of hpctrain.submit_function
         "sync": _sync,
         **{name: partial(_command, module) for name, module in COMMANDS.items()},
@@ -177,7 +178,7 @@ def _dispatch(argv: list[str]) -> int:
     if "LOCAL_RANK" in os.environ:  # torch.distributed.launch says it on the command line, too
         argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
-    without_help = ("freeze", "run", "call")  # the other commands print their own help
+    without_help = ("freeze", "run", "work", "call")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
         return _help()
     if "--version" in argv and first not in commands:  # Hydra would print its own
@@ -185,7 +186,7 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.
-        if first not in ("run", "call"):
+        if first not in ("run", "work", "call"):
             guard()
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
@@ -248,9 +249,27 @@ def _run(argv: list[str]) -> int:
     if len(argv) == 3 and argv[0] == "--trust":
         trust.accept(argv[1])
         argv = argv[2:]
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ConfigError("run takes one argument: python -m hpctrain run [--trust OWNER] RUN_DIR")
-    return train_frozen(Path(argv[0]))
+    until = None
+    if len(argv) == 3 and argv[1] == "--until-step":
+        until = int(argv.pop()) if re.fullmatch(r"0*[1-9]\d{0,14}", argv[2], re.ASCII) else 0
+        argv = argv[:1]
+    if len(argv) != 1 or argv[0].startswith("-") or until == 0:
+        raise ConfigError(
+            "run takes one run directory: python -m hpctrain run [--trust OWNER] RUN_DIR "
+            "[--until-step STEP], with a global step of at least 1"
+        )
+    return train_frozen(Path(argv[0]), until)
+
+
+def _work(argv: list[str]) -> int:
+    from hpctrain.faults import early_signals as signals
+
+    signals.note()
+    from hpctrain.job.worker import main as work
+    from hpctrain.slurm.job_environment import take_kept_gpus
+
+    take_kept_gpus()
+    return work(argv)
 
 
 def _call(argv: list[str]) -> int:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from types import FrameType
@@ -39,6 +39,13 @@ def handle(number: int, handler: Handler) -> Any:
     if previous not in _ours:
         _before[number] = signal.SIG_DFL if previous is None else previous
     return previous
+
+
+def give_back(previous: Mapping[signal.Signals, Any], handler: Handler) -> None:
+    """Let signals do again what they did before `handle` gave them to a handler."""
+    for number, before in previous.items():
+        signal.signal(number, before)
+    _ours.discard(handler)
 
 
 @contextmanager

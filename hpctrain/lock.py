@@ -7,6 +7,7 @@ import errno
 import fcntl
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -61,6 +62,27 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def why_no_locks(folder: Path, alone: bool = False) -> str:
+    """Return why processes of several hosts cannot lock files in a folder; "" if they can.
+
+    With `alone` only those of this host count. Lustre and NFS may be mounted with locks that each
+    host has for itself: then every host gets the same lock.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return f"{folder} has none ({error.strerror}; a Lustre client needs the option `flock`)"
+    found = [line.split()[1:4] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    above = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
+    inner = max((mount for mount in found if mount[0] in above), key=lambda mount: len(mount[0]))
+    own = {*inner[2].split(",")} & _OWN_LOCKS
+    return "" if alone or not own else f"{inner[0]} ({inner[1]}) is mounted with {min(own)}"
+
+
+_OWN_LOCKS = {"localflock", "noflock", "nolock", "local_lock=flock", "local_lock=all"}
 
 
 def is_held_by(path: Path, pid: int) -> bool:

@@ -213,8 +213,13 @@ class RunRecord(Record, frozen=True):
         return self.shares_job and self.state in ("finished", "failed", "interrupted") and ended
 
     @property
+    def paused_at(self) -> int | None:
+        """The step at which a run that is paused was asked to."""
+        return self.reached if self.state == "paused" else None
+
+    @property
     def reached(self) -> int | None:
-        """The last step of a run that has finished."""
+        """The last step of a run that has finished or is paused."""
         step = (self.result or {}).get("step")
         return None if step is None else int(step)
 

@@ -61,6 +61,7 @@ ALLOWED = {
         "config estimates runs slurm tracking.pending_upload tracking.meta tracking.page.links "
         "tracking.store tracking.uploader_process"
     ),
+    "search": "config estimates launch restarts runs slurm",
     "doctor": (
         "config data distributed hardware launch monitor rendezvous runs shards.ragged slurm "
         "tracking.server tracking.store"
@@ -68,14 +69,15 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor estimates faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel rendezvous restarts runs shards slurm tasks trackers tracking training"
+        "parallel rendezvous restarts runs search.workers shards slurm tasks trackers tracking training"
     ),
     "commands": (
-        "checkpoint.files config launch runs slurm tracking.pending_upload "
+        "checkpoint.files config launch runs search.trials slurm tracking.pending_upload "
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary rendezvous.ranks runs slurm.allocations tracking.columns "
+        "config hardware job.summary rendezvous.ranks runs search.trials slurm.allocations "
+        "tracking.columns "
         "tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
@@ -129,7 +131,7 @@ NO_TORCH = (
     "faults.early_signals faults.limits faults.observed faults.observer faults.process_state "
     "forks frames gpu_driver hardware job.compile_cache job.here job.verdict launch lock marks "
     "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
-    "runs secret_text secrets shards slow slurm step_names terminal tracking trained.commands "
+    "runs search secret_text secrets shards slow slurm step_names terminal tracking trained.commands "
     "units yaml_file"
 )
 WITH_TORCH = "doctor.measures shards.types"

@@ -26,7 +26,7 @@ from hpctrain.terminal import printable
 from hpctrain.tracking.pending_upload import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
-_BY_NAME = (*_BY_DEFAULT, "cancelled", "created")
+_BY_NAME = (*_BY_DEFAULT, "cancelled", "created", "paused")
 _SHOWN = 10  # lines for runs that were left
 _FIXED = ("name", "output_dir")
 

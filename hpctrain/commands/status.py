@@ -53,6 +53,7 @@ _COLOURS = {
     "damaged": "red",
     "cancelled": "yellow",
     "interrupted": "yellow",
+    "paused": "yellow",
     "requeued": "yellow",
 }
 

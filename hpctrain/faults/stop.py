@@ -98,8 +98,7 @@ class Stop:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.met()
         self._wakeup.__exit__(None, None, None)
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        forks.give_back(self._previous, self._heard)
         self._writing.close()
         # A thread that frees tensors while the interpreter shuts down aborts the process.
         self._listener.join()

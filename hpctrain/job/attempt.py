@@ -65,6 +65,9 @@ class NoAttempt:
     def finished(self, outcome: Outcome) -> None:
         """Record that all steps were made."""
 
+    def paused(self, outcome: Outcome) -> None:
+        """Record that the run has saved and pauses at the step that was asked for."""
+
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record that the run has saved and stops, because of the signal `reason`."""
 
@@ -183,6 +186,14 @@ class Attempt(NoAttempt):
             self.tracker.log_model()
         self.tracker.finish("FINISHED", reason=reason)
 
+    def paused(self, outcome: Outcome) -> None:
+        """Record the pause with its metrics. Nothing is requeued: somebody goes on later."""
+        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
+        step = outcome.step
+        self._run.end_attempt("paused", result={"step": step} | outcome.metrics, step=step)
+        log.info("paused at step %d, as asked, and saved", step)
+        self.tracker.finish("KILLED", reason=f"paused at step {step}")
+
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
@@ -239,6 +250,7 @@ class Attempt(NoAttempt):
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
+            waits=not self._ranks.worker,
             check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),
         )
         if not others:

@@ -10,7 +10,8 @@ import faulthandler
 import logging
 import sys
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,18 +57,26 @@ _EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
 
 
-def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
+def train(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    began: float | None = None,
+    until: int | None = None,
+) -> int:
     """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
-    The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
-    failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
-    directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
+    It pauses after the global step `until`. The exit code is 0, or 130 or 143 when the run was
+    stopped on request and saved. A node that has failed the checks of `launch.preflight` is a
+    NodeError. Errors are recorded in the run directory. The attempt has `began` with this process,
+    or at a time of `time.monotonic`.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         stop_with_launcher()
-    wait_for_gpus(config, run, ranks)
+    if not ranks.piece:
+        wait_for_gpus(config, run, ranks)
     key = ranks.attempt_key
 
     def tell(reason: str) -> None:
@@ -83,27 +92,29 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
-        nullcontext() if ranks.is_main else kept(run.logs, ranks.launcher, ranks.rank),
+        nullcontext() if ranks.is_main else kept(run.logs, ranks),
     ):
         stop.tell = tell
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
-            # A rank 0 that has outlived its job holds the lock of the run.
-            own = run.path, ranks.attempt_key
             if ranks.launcher == "slurm":
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
-            stop.watch(stop_file(run.path), partial(epochs.end_if_over, *own))
-        preflight(config, run, ranks, device)
+            stop.watch(stop_file(run.path), partial(_end_if_over, run, ranks))
+        if not ranks.piece:
+            preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
-            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
+            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account, until)
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
             attempt.finished(outcome)
+            return 0
+        if outcome.paused:
+            attempt.paused(outcome)
             return 0
         attempt.interrupted(outcome, stop.reason)
         return _EXIT_INTERRUPTED if stop.reason == "SIGINT" else _EXIT_TERMINATED
@@ -117,6 +128,7 @@ def _fit(
     tracker: Tracker,
     stop: Stop,
     account: Account,
+    until: int | None,
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 
@@ -126,7 +138,8 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    marks.open_page().where, before = partial(where, ranks.world_size, stacks), {*sys.modules}
+    marks.open_page().where = partial(where, ranks.world_size, stacks)
+    before = _modules_before() if ranks.worker else frozenset(sys.modules)
     with (
         named_if_late(run.path, ranks, config.parallel.timeout_s),
         lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
@@ -136,12 +149,25 @@ def _fit(
         while True:
             account.enter("startup")
             trainer = build(config, run, ranks, device, tracker, stop, account)
+            trainer.until = until
             if ranks.is_main:
                 trained_code.record(config, run, modules.loaded(before))
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
             del trainer
+
+
+def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
+    """End a rank 0 that has outlived its job: it holds the lock of the run."""
+    for folder in (run.path, *([Path(ranks.worker)] if ranks.worker else [])):
+        epochs.end_if_over(folder, ranks.attempt_key)
+
+
+@cache
+def _modules_before() -> frozenset[str]:
+    """Return the modules that were there before the first training of this process."""
+    return frozenset(sys.modules)
 
 
 def _account(run: RunDir, ranks: RankInfo, began: float | None) -> Account:

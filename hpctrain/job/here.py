@@ -9,6 +9,7 @@ import gc
 import logging
 import shutil
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     The arguments of the command are shown at the end. The attempt has `began` with this process, or
     at a time of `time.monotonic`, if the process has done other things before.
     """
-    _log_to_stderr()
+    log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
     run = check(config, ranks.world_size)
@@ -46,10 +47,13 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     return run, _train_to_the_end(config, run, ranks, argv, again, began)
 
 
-def train_frozen(path: Path) -> int:
+def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
     """Train the frozen config of a run directory with the ranks that were started.
 
-    Return the exit code. A data set other than the run was submitted with is a DataError.
+    With `until`, the same on all ranks, the run pauses at this global step, unless it ends before:
+    its state is "paused" then, and its result has the metrics of the step. It goes on as if it had
+    not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
+    was submitted with is a DataError.
     """
     from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
@@ -57,8 +61,9 @@ def train_frozen(path: Path) -> int:
     from hpctrain.runs.state.failure import recorded
 
     run = RunDir.open(path)
-    _log_to_stderr()
-    ranks = RankInfo.from_env()
+    log_to_stderr()
+    ranks = ranks or RankInfo.from_env()
+    began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
         chosen = ChosenLayout.of(run.path)
         config = load(run.config_file, chosen.overrides)
@@ -83,7 +88,7 @@ def train_frozen(path: Path) -> int:
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
-        return _train_to_the_end(config, run, ranks, [])
+        return _train_to_the_end(config, run, ranks, [], began=began, until=until)
 
 
 def _train_to_the_end(
@@ -93,7 +98,12 @@ def _train_to_the_end(
     argv: list[str],
     again: bool = False,
     began: float | None = None,
+    until: int | None = None,
 ) -> int:
+    if until is not None and run.read().paused_at == until:
+        if ranks.is_main:
+            print(f"{run.name} is paused at step {until} already")
+        return 0
     if not again and run.read().state == "finished":
         if ranks.is_main:
             from hpctrain.runs.code import trained_code
@@ -112,10 +122,9 @@ def _train_to_the_end(
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
-    where = run.logs, ranks.launcher, ranks.rank
-    with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
-        code = _train_attempt(config, run, ranks, began)
-    if code == 0 and ranks.is_main:
+    with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
+        code = _train_attempt(config, run, ranks, began, until)
+    if code == 0 and ranks.is_main and run.read().paused_at is None:
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
 
@@ -144,7 +153,9 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
         log.warning("%s", error)
 
 
-def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
+def _train_attempt(
+    config: Config, run: RunDir, ranks: RankInfo, began: float | None, until: int | None
+) -> int:
     from hpctrain.faults.observed import observed
     from hpctrain.job import compile_cache
     from hpctrain.rendezvous import flight_recorder, leaving
@@ -154,12 +165,14 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
         log.info("%s: starting; importing torch takes some seconds", run.path)
     sections = config.network, config.train, config.site.env
     exported = export(*sections, one_node=ranks.one_node)
-    flight_recorder.prepare(run.logs, ranks.rank)
+    # torch notes the folders when it is imported, or first uses them.
+    home = Path(ranks.worker or run.path)
+    flight_recorder.prepare(home / "logs", ranks.rank)
     if ranks.world_size > 1:
         leaving.write_no_core_dump()
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
-    warning = compile_cache.use(run.path)
+    warning = compile_cache.use(home)
     if warning and config.train.compile != "off" and ranks.local_rank == 0:
         log.warning("%s", warning)
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
@@ -168,14 +181,17 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
         tracking = config.tracking
         initialise(str(tracking.uri), tracking.experiment, tracking.required)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
-    # Later collections leave them out.
+    # Later collections leave them out, but not what a training before has left.
+    first = "hpctrain.job.fit" not in sys.modules
     with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
-        gc.disable()
+        if first:
+            gc.disable()
         from hpctrain.job.fit import train
 
-        gc.freeze()
-        gc.enable()
-        return train(config, run, ranks, began)
+        if first:
+            gc.freeze()
+            gc.enable()
+        return train(config, run, ranks, began, until)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
@@ -204,7 +220,7 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
     record = run.read()
     submission = record.submission
     may_have_job = submission or record.attempt.job_id
-    if not may_have_job or record.state == "finished" or not shutil.which("squeue"):
+    if not may_have_job or record.state in ("finished", "paused") or not shutil.which("squeue"):
         return
     if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
         return
@@ -225,7 +241,8 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
     )
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
+    """Let the log lines of this process go to stderr, with secrets masked."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -78,7 +79,8 @@ def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
     A rank calls it before it uses a GPU. A process that cannot be killed keeps its memory: after a
     minute the log says so, and the run tries all the same.
     """
-    if epochs.follows(run.path, ranks.attempt_key) and config.parallel.device != "cpu":
+    home = Path(ranks.worker or run.path)
+    if epochs.follows(home, ranks.attempt_key) and config.parallel.device != "cpu":
         uuids = node_job.visible_gpus(Expectation.of(config))
         left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
         for each in left:

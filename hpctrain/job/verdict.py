@@ -11,6 +11,10 @@ nor say why it ended, and Slurm only counts the job as failed. So the batch scri
 follows is in `hpctrain.restarts.policy`. Scripts of older versions give no STEP, and know no
 `restart`.
 
+The folder of a worker takes the place of RUN_DIR in the script of a search. Then it is the trial in
+training that is judged; if it has failed for good, the worker goes on with others. Whoever takes
+the trial next finds in run.json what was decided.
+
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
 
@@ -25,8 +29,10 @@ from hpctrain.causes import named
 from hpctrain.config.frozen import load
 from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
+from hpctrain.job import pieces
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
+from hpctrain.restarts.policy import Room
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.ending import verdict
@@ -35,6 +41,7 @@ from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
 
 log = logging.getLogger(__name__)
+_INTERRUPTED = 130  # by a person
 _START_S = 60.0  # how long the uploader may take to import mlflow
 
 
@@ -73,8 +80,38 @@ def close_tracking(run: RunDir, code: int) -> None:
             )
 
 
+def judge(run: RunDir, code: int, key: AttemptKey, *, inside: bool) -> str:
+    """Return the verdict on a run whose ranks have ended, and record it."""
+    warn_s = load(run.config_file).launch.warn_s
+    return verdict(run, code, key, inside=inside, warn_s=warn_s)
+
+
+def is_over(answer: str) -> bool:
+    """Return whether a run does not go on, by the verdict on it."""
+    return answer.partition(" ")[0] not in policy.GOES_ON
+
+
+def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None, str]:
+    """Return what becomes of the job of a worker, and its trial if that has ended for good."""
+    room = Room(inside=True, left_s=policy.left_s())
+    over = None
+    if piece := pieces.current(worker, key):
+        run = RunDir.open(Path(piece.run))
+        record = run.read()
+        if record.state != "finished" and record.paused_at != piece.until:
+            answer = judge(run, code, key, inside=True)
+            if not is_over(answer):
+                return None, answer
+            log.error("%s has ended: the worker goes on with other trials", run.name)
+            over = run
+        room = room._replace(warn_s=load(run.config_file).launch.warn_s)
+    elif code <= 128 or code == _INTERRUPTED or pieces.steps_without(worker, key) > policy.MOST:
+        return None, ""  # the ranks have told why
+    return over, "requeue" if room.ends_soon else "restart"
+
+
 def main(argv: list[str]) -> int:
-    """Print the verdict on the run directory, exit code and number of the step in `argv`.
+    """Print the verdict on the folder, exit code and number of the step in `argv`.
 
     With a run directory and the path of the script of a job that several runs share, print "left"
     and the exit code of the run if it does not go on in this job.
@@ -82,19 +119,25 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     job = RankInfo.from_env(os.environ | {"HPCTRAIN_LAUNCHER": "single"})
     try:
-        run = RunDir.open(Path(argv[0]))
+        folder = Path(argv[0])
         if not argv[1].isdecimal():
-            run.update()  # NFS caches the content of a folder until the client writes there
-            failed = int(run.read().state == "failed")
-            print(f"left {failed}" if is_left(run.path, argv[1]) else "")
+            shared = RunDir.open(folder)
+            shared.update()  # NFS caches the content of a folder until the client writes there
+            failed = int(shared.read().state == "failed")
+            print(f"left {failed}" if is_left(shared.path, argv[1]) else "")
             return 0
         code, inside = int(argv[1]), len(argv) > 2
         key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)
-        warn_s = load(run.config_file).launch.warn_s
-        answer = verdict(run, code, key, inside=inside, warn_s=warn_s)
+        over: RunDir | None
+        if (folder / "worker.json").exists():
+            over, answer = _of_worker(folder, code, key)
+        else:
+            run = RunDir.open(folder)
+            answer = judge(run, code, key, inside=inside)
+            over = run if is_over(answer) else None
         print(answer)
-        if answer.partition(" ")[0] not in policy.GOES_ON:
-            close_tracking(run, code)
+        if over is not None:
+            close_tracking(over, code)
     except HpctrainError as error:  # the ranks have told it, too
         log.error("%s", error)
     return 0

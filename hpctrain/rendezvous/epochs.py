@@ -18,6 +18,16 @@ from hpctrain.rendezvous.leaving import end_at_once
 from hpctrain.run_record import AttemptKey
 
 
+def begin(run: Path, key: AttemptKey) -> None:
+    """Note that the ranks of a worker, a job of Slurm, train a run from now on.
+
+    The step of a worker is noted in the worker's folder by its batch script, and here by rank 0.
+    """
+    if key.job_id and _lines(run)[-1:] != [_own(key)]:
+        with open(run / "epochs", "a", encoding="utf-8") as file:
+            file.write(_own(key) + "\n")
+
+
 def in_loop(run: Path, key: AttemptKey) -> bool:
     """Return whether a batch script has started these ranks that can start them again."""
     return _own(key) in _lines(run)

@@ -46,6 +46,9 @@ class RankInfo:
         job_id: The id for `squeue` and `scontrol` (`ARRAYJOB_TASK` for an array task), or "".
         restart_count: How often the launcher has restarted this job.
         step_id: The number of the step of the Slurm job whose tasks the ranks are; 0 elsewhere.
+        worker: The folder of the worker whose ranks these are, which train one run after another
+            (`hpctrain.job.worker`); "" elsewhere.
+        piece: How many trainings these processes have made before, as ranks of a worker.
     """
 
     launcher: str
@@ -61,6 +64,8 @@ class RankInfo:
     job_id: str = ""
     restart_count: int = 0
     step_id: int = 0
+    worker: str = ""
+    piece: int = 0
 
     def __post_init__(self) -> None:
         for value, count, name in (

@@ -75,6 +75,11 @@ class Room(NamedTuple):
     spares: int = 0
     warn_s: float = 0.0  # launch.warn_s
 
+    @property
+    def ends_soon(self) -> bool:
+        """Whether too little time is left for a start and the warning before the time limit."""
+        return self.left_s < self.warn_s + _START_S
+
     @classmethod
     def of(
         cls, record: RunRecord, *, inside: bool, warn_s: float, env: Mapping[str, str] = os.environ
@@ -141,9 +146,9 @@ def _answer(record: RunRecord, end: End, room: Room, spent: str) -> Answer:
     if spent:
         cure = f"{_CURES.get(cause, '')}`resume` starts the run again"
         return Answer("failed", f"{text}, {spent}. {cure}")
-    short, soon = len(end.hosts) > room.spares, room.left_s < room.warn_s + _START_S
-    if cause is TIME_LIMIT or not room.inside or soon or (end.bad and short):
-        return Answer("requeue", text, end.hosts if end.bad and not soon else ())
+    short = len(end.hosts) > room.spares
+    if cause is TIME_LIMIT or not room.inside or room.ends_soon or (end.bad and short):
+        return Answer("requeue", text, end.hosts if end.bad and not room.ends_soon else ())
     return Answer("restart", text, () if short else end.hosts)
 
 

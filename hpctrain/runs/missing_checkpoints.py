@@ -80,7 +80,9 @@ def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     record = run.read()
     if not record.attempts or record.state == "finished" or checkpoints(run.checkpoints):
         return 0
-    stopped = [each.step or 0 for each in record.attempts if each.state == "interrupted"]
+    stopped = [
+        each.step or 0 for each in record.attempts if each.state in ("interrupted", "paused")
+    ]
     made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
     # The checkpoint of a step is written before the next step.
     return max([*stopped, made if made > (checkpoint.every_steps or made) else 0])

@@ -57,7 +57,8 @@ class RunDir:
     """The directory of one run.
 
     The states in run.json are "created" (frozen), "queued" (submitted to Slurm), "running",
-    "interrupted" (stopped and saved), "failed" and "finished". A run that was submitted has a
+    "interrupted" (stopped and saved), "paused" (saved at a step that was asked for), "failed" and
+    "finished". A run that was submitted has a
     `submission`: the path of the script, the number of the array task, the user and the time.
     """
 
@@ -173,7 +174,8 @@ class RunDir:
             for before in content["attempts"][-1:]:
                 if "ended" not in before:  # it was killed
                     before["seen"] = max(before["started"], self.last_sign())
-            content["state"] = "running"
+            # What is of the attempt before: the metrics of a pause, and the end of its memory.
+            content |= {"state": "running", "result": None, "lowered_in": None}
             content["attempts"].append({"started": time.time(), **facts})
 
     def last_sign(self) -> float:

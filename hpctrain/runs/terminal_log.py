@@ -3,7 +3,8 @@
     RUN/logs/terminal_2.rank0.log     the second attempt in a terminal, rank 0
 
 It has the log lines of the process and the error that ends the attempt; `hpctrain logs` shows it.
-Ranks under Slurm and under submitit's local executor have a file for all that they print.
+Ranks under Slurm and under submitit's local executor have a file for all that they print; those of
+a worker, whose file is not that of the run, have both.
 """
 
 import itertools
@@ -14,18 +15,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import mask
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def kept(folder: Path, launcher: str, rank: int) -> Iterator[None]:
-    """Write the log lines of the context, and an exception that leaves it, into a new file.
-
-    What has started this process, the `launcher`, is one of `distributed.ranks`.
-    """
-    handler = _open(folder, rank) if launcher in ("single", "torchrun") else None
+def kept(folder: Path, ranks: RankInfo) -> Iterator[None]:
+    """Write the log lines of the context, and an exception that leaves it, into a new file."""
+    has_none = ranks.worker or ranks.launcher in ("single", "torchrun")
+    handler = _open(folder, ranks.rank) if has_none else None
     if handler is None:
         yield
         return

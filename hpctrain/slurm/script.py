@@ -127,10 +127,11 @@ def sbatch_script(
     Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
     tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
     as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, `run` or `call`, with the folder of the array task. `chain` is the name of
-    the jobs if the script is submitted several times for one run; the file `job_id` beside it has
-    their ids. The job is told `lead_s` seconds before its time limit to save (None: launch.warn_s),
-    and `grace_s` seconds after a preemption it is cancelled, unless it has requeued itself.
+    ranks call `command`, which is `run`, `work` or `call`, with the folder of the array task.
+    `chain` is the name of the jobs if the script is submitted several times for one run; the file
+    `job_id` beside it has their ids. The job is told `lead_s` seconds before its time limit to save
+    (None: launch.warn_s), and `grace_s` seconds after a preemption it is cancelled, unless it has
+    requeued itself.
     """
     check_folder(config.output_dir, folder)
     lead_s = config.launch.warn_s if lead_s is None else lead_s
@@ -157,7 +158,7 @@ def sbatch_script(
         *_snapshot(config.output_dir, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
-    if command == "run":
+    if command != "call":
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if chain:
         parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
@@ -235,7 +236,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
     packed = launch.pack > 1
-    in_steps = command == "run"  # the ranks of a function have no checkpoint to go on from
+    in_steps = command != "call"  # the ranks of a function have no checkpoint to go on from
     start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
     lines = [
         "srun" + ' "$@"' * in_steps + " --exact" * packed + " --unbuffered --open-mode=append",

@@ -104,7 +104,8 @@ class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
     `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
-    `upload`, `hpctrain sync` uploads later. `finish` waits `drain` seconds for the uploader.
+    `upload`, `hpctrain sync` uploads later. `finish` waits `drain` seconds for the uploader,
+    unless it does not wait (`waits`) because this process trains another run next.
     `check` ends the process if it may no longer write (see `Journal`).
     """
 
@@ -120,6 +121,7 @@ class JournalTracker(Tracker):
         parent_name: str | None = None,
         upload: bool = True,
         drain: float = 10.0,
+        waits: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         for name in filter(None, (uid, parent_uid)):
@@ -129,7 +131,7 @@ class JournalTracker(Tracker):
         self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload
         self._uploader = ChildUploader(self._run_dir, self._uri, drain)
-        self._finished = False
+        self._waits, self._finished = waits, False
         self._rewound = False
         self._logged = False
         self._renamed = Renamed()
@@ -288,7 +290,10 @@ class JournalTracker(Tracker):
         )
         self._journal.close()
         self._uploader.revive()
-        self._uploader.wait()
+        if self._waits:
+            self._uploader.wait()
+        else:
+            self._uploader.leave()
 
 
 def public(values: Mapping[str, Any]) -> dict[str, str]:

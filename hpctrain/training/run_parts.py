@@ -70,7 +70,9 @@ class RunParts:
     notes: Notes = field(default_factory=Notes)
     watch: Watch = field(default_factory=Watch)
     step: int = 0
+    until: int | None = None  # the global step after which the training pauses
     evaluation_due: bool = False
+    evaluated_at: int = -1  # the step of the last evaluation of this attempt
     metrics: dict[str, float] = field(default_factory=dict)
 
     def _resume(self) -> int:

@@ -4,6 +4,10 @@ load the checkpoint, then loop { step; judge; log; evaluate; agree on stopping; 
 
 A stop request also ends an evaluation, between two of its batches. The checkpoint then says that
 the evaluation is due, and the resumed run begins with it, so its metrics are logged once.
+
+The training may be asked to pause at a step. There it saves, and only then evaluates, if no
+evaluation was due: so nothing of it is in the checkpoint, and the resumed run is the undisturbed
+one. `tracker.rewind` drops the metrics of that evaluation.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import torch.distributed as dist
 from hpctrain import marks
 from hpctrain.config.metric_registry import EPOCH, GLOBAL_BATCH_SIZE, LR
 from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.errors import HealthError
+from hpctrain.errors import ConfigError, HealthError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.stop import Interrupted
 from hpctrain.forks import ending_here
@@ -37,11 +41,12 @@ log = logging.getLogger(__name__)
 class Outcome:
     """How `Trainer.fit` ended."""
 
-    finished: bool  # False when the run was stopped and saved
+    finished: bool  # False when the run was stopped, or has paused, and saved
     step: int
     first_step: int  # 0, or that of the checkpoint
     metrics: dict[str, float]  # the last values
     reason: str = ""  # why it has finished before `max_steps`
+    paused: bool = False  # at the step `until`, with its metrics
 
 
 class Trainer(RunParts):
@@ -50,11 +55,19 @@ class Trainer(RunParts):
     def fit(self) -> Outcome:
         """Train from the last checkpoint, or from step 0, to `max_steps` or a stop request.
 
+        It pauses after the step `until`, if the run does not end there.
+
         Raises:
+            ConfigError: The run has made more steps than `until`.
             HealthError: A loss, a gradient or a parameter is not finite, and the run must stop.
             RolledBack: The run goes on from its newest healthy checkpoint: build it again.
         """
         first_step = self._resume()
+        if self.until is not None and first_step > self.until:
+            raise ConfigError(
+                f"--until-step {self.until}: the run is at step {first_step} already; give a later "
+                "step, or none to train to the end"
+            )
         health = self.train_step.health
         self.display.start(self.step, self.max_steps)
         self.train_step.save_timer.restart()
@@ -63,7 +76,8 @@ class Trainer(RunParts):
         with self._closing(), ending_here():
             stopped = not self._caught_up()
             self.best.mark(saved)
-            for batch in () if stopped or self.patience.is_over else self._batches():
+            ends = stopped or self.patience.is_over or self._pauses
+            for batch in () if ends else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
                 consumed = self.loader.state_dict()["consumed"]
                 health.begin(self.step + 1, consumed, samples, batch)
@@ -94,16 +108,23 @@ class Trainer(RunParts):
                 if self._save_is_due() or last:
                     self._save(background=not last)
                     saved = self.step
-                if over:
+                if over or self._pauses:
                     break
             else:
                 stopped = stopped or (bool(self.stop.reason) and self.step < self.max_steps)
-            if self.step != saved and (stopped or self.every.at_end):
+            if self.step != saved and (stopped or self._pauses or self.every.at_end):
                 self._save()
             self._go_on_saving(wait=True)
+            paused = not stopped and self._pauses
+            stopped = stopped or (paused and not self._evaluated_aside())
         early = self.patience.is_over and self.step < self.max_steps
         reason = self.patience.reason if early and not stopped else ""
-        return Outcome(not stopped, self.step, first_step, self.metrics, reason)
+        finished, paused = not (stopped or paused), paused and not stopped
+        return Outcome(finished, self.step, first_step, self.metrics, reason, paused)
+
+    @property
+    def _pauses(self) -> bool:
+        return self.step == self.until and self.step < self.max_steps and not self.patience.is_over
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
@@ -178,14 +199,7 @@ class Trainer(RunParts):
             return True
         self.train_step.health.judge(late=False)
         if self.evaluations:
-            doing = self.display.doing("an evaluation")
-            modes = same_modes(self.train_step.model.module)
-            # The random state is restored, as an evaluation may be made twice.
-            random = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-            with self.meter.spent("evaluation"), doing, random, modes:
-                self.hooks.before_evaluation(self._state())
-                with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
-                    values = evaluate_all(self.train_step, self.evaluations, self.stop)
+            values = self._values()
             if values is None:
                 return False
             with self.meter.spent("other"):
@@ -196,7 +210,36 @@ class Trainer(RunParts):
             if wrong and dist.get_rank() == 0:
                 log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
         self.train_step.timer.restart()
-        self.evaluation_due = False
+        self.evaluation_due, self.evaluated_at = False, self.step
+        return True
+
+    def _values(self) -> dict[str, float] | None:
+        """Return the metrics of an evaluation; None when the ranks agree to stop."""
+        doing = self.display.doing("an evaluation")
+        modes = same_modes(self.train_step.model.module)
+        # The random state is restored, as an evaluation may be made twice.
+        random = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with self.meter.spent("evaluation"), doing, random, modes:
+            self.hooks.before_evaluation(self._state())
+            with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
+                return evaluate_all(self.train_step, self.evaluations, self.stop)
+
+    def _evaluated_aside(self) -> bool:
+        """Take the metrics of the step of a pause; False when the ranks agree to stop.
+
+        The checkpoint was saved before, so patience, schedule and sums may not see them.
+        """
+        logged = self.step % self.every.log == 0
+        values = {} if logged else self.train_step.means()
+        if self.evaluations and self.evaluated_at != self.step:
+            found = self._values()
+            if found is None:
+                return False
+            values |= found
+            self.hooks.after_evaluation(self._state())
+        self.metrics = self.metrics | values
+        self.tracker.log_metrics(values, self.step)
+        self.display.report(self.step, values)
         return True
 
     def _log(self, metrics: dict[str, float]) -> None:

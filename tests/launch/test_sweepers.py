@@ -1,22 +1,16 @@
 """Tests of what chooses the runs of `-m`: Hydra's basic sweeper with glob and range, and Optuna."""
 
-import json
 import logging
 import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from hpctrain.cli import main
-from tests import cluster, forkserver
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import Completed
 
 Train = Callable[..., Completed]
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
@@ -125,7 +119,6 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
     ("arguments", "message"),
     [
         (["hydra.sweeper.direction=null"], "hydra.sweeper.direction=None: minimize or maximize"),
-        (["launch.wait=false"], "launch.wait=false: a search needs each trial's metric"),
         (["seed=tag(log,interval(-1,1))"], "seed=tag(log,interval(-1,1)): "),
         (["data.val_split=null"], "metric=val/accuracy: did you mean train/accuracy? this run"),
         *(
@@ -176,109 +169,3 @@ def test_a_search_shows_what_it_would_submit(dry_run: Train, tmp_path: Path) -> 
     assert set(proposed(done, "seed")) <= set("01234")  # Hydra's range ends before 5
     assert set(proposed(done, "train.accumulate")) <= {"1", "2"}
     assert not (tmp_path / "runs").exists()
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """Return the newest optimization_results.yaml of the sweeps in `folder`, an `output_dir`."""
-    files = sorted(folder.glob("sweeps/*/optimization_results.yaml"))
-    found = yaml.safe_load(files[-1].read_text())
-    assert isinstance(found, dict)
-    return found
-
-
-def check_best(folder: Path) -> None:
-    """Check that the best value of the search is the best one of the finished runs."""
-    finished = [r for run in runs(folder) if (r := run_json(run))["state"] == "finished"]
-    found = results(folder)
-    assert found["name"] == "optuna"
-    assert found["best_value"] == max(record["result"]["val/accuracy"] for record in finished)
-
-
-@pytest.mark.slow
-def test_a_search_here_goes_on_where_it_stopped(
-    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    # `in_features=3` fails in the training; with 7 micro-batches the trial ends before its launch.
-    search = (
-        *SEARCH,
-        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
-        "model.in_features=choice(64,3)",
-        "train.accumulate=choice(1,7)",
-        "hydra/sweeper/sampler=random",
-        "hydra.sweeper.sampler.seed=0",
-        "hydra.sweeper.n_jobs=3",
-    )
-    done = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
-    assert "not finished: see" in done.stderr
-    assert "train.global_batch_size=64 is not divisible by" in done.stderr
-    states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
-    assert set(states) == {"failed", "finished"}
-    count = states.count("finished")
-    assert count == 3
-    assert f"{count} of 6 trials of study digits-" in done.stdout
-    check_best(tmp_path / "runs")
-    # The same command has nothing left to do, and a larger one makes only the missing trials.
-    again = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
-    assert "continues: 6 trials done, 0 under way" in again.stdout
-    assert len(runs(tmp_path / "runs")) == len(states)
-    more = train(*search, "hydra.sweeper.n_trials=8", **no_sbatch)
-    assert " of 8 trials of study digits-" in more.stdout
-    check_best(tmp_path / "runs")
-    (stored,) = tmp_path.glob("runs/sweeps/*.optuna")
-    assert stored.name in re.sub(r"study (\S+)", r"\1.optuna", more.stdout)
-
-
-@pytest.mark.slow
-def test_a_search_whose_trials_all_fail_is_an_error(
-    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    search = (*SEARCH, "seed=range(0,9)", "model.in_features=3", "hydra.sweeper.n_trials=4")
-    done = train(*search, code=4, **no_sbatch)
-    assert "none of the 4 trials finished" in done.stderr
-    strict = ("seed=range(0,8)", "hydra.sweeper.max_failure_rate=0.5")
-    done = train(*search, *strict, code=4, **no_sbatch)
-    assert "2 of 2 trials failed, more than hydra.sweeper.max_failure_rate=0.5" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
-    # This search is also tracked.
-    search = (*SEARCH[:-1], "seed=range(0,9)", "metric=train/bubble", "hydra.sweeper.n_trials=1")
-    assert "trial 0 failed: train/bubble is None" in train(*search, code=4, **no_sbatch).stderr
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-def test_a_search_on_the_cluster_outlives_a_failure_and_its_command(
-    train: Train, digits: Path, tmp_path: Path
-) -> None:
-    cluster.require()
-    search = [
-        *SEARCH,
-        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
-        "model.in_features=choice(64,3)",
-        "hydra.sweeper.n_jobs=3",
-        "hydra.sweeper.n_trials=5",
-        "hydra/sweeper/sampler=random",
-        "hydra.sweeper.sampler.seed=1",
-    ]
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    command = [sys.executable, "-m", "hpctrain", *where, *search]
-    process = forkserver.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    submitted = "runs/sweeps/*/array-0/job_id"
-    cluster.wait_for(lambda: list(tmp_path.glob(submitted)), 60, "a job")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    first = {run.name for run in runs(tmp_path / "runs")}
-    done = train(*search)
-    assert "continues: 0 trials done, 3 under way" in done.stdout
-    records = {run.name: run_json(run) for run in runs(tmp_path / "runs")}
-    assert first <= records.keys()
-    assert len(records) == 5
-    assert {record["state"] for record in records.values()} == {"failed", "finished"}
-    # A trial that fails before the second command looks at it is tried once more.
-    attempts = {"finished": 1, "failed": 2}
-    assert all(len(each["attempts"]) <= attempts[each["state"]] for each in records.values())
-    assert len({json.dumps(record["sweep"]) for record in records.values()}) == 1
-    check_best(tmp_path / "runs")

@@ -68,6 +68,10 @@ class Composer:
             self.notes[f"{line.partition(' is ')[0]} has no effect: {key} is given, too"] = None
         return self._change(self._bases[choices], values)
 
+    def is_choice(self, override: str) -> bool:
+        """Return whether an override chooses a file, such as `model=unet`, or is one of Hydra."""
+        return self._parse(override) is None
+
     def typed(self, overrides: list[str]) -> Config:
         """Return the typed config; a wrong key, value or choice is a ConfigError."""
         try:

@@ -114,7 +114,7 @@ def overlap(mesh: DeviceMesh) -> None:
             "those of the other ranks, too; do not hide them by CUDA_VISIBLE_DEVICES, srun's "
             "--gpu-bind or site.gpu_option=gpus-per-task"
         )
-    torch._inductor.config._micro_pipeline_tp = True
+    torch._inductor.config._micro_pipeline_tp = True  # until `hpctrain.job.worker.forget`
     with warnings.catch_warnings(action="ignore", category=FutureWarning):
         enable_symm_mem_for_group(mesh.get_group().group_name)
 

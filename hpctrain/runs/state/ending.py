@@ -45,7 +45,8 @@ def verdict(
     error = failure.first(run.path, key)
     now = known.attempt
     # If not, the ranks ended before rank 0 has begun an attempt.
-    begun = now.key == key
+    # An attempt of this step that has paused is not the one that has ended now.
+    begun = now.key == key and now.state != "paused"
     now = now if begun else Attempt()
     if now.verdict:  # by rank 0, or by a process like this one
         decided = Answer(now.verdict, avoid=now.avoid)

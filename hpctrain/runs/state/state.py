@@ -5,6 +5,7 @@
     running      trains, starts or ends
     requeued     was stopped and waits in the queue to continue
     interrupted  stopped and saved, not in the queue; can be resumed
+    paused       saved at the step that was asked for; can be resumed
     cancelled    stopped by somebody before it could save
     failed       ended with an exception
     lost         was queued or running, but there is no job or process; Slurm may say why
@@ -28,7 +29,7 @@ from hpctrain.runs.state.facts import Facts, gather
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
     *("failed", "lost", "damaged", "cancelled", "running", "interrupted"),
-    *("requeued", "queued", "created", "finished"),
+    *("requeued", "queued", "created", "paused", "finished"),
 )
 UNDER_WAY = ("queued", "running", "requeued")
 
@@ -64,6 +65,8 @@ def _judge(run: Facts, now: float) -> State:
         return State("damaged", run.damage)
     if run.recorded_state == "finished":
         return State("finished", run.attempt.reason)  # a metric that is NaN
+    if run.recorded_state == "paused":  # its job may be a worker's, which trains another run
+        return State("paused", f"at step {run.record.paused_at}, as asked")
     if run.job is not None and (state := _in_the_queue(run, now)):
         return state
     if run.recorded_state in ("created", "failed", "interrupted"):
@@ -81,7 +84,7 @@ def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
         state = judge(run, now)
         if run.held or not (run.scheduler or run.ended):
             continue
-        if state.name in ("failed", "lost", "cancelled", "interrupted"):
+        if state.name in ("failed", "lost", "cancelled", "interrupted", "paused"):
             status = "FAILED" if state.name == "failed" else "KILLED"
             found[run.path] = status, f"{state.name}: {state.reason}"
     return found

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.tracking.journal import journal_path, read_all
@@ -24,6 +24,17 @@ log = logging.getLogger(__name__)
 
 _RESTARTS = 5  # at most so many restarts of a killed uploader
 _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
+
+
+_left: list[tuple[subprocess.Popen[bytes], float]] = []
+
+
+def wait_for_left() -> None:
+    """Wait until the processes that `leave` has left are done, each for its `drain` seconds."""
+    while _left:
+        process, drain = _left.pop()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(drain)
 
 
 class ChildUploader:
@@ -60,6 +71,14 @@ class ChildUploader:
             self._restarts += 1
             log.warning("the uploader was killed; starting it again")
             self.start()
+
+    def leave(self) -> None:
+        """Let the process upload what is left, and end, while this one does something else."""
+        _left[:] = [each for each in _left if each[0].poll() is None]
+        if self.process is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            _left.append((self.process, self._drain))
 
     def wait(self) -> None:
         """Wait until the process has uploaded everything, and say what is left; SIGINT ends it."""

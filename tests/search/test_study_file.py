@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 
-from hpctrain.launch.sweeps.study_file import _Lock, study_storage
+from hpctrain.search.study_file import _Lock, study_storage
 
 
 def _die_in_a_record(file: Path) -> None:

@@ -1,0 +1,179 @@
+"""`python -m hpctrain work FOLDER`: the ranks of a worker train the trials of a search in turn.
+
+    rank 0       ── hpctrain.search.workers: the next piece ── FOLDER/pieces ──┐
+    other ranks  ── wait for the next line of this file ───────────────────────┤
+    all ranks    ◄── train RUN up to its rung (hpctrain.job.here) ◄────────────┘
+    rank 0       ── report, or failed, or left: another worker goes on with it
+
+Between two trials there is no queue and no import. `forget` drops what the one has left in the
+process, so that the next one is trained as by a process of its own.
+
+A worker of one rank goes on in the same process after a trial has failed. The process group of
+several ranks cannot be used again after an error: they end, and the batch script starts them again
+(`hpctrain.job.verdict`). For it, `hang.json` in the folder is that of the run in training.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.causes import GPU_MEMORY
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.faults import early_signals as signals
+from hpctrain.job import pieces
+from hpctrain.job.here import log_to_stderr, train_frozen
+from hpctrain.job.verdict import close_tracking, is_over, judge
+from hpctrain.rendezvous import epochs
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import failure, stop_request
+from hpctrain.slurm.requeue import requeue_from_rank
+from hpctrain.tracking.uploading.child_uploader import wait_for_left
+
+if TYPE_CHECKING:
+    from hpctrain.search.workers import Piece, Worker
+
+log = logging.getLogger(__name__)
+_TERMINATED = 143  # the batch script starts the ranks again, or requeues the job
+_FRESH_SEED = 67280421310721  # of torch in a new process (c10::detail::default_rng_seed_val)
+
+
+def main(argv: list[str]) -> int:
+    """Train one piece after another; return the exit code."""
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ConfigError("work takes the folder of a worker: python -m hpctrain work FOLDER")
+    folder = Path(os.path.realpath(argv[0]))
+    log_to_stderr()
+    ranks = replace(RankInfo.from_env(), worker=str(folder))
+    if not ranks.is_main:
+        return _follow(folder, ranks)
+    from hpctrain.search.workers import Worker
+
+    code = 1
+    try:
+        code = _lead(Worker(folder), folder, ranks)
+        wait_for_left()
+    finally:
+        pieces.add(folder, ranks.attempt_key, code=code)
+    return code
+
+
+def _follow(folder: Path, ranks: RankInfo) -> int:
+    for line in pieces.follow(folder, ranks.attempt_key):
+        if line.code is not None:
+            return line.code
+        if line.run:
+            train_frozen(Path(line.run), line.until or None, ranks)
+            ranks = replace(ranks, piece=ranks.piece + 1)
+            forget()
+    raise AssertionError
+
+
+def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
+    code = 0
+    while not (code or signals.noted):
+        epochs.end_if_over(folder, ranks.attempt_key)
+        with pieces.signs(folder):
+            piece = worker.next(lambda: bool(signals.noted))
+        if piece is None:
+            break
+        code = _train(worker, piece, folder, ranks)
+        ranks = replace(ranks, piece=ranks.piece + 1)
+    if signals.noted and not code:
+        code = _TERMINATED
+        if ranks.launcher == "slurm":
+            requeue_from_rank(ranks.job_id)
+    return code
+
+
+def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
+    """Train a piece with all ranks, and tell how it went; return 0 if the worker goes on."""
+    run, key = RunDir.open(piece.run), ranks.attempt_key
+    while True:
+        epochs.begin(run.path, key)
+        failure.path(run.path).unlink(missing_ok=True)  # it may have the key of these ranks
+        hang = folder / "hang.json"
+        hang.unlink(missing_ok=True)
+        hang.symlink_to(run.path / "hang.json")
+        pieces.add(folder, key, run=str(run.path), until=piece.until or 0)
+        began = time.monotonic()
+        answer, code = "", 0
+        try:
+            code = train_frozen(run.path, piece.until, ranks)
+        except Exception as error:
+            answer = _answer(error, run, ranks)
+        forget()
+        if answer != "restart":  # else with smaller micro-batches
+            break
+    log.info("%s: trained for %.1f s", run.name, time.monotonic() - began)
+    record = run.read()
+    value = (record.result or {}).get(piece.metric)
+    if answer:
+        worker.failed(piece, record.attempt.error)
+    elif code:
+        worker.left(piece)
+    elif value is None:
+        worker.failed(piece, f"no evaluation gives {piece.metric}")
+    else:
+        worker.report(piece, value)
+    pieces.add(folder, key)
+    if answer and not _gpu_works():
+        log.error("CUDA cannot be used any more in this process: the ranks are started again")
+        return _TERMINATED
+    # The run was cancelled, and not the job.
+    return 0 if code and stop_request.read(run.path) else code
+
+
+def _answer(error: Exception, run: RunDir, ranks: RankInfo) -> str:
+    """Return what follows from the error of a training: "restart", or "failed" for good.
+
+    What this process cannot go on from is raised again.
+    """
+    if ranks.world_size > 1:
+        raise error
+    answer, smaller = judge(run, 1, ranks.attempt_key, inside=True), False
+    if is_over(answer):
+        close_tracking(run, 1)
+    else:
+        smaller = answer == "restart" and run.read().attempt.cause == GPU_MEMORY.name
+        if not smaller:
+            raise error
+    ours = isinstance(error, HpctrainError)
+    log.error("%s: %s", run.name, error, exc_info=None if ours else error)
+    return "restart" if smaller else "failed"
+
+
+def forget() -> None:
+    """Drop what a training has left in this process beside its settings of torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()  # it compiles a function for so many shapes, and then no more
+    if inductor := sys.modules.get("torch._inductor.config"):
+        inductor._micro_pipeline_tp = False  # type: ignore[attr-defined]
+    if debug := sys.modules.get("torch.distributed.tensor.debug"):
+        debug._clear_sharding_prop_cache()  # it knows the names of the process groups
+    gc.collect()
+    torch.manual_seed(_FRESH_SEED)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _gpu_works() -> bool:
+    """Return whether CUDA can still be used: after some errors of a kernel no call succeeds."""
+    torch = sys.modules["torch"]
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Hyperparameter searches: workers that promote, heal and ask trials, without a coordinator."""

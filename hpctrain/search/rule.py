@@ -1,0 +1,109 @@
+"""The rule of promotion: what a worker does next, from what the study has. It writes nothing.
+
+    promote a paused trial ── else heal one without an owner ── else ask a new one
+    └── else wait while others may give work ── else leave it to other widths ── else end
+
+Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning",
+MLSys 2020, https://arxiv.org/abs/1810.05934): a trial is promoted as soon as it is in the best
+1/eta of those that have reported at its rung. Nobody waits for a rung to be full.
+
+At the end the paper's rule may leave the last rungs empty: 24 trials with eta=3 are 8, 2 and then
+none. So when nothing is left to do and no trial has finished, the best trial of the highest rung
+goes on, until one has.
+"""
+
+import math
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from hpctrain.search.trials import Found, Trial
+
+NOTHING_LEFT = "no trial is left to promote or to begin"
+
+
+class Action(Enum):
+    """What a worker does next."""
+
+    TAKE = "train this trial up to the rung `goal`"
+    MARK = "promote this trial to the rung `goal`, for a worker of another width"
+    ASK = "begin a new trial"
+    WAIT = "look again later"
+    LEAVE = "end this worker: what is left is for workers of other widths"
+    END = "end the search, for `reason`"
+
+
+class Choice(NamedTuple):
+    """An action, with the trial and the number of the rung, from 1 on, that it shall reach."""
+
+    action: Action
+    trial: Trial | None = None
+    goal: int = 1
+    reason: str = ""
+
+
+def choose(found: Found, width: int, min_reports: int = 0) -> Choice:
+    """Return what a worker of a width, which trains nothing now, does next.
+
+    `min_reports` is how many trials must have reported at a rung before one is promoted from it.
+    """
+    if found.ended:
+        return Choice(Action.END, reason=found.ended)
+    for trial in _promotable(found, min_reports):
+        return _go_on(found, trial, trial.rung + 1, width)
+    left = found.at("promoted") + [trial for trial in found.at("waiting") if trial.asked]
+    for trial in left:
+        if found.widths[trial.goal - 1] == width:
+            return Choice(Action.TAKE, trial, trial.goal)
+    may_ask = sum(trial.asked for trial in found.trials) < found.n_trials
+    if may_ask and found.widths[0] == width:
+        return Choice(Action.ASK)
+    goals = [trial.goal for trial in [*left, *found.at("training")]] + [1] * may_ask
+    if goals:
+        # A trial that reports at a rung may send itself, or another one, to a later one.
+        comes = width in found.widths[min(goals) - 1 :] and width == found.widths[0]
+        return Choice(Action.WAIT if comes else Action.LEAVE)
+    paused = [trial for trial in found.at("paused") if _is_finite(trial)]
+    if paused and not found.at("finished"):
+        highest = max(trial.rung for trial in paused)
+        trial = min((each for each in paused if each.rung == highest), key=found.rank)
+        return _go_on(found, trial, highest + 1, width)
+    return Choice(Action.END, reason=NOTHING_LEFT)
+
+
+def _go_on(found: Found, trial: Trial, goal: int, width: int) -> Choice:
+    own = found.widths[goal - 1] == width
+    return Choice(Action.TAKE if own else Action.MARK, trial, goal)
+
+
+def _promotable(found: Found, min_reports: int) -> Iterator[Trial]:
+    """Yield the paused trials in the best 1/eta of their rung, those of the highest rung first."""
+    for number in range(len(found.rungs) - 1, 0, -1):
+        step, eta = found.rungs[number - 1], found.etas[number - 1]
+        reported = sorted(
+            (trial for trial in found.trials if step in trial.values),
+            key=lambda trial: found.rank_at(trial, step),
+        )
+        if len(reported) >= min_reports:
+            best = reported[: math.floor(len(reported) / eta + 1e-9)]
+            for trial in best:
+                if trial.state == "paused" and trial.rung == number and _is_finite(trial):
+                    yield trial
+
+
+def _is_finite(trial: Trial) -> bool:
+    return trial.value is not None and math.isfinite(trial.value)
+
+
+def too_many_failed(found: Found, since: int, least: int, rate: float) -> str:
+    """Return why so many failures end the search; "" if they do not.
+
+    Only trials from the number `since` on count, once `least` of them have failed or reported.
+    """
+    judged = [t for t in found.trials if t.number >= since and (t.ended or t.values)]
+    failed = sum(trial.state == "failed" for trial in judged)
+    if len(judged) < least or failed <= rate * len(judged):
+        return ""
+    return (
+        f"{failed} of {len(judged)} trials failed, more than hydra.sweeper.max_failure_rate={rate}"
+    )

@@ -1,0 +1,75 @@
+"""The search space: from sweeps in Hydra's syntax to Optuna's distributions.
+
+optimizer.lr=tag(log,interval(1e-4,1e-1))    a float, by its logarithm
+train.accumulate=int(interval(1,4))          a whole number
+model.hidden=choice([64],[256,256])          one of several texts
+seed=range(0,5)                              a grid of numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+# A worker reads these when it starts, and trains all its trials with them.
+_OF_WORKERS = ("launch", "site", "network", "hydra", "output_dir")
+_IN_WORKERS = ("train.deterministic", "train.expandable_segments")  # environment variables of torch
+_LENGTHS = ("train.max_steps", "train.max_epochs")
+
+
+def check_keys(keys: Iterable[str], rungs: bool) -> None:
+    """Raise a ConfigError for a key that a search cannot vary; with `rungs`, nor a run's length."""
+    for key in keys:
+        plain = key.lstrip("+~")
+        if plain.split(".")[0].split("/")[0] in _OF_WORKERS or plain in _IN_WORKERS:
+            raise ConfigError(
+                f"{key}: a search cannot vary it, because a worker has it from its start and "
+                f"trains one trial after another ({', '.join((*_OF_WORKERS, *_IN_WORKERS))}); give "
+                "one value, or submit a sweep without hydra/sweeper=optuna"
+            )
+        if rungs and plain in _LENGTHS:
+            raise ConfigError(
+                f"{key}: a search with hydra.sweeper.rungs cannot vary it: the trials of a rung "
+                "would be compared at different places of their schedules; give one value"
+            )
+
+
+def distributions(swept: Mapping[str, Override]) -> dict[str, BaseDistribution]:
+    """Return Optuna's distribution of each key; a sweep that has none is a ConfigError."""
+    return {key: _distribution(override) for key, override in swept.items()}
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    sweep: Any = override.value()
+    try:
+        if isinstance(sweep, IntervalSweep):
+            low: Any = sweep.start
+            high: Any = sweep.end
+            log = "log" in sweep.tags
+            if isinstance(low, int) and isinstance(high, int):  # int(interval(1,10))
+                return IntDistribution(low, high, log=log)
+            return FloatDistribution(low, high, log=log)
+        texts = list(override.sweep_string_iterator())
+        if not isinstance(sweep, RangeSweep):
+            return CategoricalDistribution(sorted(set(texts)))  # the order must not matter
+        if all(text.lstrip("-").isdigit() for text in texts):
+            whole = [int(text) for text in texts]
+            return IntDistribution(min(whole), max(whole), step=abs(int(sweep.step)))
+        numbers = [float(text) for text in texts]
+        return FloatDistribution(min(numbers), max(numbers), step=abs(float(sweep.step)))
+    except (ValueError, HydraException) as error:
+        raise ConfigError(f"{override.input_line}: {error}") from error

@@ -1,0 +1,172 @@
+"""The trials of a search: the one reader of a study, for the rule, `status` and `report`.
+
+    search.json ── storage ── Found ── rungs, best, spent
+                               └── Trial: number, params, run, values by rung, state
+
+A trial that is paused at a rung is RUNNING for Optuna, for which PRUNED is final. So a state is
+read from three facts: Optuna's own state, the rungs that have a value, and whether a worker holds
+the lock of the trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.lock import is_locked
+from hpctrain.search.search_file import SearchFile
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+_STATES = "waiting", "training", "paused", "promoted", "pruned", "failed", "finished"
+_ENDED = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
+# Attributes of a trial: the number of rungs that it shall reach. The others are in the texts below.
+GOAL = "goal"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as its study has it.
+
+    `rung` is the number of rungs that have a value, and `goal` that of those it shall reach: a
+    trial is paused when both are the same, and "promoted" while it waits for a worker to go on.
+    `values` has the metric by the step of a rung.
+    """
+
+    number: int
+    state: str  # one of STATES
+    params: Mapping[str, Any]
+    run: str  # the name of the run directory; "" before its config is frozen
+    values: Mapping[int, float]
+    rung: int
+    goal: int
+    reason: str  # why it was pruned or has failed
+    width: int  # nodes with which it was trained last; 0 before
+    asked: bool = True  # False: only its values were enqueued, as by Optuna's `enqueue_trial`
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self.state in _ENDED.values()
+
+    @property
+    def value(self) -> float | None:
+        """The value at the last rung that it has reached."""
+        return self.values[max(self.values)] if self.values else None
+
+    @property
+    def step(self) -> int:
+        """The step of the last rung that it has reached."""
+        return max(self.values, default=0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A search: its study's settings and trials.
+
+    `rungs` are global steps, the last one that of the end of a run, or 0 if it is not known before.
+    `etas` has a number for each rung but the last, and `widths` the nodes for each.
+    """
+
+    study: str
+    uid: str
+    metric: str
+    direction: str
+    n_trials: int
+    keys: tuple[str, ...]
+    rungs: tuple[int, ...]
+    etas: tuple[float, ...]
+    widths: tuple[int, ...]
+    ended: str  # why the search is over; "" while it is not
+    trials: tuple[Trial, ...]
+
+    @classmethod
+    def of(cls, sweep: Path) -> Found | None:
+        """Return the search of a sweep's folder; None if it is no search."""
+        file = SearchFile.of(sweep)
+        return None if file is None else cls.read(file, file.open(), sweep)
+
+    @classmethod
+    def read(cls, file: SearchFile, study: Study, sweep: Path) -> Found:
+        """Return what the study has now."""
+        attributes = study.user_attrs
+        rungs = tuple(attributes.get("rungs", (0,)))
+        found = study.get_trials(deepcopy=False)
+        return cls(
+            study=file.study,
+            uid=attributes.get("uid", ""),
+            metric=file.metric,
+            direction=file.direction,
+            n_trials=file.n_trials,
+            keys=tuple(attributes.get("keys", ())),
+            rungs=rungs,
+            etas=tuple(attributes.get("eta", ())),
+            widths=tuple(attributes.get("widths", (1,) * len(rungs))),
+            ended=attributes.get("ended", ""),
+            trials=tuple(_trial(each, rungs, owner_lock(sweep, each.number)) for each in found),
+        )
+
+    @property
+    def best(self) -> Trial | None:
+        """The best of the trials that have finished; None before there is one."""
+        done = [trial for trial in self.trials if trial.state == "finished"]
+        return min(done, key=self.rank, default=None)
+
+    def rank(self, trial: Trial) -> tuple[float, int]:
+        """Return by what trials of one rung are sorted, the best first."""
+        return self.rank_at(trial, trial.step)
+
+    def rank_at(self, trial: Trial, step: int) -> tuple[float, int]:
+        """Return the same for the value at an earlier rung."""
+        value = trial.values[step]
+        sign = -1 if self.direction == "maximize" else 1
+        return (sign * value if math.isfinite(value) else math.inf), trial.number
+
+    def at(self, state: str) -> list[Trial]:
+        """Return the trials in a state."""
+        return [trial for trial in self.trials if trial.state == state]
+
+    @property
+    def spent(self) -> int:
+        """The steps of all pieces up to the rungs that were reached."""
+        return sum(trial.step for trial in self.trials)
+
+    @property
+    def full(self) -> int:
+        """The steps that the same trials need without rungs; 0 if that is not known."""
+        return self.rungs[-1] * self.n_trials
+
+
+def owner_lock(sweep: Path, number: int) -> Path:
+    """Return the file whose lock the owner of a trial holds."""
+    return sweep / "trials" / str(number)
+
+
+def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
+    attributes, values = found.user_attrs, found.intermediate_values
+    reached, goal = max(values, default=-1), attributes.get(GOAL, 1)
+    rung = sum(step <= reached for step in rungs)
+    state = _ENDED.get(found.state.name)
+    if state is None and is_locked(lock):
+        state = "training"
+    elif state is None:
+        # At the last rung there is only its end to be told, which its owner has not done.
+        paused = goal <= rung < len(rungs)
+        state = "paused" if paused else "promoted" if rung else "waiting"
+    return Trial(
+        number=found.number,
+        state=state,
+        params=found.params,
+        run=attributes.get("run", ""),
+        values=values,
+        rung=rung,
+        goal=goal,
+        reason=attributes.get("reason", ""),
+        width=attributes.get("width", 0),
+        asked=found.state.name != "WAITING",
+    )

@@ -1,0 +1,277 @@
+"""A worker of a search, as rank 0 of its job sees it: what to train next, and how it went.
+
+    worker = Worker(folder)
+    while piece := worker.next():
+        …                                  all ranks train piece.run up to the step piece.until
+        worker.report(piece, value)        or worker.failed(piece, reason), or worker.left(piece)
+
+Workers decide one after another, under the lock of the file `decision`; composing and training are
+outside of it. The owner of a trial holds the lock of `trials/NUMBER`, which ends with its process:
+a trial that is under way for Optuna and has no owner was left by a worker that was preempted or
+killed, and the next worker goes on with it, wherever it was: before its config was frozen, in the
+training, before its value was reported, or before Optuna was told.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.causes import NON_FINITE
+from hpctrain.config.frozen import load
+from hpctrain.errors import HpctrainError, StorageError
+from hpctrain.lock import file_lock
+from hpctrain.runs.budget import may_begin
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.search import rule, study, trial_run, worker_arrays
+from hpctrain.search.rule import Action, Choice
+from hpctrain.search.search_file import SearchFile
+from hpctrain.search.trial_config import Bases
+from hpctrain.search.trials import GOAL, Found, Trial, owner_lock
+from hpctrain.secrets import mask
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+_PAUSES_S = 0.2, 5.0
+"""Seconds between two looks at the study while others train: at first, and at most."""
+_NAP_S = 0.05
+_BUDGET_S = 20.0  # until a worker asks again whether there is room in the budget, by sacct
+_NO_BUDGET = "no piece that is left is foreseen to end within launch.budget_gpu_hours"
+_LONGEST_REASON = 1000  # characters; MySQL takes 2047 for an attribute
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The training of a trial up to a rung.
+
+    `until` is the global step of the rung, or None for the end of the run, and `metric` the name of
+    the value that `Worker.report` wants.
+    """
+
+    run: Path
+    until: int | None
+    number: int
+    metric: str
+    goal: int  # the number of the rung, from 1 on
+
+
+class Worker:
+    """Gives the ranks of a job one piece after another; `folder` is that of the worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._sweep = self._folder.parents[1]
+        self._note = worker_arrays.WorkerFile.of(folder)
+        self._owned: dict[int, ExitStack] = {}
+        self._study = self._file.open()
+        (self._folder / worker_arrays.LEFT).unlink(missing_ok=True)
+
+    @property
+    def _file(self) -> SearchFile:
+        """search.json as it is now: the command may have given the search more trials."""
+        file = SearchFile.of(self._sweep)
+        if file is None:
+            raise StorageError(f"{self._sweep}: this folder is no search (search.json is missing)")
+        return file
+
+    def next(self, stopped: Callable[[], bool] = lambda: False) -> Piece | None:
+        """Return what to train next, which this worker owns then; None if there is nothing more.
+
+        It waits while other workers may give this one something to do, until `stopped`.
+        """
+        pause = _PAUSES_S[0]
+        while not stopped():
+            if self._look(self._file)[1].action is Action.WAIT:
+                time.sleep(pause)
+                pause = min(_PAUSES_S[1], pause * 1.5)
+                continue
+            pause = _PAUSES_S[0]
+            with file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S)):
+                file = self._file
+                found, choice = self._look(file)
+                trial = self._begin(file, found, choice)
+            if choice.action in (Action.MARK, Action.LEAVE):
+                self._call_others(file)
+            if choice.action in (Action.LEAVE, Action.END):
+                return None
+            if trial is not None and (piece := self._prepare(file, found, *trial)) is not None:
+                answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
+                if answer == "yes":
+                    return piece
+                self.left(piece)
+                if answer == "never":
+                    with file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S)):
+                        self._mark_left()
+                        self._end(self._found(self._file), _NO_BUDGET)
+                    return None
+                until = time.monotonic() + _BUDGET_S
+                while time.monotonic() < until and not stopped():
+                    time.sleep(_NAP_S)
+        return None
+
+    def report(self, piece: Piece, value: float) -> None:
+        """Store the metric at the rung of a piece, and give the trial back."""
+        record = RunDir(piece.run).read()
+        rungs = self._found(self._file).rungs
+        last, finished = rungs[-1], record.state == "finished"
+        reached = (record.result or {}).get("step", 0)
+        step = rungs[piece.goal - 1]
+        if step == 0:
+            step = int(reached)
+        elif finished and reached > step:  # somebody else has trained it to its end
+            step = last
+        if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
+            self._trial(piece.number).report(value, step)
+        if not math.isfinite(value):
+            self._tell(piece.number, "PRUNED", f"{piece.metric} is {value} at step {step}")
+        elif finished or piece.goal == len(rungs):
+            self._study.tell(piece.number, value, skip_if_finished=True)
+        self.left(piece)
+
+    def failed(self, piece: Piece, reason: str) -> None:
+        """End a trial for good, because its training fails; one that is not finite is pruned."""
+        cause = RunDir(piece.run).read().attempt.cause
+        self._tell(piece.number, "PRUNED" if cause == NON_FINITE.name else "FAIL", reason)
+        self.left(piece)
+
+    def left(self, piece: Piece) -> None:
+        """Give a trial back as it is: another worker, or this one, goes on with it."""
+        self._owned.pop(piece.number).close()
+
+    def _found(self, file: SearchFile) -> Found:
+        return Found.read(file, self._study, self._sweep)
+
+    def _look(self, file: SearchFile) -> tuple[Found, Choice]:
+        found = self._found(file)
+        least = min(file.n_jobs, file.n_trials)
+        rate = file.max_failure_rate
+        if not found.ended and (why := rule.too_many_failed(found, file.since, least, rate)):
+            return found, Choice(Action.END, reason=why)
+        return found, rule.choose(found, self._note.width, file.min_reports)
+
+    def _begin(
+        self, file: SearchFile, found: Found, choice: Choice
+    ) -> tuple[optuna.trial.Trial, int] | None:
+        """Do what was decided, under the lock; return the trial to train, and its goal."""
+        if choice.action in (Action.LEAVE, Action.END):
+            self._mark_left()
+        if choice.action is Action.END:
+            self._end(found, choice.reason)
+        if choice.action is Action.ASK:
+            trial = study.ask(self._study, file.distributions(), found, file.sampler)
+        elif choice.trial is not None:
+            trial = self._trial(choice.trial.number)
+            if choice.trial.goal != choice.goal:
+                trial.set_user_attr(GOAL, choice.goal)
+        if choice.action not in (Action.TAKE, Action.ASK):
+            return None
+        lock = owner_lock(self._sweep, trial.number)
+        lock.parent.mkdir(exist_ok=True)
+        self._owned[trial.number] = stack = ExitStack()
+        stack.enter_context(file_lock(lock, lambda: time.sleep(_NAP_S)))
+        trial.set_user_attr("width", self._note.width)
+        return trial, choice.goal
+
+    def _prepare(
+        self, file: SearchFile, found: Found, trial: optuna.trial.Trial, goal: int
+    ) -> Piece | None:
+        """Return the piece; None if the trial needs no training, and has been told so."""
+        stored = self._stored(trial.number)
+        name = stored.user_attrs.get("run", "")
+        try:
+            if name:
+                run = RunDir.open(Path(file.output_dir) / name)
+            else:
+                config, run = self._bases(file).run(stored.params)
+                if twin := next((each for each in found.trials if each.run == run.name), None):
+                    self._end_twin(trial, twin)
+                    return None
+                trial_run.freeze(self._sweep, file, found, config, run, stored.params)
+                trial.set_user_attr("run", run.name)
+            trial_run.take(run, self._note, found)
+        except HpctrainError as error:
+            self._tell(trial.number, "FAIL", str(error))
+            self._owned.pop(trial.number).close()
+            return None
+        until = None if goal == len(found.rungs) else found.rungs[goal - 1]
+        piece = Piece(run.path, until, trial.number, found.metric, goal)
+        began = stored.datetime_start.timestamp() if stored.datetime_start else 0.0
+        outcome = trial_run.outcome(run, until, found.metric, began)
+        if isinstance(outcome, float):
+            self.report(piece, outcome)
+        elif isinstance(outcome, trial_run.Stopped):
+            self._tell(piece.number, "PRUNED", str(outcome))
+            self.left(piece)
+        elif isinstance(outcome, HpctrainError):
+            self.failed(piece, str(outcome))
+        else:
+            return piece
+        return None
+
+    def _end_twin(self, trial: optuna.trial.Trial, twin: Trial) -> None:
+        """End a trial that is the run of another one, with the values that this one has."""
+        for step, value in twin.values.items():
+            trial.report(value, step)
+        self._tell(trial.number, "PRUNED", f"the same run as trial {twin.number}")
+        self._owned.pop(trial.number).close()
+
+    def _bases(self, file: SearchFile) -> Bases:
+        return Bases.read(self._sweep / "bases", file.choices, file.cwd)
+
+    def _trial(self, number: int) -> optuna.trial.Trial:
+        from optuna.trial import Trial
+
+        return Trial(self._study, self._stored(number)._trial_id)
+
+    def _stored(self, number: int) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _tell(self, number: int, state: str, reason: str) -> None:
+        from optuna.trial import TrialState
+
+        word = "failed" if state == "FAIL" else "is pruned"
+        log.warning("trial %d %s: %s", number, word, mask(reason))
+        self._trial(number).set_user_attr("reason", mask(reason)[:_LONGEST_REASON])
+        self._study.tell(number, state=TrialState[state], skip_if_finished=True)
+
+    def _end(self, found: Found, reason: str) -> None:
+        """End the search for all workers; failures leave the paused trials for another command."""
+        if found.ended:
+            return
+        for trial in found.at("paused") if reason == rule.NOTHING_LEFT else []:
+            step, eta = trial.step, found.etas[trial.rung - 1]
+            why = f"{found.metric}={trial.value:.6g} at step {step} is not in the best 1/{eta:g}"
+            self._tell(trial.number, "PRUNED", why)
+        self._study.set_user_attr("ended", reason)
+        log.info("the search ends: %s", reason)
+
+    def _mark_left(self) -> None:
+        """Note that this worker takes no more trials, although its job has not ended yet."""
+        (self._folder / worker_arrays.LEFT).touch()
+
+    def _call_others(self, file: SearchFile) -> None:
+        """Submit workers of other widths that have something to do now, if this node can do so."""
+        found = self._found(file)
+        needed = [width for width in found.widths if worker_arrays.wanted(file, found, width)]
+        if not (self._note.script and needed):
+            return
+        try:
+            runs = (Path(file.output_dir) / each.run for each in found.trials if each.run)
+            config = load(next(runs) / "config.yaml")
+            sent = worker_arrays.submit_missing(self._sweep, file, found, config)
+            for width, count in sent.items():
+                log.info("submitted %d workers with %d nodes", count, width)
+        except (HpctrainError, OSError) as error:
+            log.warning(
+                "trials wait for workers with %s nodes, which cannot be submitted here (%s): give "
+                "the command of the search again",
+                *(needed[-1], mask(str(error))),
+            )

@@ -1,0 +1,170 @@
+"""Ranks that train the trials of a search in turn, in the same processes."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.frozen import load
+from hpctrain.job import pieces
+from hpctrain.run_record import AttemptKey
+from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
+from tests.job.test_pause import weights
+
+Train = Callable[..., Completed]
+COMMON = (
+    *("-m", "hydra/sweeper=optuna", "hydra/launcher=submitit_local", "hydra.sweeper.n_jobs=1"),
+    *("hydra.sweeper.direction=maximize", "metric=val/accuracy", "train.max_steps=20"),
+    *("train.eval_every=10", "checkpoint.every_steps=1000", "model.dropout=0.1"),
+    *("tracking.upload=false", "hydra/sweeper/sampler=random"),
+)
+# The three kinds come in the order wrong, large, good.
+SEED = "hydra.sweeper.sampler.seed=4"
+# A trial whose model cannot be used, and one that is out of memory with its first micro-batches.
+TASK = """\
+import torch
+from hpctrain.tasks import Classification
+
+class Fragile(Classification):
+    def __init__(self, kind, **options):
+        super().__init__(**options)
+        self.kind = kind
+
+    def __call__(self, model, batch):
+        if self.kind == "wrong":
+            raise ZeroDivisionError("a trial that cannot be trained")
+        if self.kind == "large" and model.training and len(batch["mask"]) > 16:
+            raise torch.OutOfMemoryError("simulated")
+        return super().__call__(model, batch)
+"""
+# Each line is what the process has after a trial.
+PROBE = """\
+import gc, json, os
+from hpctrain.training import Hook
+
+class Probe(Hook):
+    def after_evaluation(self, state):
+        process = f"/proc/{os.getpid()}"
+        count = lambda name: len(os.listdir(f"{process}/{name}"))
+        children = open(f"{process}/task/{os.getpid()}/children").read().split()
+        resident = int(open(f"{process}/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        found = {"files": count("fd"), "children": len(children), "frozen": gc.get_freeze_count(),
+                 "threads": count("task"), "resident": resident}
+        with open(os.path.dirname(__file__) + "/seen", "a") as file:
+            file.write(json.dumps({"process": os.getpid(), "step": state.step} | found) + "\\n")
+"""
+
+
+def log_of_worker(folder: Path) -> str:
+    (log,) = folder.glob("runs/sweeps/*/workers/0/logs/*_log.out")
+    return log.read_text()
+
+
+def by_kind(folder: Path) -> dict[str, Path]:
+    texts = {run: (run / "config.yaml").read_text() for run in runs(folder / "runs")}
+    return {re.search(r"kind: (\w+)", text)[1]: run for run, text in texts.items()}  # type: ignore[index]
+
+
+def test_one_process_trains_all_trials_though_some_fail(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "fragile.py").write_text(TASK)
+    space = "+task.kind=choice(good,large,wrong)"
+    train(
+        *(*COMMON, "hydra.sweeper.n_trials=3", SEED, space, "task._target_=fragile.Fragile"),
+        *("parallel=offload", "train.micro_batch_size=32"),
+        PYTHONPATH=str(tmp_path),
+    )
+    found = {kind: run_json(run) for kind, run in by_kind(tmp_path).items()}
+    assert {kind: one["state"] for kind, one in found.items()} == {
+        "good": "finished",
+        "large": "finished",
+        "wrong": "failed",
+    }
+    # Its micro-batches were made smaller in the next attempt, as the budget of restarts allows.
+    assert [one["state"] for one in found["large"]["attempts"]] == ["interrupted", "finished"]
+    assert found["large"]["attempts"][0]["verdict"] == "restart"
+    assert found["large"]["micro_batch_rows"] == 16
+    assert "a trial that cannot be trained" in found["wrong"]["attempts"][0]["error"]
+    assert len({one["pid"] for each in found.values() for one in each["attempts"]}) == 1
+    # The trial has a log of its own.
+    own = by_kind(tmp_path)["wrong"] / "logs" / "terminal_1.rank0.log"
+    assert "ZeroDivisionError" in own.read_text()
+    assert "step 20/20" not in own.read_text()
+
+
+@pytest.mark.slow
+def test_twenty_trials_leave_nothing_and_the_last_is_as_if_it_were_alone(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    hook = "+hooks=[{_target_: probe.Probe}]"
+    rates = "optimizer.lr=tag(log,interval(1e-3,1e-1))"
+    settings = ("train.log_every=5", "precision.compute=bf16", hook)
+    space = (rates, "train.deterministic=false", *settings)
+    train(*COMMON, "hydra.sweeper.n_trials=20", *space, PYTHONPATH=str(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    ends = [line for line in lines if line["step"] == 20]
+    assert len(ends) == 20
+    assert len({line["process"] for line in ends}) == 1
+    first, last = ends[4], ends[-1]
+    for name in ("files", "children", "frozen"):
+        assert last[name] == first[name], name
+    assert last["threads"] <= first["threads"] + 2  # one of the last trial may still end
+    assert last["resident"] - first["resident"] < 32 * 2**20
+
+    names = re.findall(r"(digits-\w+): trained for", log_of_worker(tmp_path))
+    worked = tmp_path / "runs" / names[-1]
+    rate = load(worked / "config.yaml").optimizer.lr
+    alone = tmp_path / "alone"
+    own = [text for text in COMMON if not text.startswith(("-m", "hydra"))]
+    where = [f"data.path={digits}", f"output_dir={alone}/runs", "experiment=digits"]
+    run_module(
+        *("hpctrain", "freeze", *where, *own, *settings, f"optimizer.lr={rate!r}"),
+        *("train.deterministic=false",),
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+    )
+    (other,) = runs(alone / "runs")
+    run_module("hpctrain", "run", str(other), cwd=tmp_path, new=True, PYTHONPATH=str(tmp_path))
+    assert other.name == worked.name
+    assert journal_metrics(other) == journal_metrics(worked)
+    assert weights(other, 20) == weights(worked, 20) != {}
+
+
+def test_ranks_heed_the_lines_of_their_own_step(tmp_path: Path) -> None:
+    before, now = AttemptKey("7", 0, 0), AttemptKey("7", 0, 3)
+    assert pieces.current(tmp_path, now) is None
+    assert pieces.steps_without(tmp_path, now) == 4
+    pieces.add(tmp_path, before, run="/runs/a", until=5)
+    assert pieces.current(tmp_path, now) is None
+    assert pieces.current(tmp_path, before) is not None
+    assert pieces.steps_without(tmp_path, now) == 3
+    pieces.add(tmp_path, now, run="/runs/b", until=7)
+    follow = pieces.follow(tmp_path, now)
+    assert next(follow).run == "/runs/b"
+    pieces._append(tmp_path, "")
+    pieces.add(tmp_path, now)
+    assert pieces.current(tmp_path, now) is None
+    assert pieces.steps_without(tmp_path, now) == 0
+    pieces.add(tmp_path, now, code=143)
+    assert [each.code for each in (next(follow), next(follow))] == [None, 143]
+
+
+def test_a_rank_ends_when_rank_0_gives_no_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(why: str) -> Any:
+        raise Ended(why)
+
+    clock = iter(range(0, 10_000, 400))
+    monkeypatch.setattr(pieces, "end_at_once", end)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(Ended, match="rank 0 gives no sign of life"):
+        next(pieces.follow(tmp_path, AttemptKey("7")))

@@ -1,0 +1,60 @@
+"""Searches that are begun in this process, without a worker: a test takes the worker's place."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli import main
+from hpctrain.search.search import Search
+from hpctrain.search.worker_arrays import WorkerFile, new_worker
+from hpctrain.search.workers import Worker
+
+Begin = Callable[..., Path]
+SPACE = ("optimizer.lr=range(1,28)", "hydra/sweeper/sampler=grid")
+QUIET = ("launch.snapshot=off", "tracking=off")
+
+
+@pytest.fixture
+def begin(
+    digits: Path,
+    tmp_path: Path,
+    no_slurm: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Begin]:
+    """A function that begins a search, or goes on with it, and returns its folder.
+
+    It raises a SystemExit with the code if the search is refused.
+    """
+
+    def call(*arguments: str) -> Path:
+        folders: list[Path] = []
+        monkeypatch.setattr(
+            Search, "_run_here", lambda own, config, folder, *_: folders.append(folder)
+        )
+        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+        search = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize"]
+        given = ["experiment=digits", *where, *search, *QUIET, *arguments]
+        monkeypatch.setattr(sys, "argv", ["hpctrain", *given])
+        with pytest.raises(SystemExit) as end:
+            main()
+        if end.value.code:
+            raise end.value
+        (folder,) = folders
+        return folder
+
+    root = logging.getLogger()
+    handlers, level, umask = [*root.handlers], root.level, os.umask(0o077)
+    monkeypatch.chdir(tmp_path)
+    yield call
+    os.umask(umask)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def worker(sweep: Path, width: int = 1) -> Worker:
+    return Worker(new_worker(sweep, WorkerFile(width)))

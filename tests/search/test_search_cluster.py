@@ -1,0 +1,101 @@
+"""Searches on the development cluster: workers that outlive the command, kills and preemptions."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpctrain.search.trials import Found
+from tests import cluster, forkserver
+from tests.conftest import run_json, runs
+
+pytestmark = pytest.mark.slurm
+QUIET = ("tracking=off", "launch.snapshot=off")
+SEARCH = (
+    *("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *QUIET),
+    *("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1"),
+)
+
+
+def found_in(folder: Path) -> tuple[Path, Found]:
+    """Return the folder of the only search in an output folder, and the search."""
+    (file,) = folder.glob("sweeps/*/search.json")
+    found = Found.of(file.parent)
+    assert found is not None
+    return file.parent, found
+
+
+def results(sweep: Path) -> dict[str, Any]:
+    found = yaml.safe_load((sweep / "optimization_results.yaml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.slow
+def test_workers_outlive_the_command_and_a_trial_that_fails(
+    train: Any, digits: Path, tmp_path: Path
+) -> None:
+    cluster.require()
+    search = [
+        *SEARCH,
+        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
+        "model.in_features=choice(64,3)",
+        *("train.max_steps=18", "hydra.sweeper.rungs=[2,6]"),
+        *("hydra.sweeper.n_jobs=3", "hydra.sweeper.n_trials=9", "launch.wait=true"),
+    ]
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    command = [sys.executable, "-m", "hpctrain", *where, *search]
+    process = forkserver.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    cluster.wait_for(lambda: [*tmp_path.glob("runs/sweeps/*/workers/array-0/job_id")], 120, "a job")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = train(*search, timeout=900)
+    assert "continues: " in done.stdout
+    sweep, found = found_in(tmp_path / "runs")
+    assert found.ended
+    assert len(found.trials) == 9
+    assert {trial.state for trial in found.trials} == {"failed", "pruned", "finished"}
+    assert all("model.in_features" in trial.params for trial in found.trials)
+    wrong = [trial for trial in found.trials if trial.params["model.in_features"] == "3"]
+    assert {trial.state for trial in wrong} == {"failed"}
+    assert all(trial.reason for trial in wrong)
+    best = found.best
+    assert best is not None
+    assert results(sweep)["best_value"] == max(t.value for t in found.at("finished"))
+    assert f"(trial {best.number})" in done.stdout
+    records = [run_json(run) for run in runs(tmp_path / "runs")]
+    assert {record["sweep"]["uid"] for record in records} == {found.uid}
+    assert {record["state"] for record in records} == {"failed", "paused", "finished"}
+    # The second command found three workers that live.
+    assert len([*sweep.glob("workers/*/worker.json")]) == 3
+
+
+@pytest.mark.slow
+def test_a_survivor_goes_on_with_more_nodes_and_the_losses_of_one_rank(
+    train: Any, tmp_path: Path
+) -> None:
+    cluster.require()
+    search = [*SEARCH, "optimizer.lr=choice(1e-3,1e-2,2e-2,3e-2)", "hydra.sweeper.n_trials=4"]
+    halving = ["train.max_steps=18", "hydra.sweeper.rungs=[4]", "hydra.sweeper.eta=4"]
+    # No command waits: the worker of one node submits that of two.
+    train(*search, *halving, "hydra.sweeper.widths=[1,2]", "hydra.sweeper.n_jobs=2")
+    cluster.wait_for(lambda: found_in(tmp_path / "runs")[1].ended, 400, "the end of the search")
+    sweep, found = found_in(tmp_path / "runs")
+    (best,) = found.at("finished")
+    assert best.width == 2
+    assert {trial.width for trial in found.at("pruned")} == {1}
+    widths = [json.loads(file.read_text())["width"] for file in sweep.glob("workers/*/worker.json")]
+    assert sorted(widths) == [1, 1, 2]
+    wide = tmp_path / "runs" / best.run
+    assert [attempt["world_size"] for attempt in run_json(wide)["attempts"]] == [1, 2]
+    lr = f"optimizer.lr={best.params['optimizer.lr']}"
+    train(lr, "train.max_steps=18", *QUIET, f"output_dir={tmp_path}/alone")
+    (alone,) = runs(tmp_path / "alone")
+    assert alone.name == wide.name
+    expected, got = run_json(alone)["result"], run_json(wide)["result"]
+    assert got == pytest.approx(expected, rel=2e-7)

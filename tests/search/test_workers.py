@@ -1,0 +1,134 @@
+"""Tests of workers without training: a stand-in writes what a training leaves in run.json."""
+
+import os
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.search import study, trial_run
+from hpctrain.search.trials import Found
+from hpctrain.search.workers import Piece, Worker
+from tests.search.conftest import Begin, worker
+
+RUNGS = ("train.max_steps=9", "hydra.sweeper.rungs=[1,3]", "optimizer.lr=range(1,28)")
+
+
+def stand_in(piece: Piece, value: float) -> float:
+    """Leave in the run directory what a training up to `piece.until` leaves."""
+    run = RunDir(piece.run)
+    with run.lock():
+        run.begin_attempt()
+        step = piece.until or 9
+        state = "paused" if piece.until else "finished"
+        run.end_attempt(state, result={"step": step, piece.metric: value})
+    return value
+
+
+def value_of(piece: Piece) -> float:
+    """Return the best value for 14."""
+    lr = float((piece.run / "config.yaml").read_text().partition("\n  lr: ")[2].split()[0])
+    return -abs(lr - 14)
+
+
+def train_all(*workers: Worker) -> None:
+    """Let the workers train one piece after another in turn, until none gets one."""
+    left = [*workers]
+    while left:
+        for each in [*left]:
+            if (piece := each.next()) is None:
+                left.remove(each)
+            else:
+                each.report(piece, stand_in(piece, value_of(piece)))
+
+
+def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
+    sweep = begin(*RUNGS, "hydra.sweeper.n_trials=9")
+    train_all(worker(sweep), worker(sweep))
+    found = Found.of(sweep)
+    assert found is not None
+    assert found.ended
+    assert found.best is not None
+    ranked = sorted(found.trials, key=lambda trial: found.rank_at(trial, 1))
+    assert found.best == ranked[0]
+    assert {trial.state for trial in found.trials} == {"finished", "pruned"}
+    assert all(trial.reason for trial in found.at("pruned"))
+    assert len({trial.run for trial in found.trials}) == 9
+    assert found.spent == sum(trial.step for trial in found.trials) < found.full == 9 * 9
+    # A larger search goes on, and its workers know at once.
+    again = begin(*RUNGS, "hydra.sweeper.n_trials=10")
+    assert again == sweep
+    train_all(worker(sweep))
+    found = Found.of(sweep)
+    assert found is not None
+    assert len(found.trials) == 10
+
+
+def _die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _work_until_killed(sweep: Path, phase: str) -> None:
+    """Work as `train_all`, and be killed where `phase` says."""
+    mine = worker(sweep)
+    asked = study.ask
+
+    def ask_and_die(*arguments: Any) -> None:
+        asked(*arguments)
+        _die()
+
+    if phase == "after ask":
+        study.ask = ask_and_die  # type: ignore[assignment]
+    if phase == "freezing":
+        trial_run.missing_checkpoints.may_start_again = _die  # type: ignore[assignment]
+    if phase == "frozen":
+        trial_run.take = _die  # type: ignore[assignment]
+    while piece := mine.next():
+        if phase == "training":
+            RunDir(piece.run).begin_attempt()
+            _die()
+        value = stand_in(piece, value_of(piece))
+        if phase == "before report":
+            _die()
+        if phase == "after report" and piece.until:
+            mine.left = _die  # type: ignore[method-assign]
+        if phase == "before tell" and not piece.until:
+            optuna.Study.tell = _die  # type: ignore[method-assign, assignment]
+        mine.report(piece, value)
+
+
+PHASES = (
+    *("after ask", "freezing", "frozen", "training"),
+    *("before report", "after report", "before tell"),
+)
+
+
+def test_a_kill_in_any_phase_loses_nothing(begin: Begin) -> None:
+    sweep = begin(*RUNGS, "hydra.sweeper.n_trials=9", "hydra.sweeper.eta=2")
+    for phase in PHASES:
+        child = get_context("fork").Process(target=_work_until_killed, args=(sweep, phase))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL, phase
+    train_all(worker(sweep))
+    found = Found.of(sweep)
+    assert found is not None
+    assert found.ended
+    assert len(found.trials) == 9
+    assert all(trial.ended and trial.params for trial in found.trials)
+    ranked = sorted(found.trials, key=lambda trial: found.rank_at(trial, 1))
+    assert found.best == ranked[0]
+    trained = [RunDir(sweep.parents[1] / trial.run).read() for trial in found.trials]
+    # Only the piece whose training was killed was begun twice.
+    pieces = sum(trial.rung for trial in found.trials)
+    assert sum(len(record.attempts) for record in trained) == pieces + 1
+    (killed,) = [
+        one
+        for record in trained
+        for one in record.attempts
+        if one.state != "paused" and one.state != "finished"
+    ]
+    assert (killed.state, killed.cause, killed.verdict) == ("interrupted", "rank killed", "requeue")

@@ -69,7 +69,8 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor estimates faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel rendezvous restarts runs search.workers shards slurm tasks trackers tracking training"
+        "parallel rendezvous restarts runs search.workers shards slurm tasks trackers tracking "
+        "training"
     ),
     "commands": (
         "checkpoint.files config launch runs search.trials slurm tracking.pending_upload "
@@ -131,8 +132,8 @@ NO_TORCH = (
     "faults.early_signals faults.limits faults.observed faults.observer faults.process_state "
     "forks frames gpu_driver hardware job.compile_cache job.here job.verdict launch lock marks "
     "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
-    "runs search secret_text secrets shards slow slurm step_names terminal tracking trained.commands "
-    "units yaml_file"
+    "runs search secret_text secrets shards slow slurm step_names terminal tracking "
+    "trained.commands units yaml_file"
 )
 WITH_TORCH = "doctor.measures shards.types"
 NO_HYDRA = (

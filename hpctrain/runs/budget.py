@@ -25,7 +25,6 @@ from hpctrain.disk import text_of, write_atomically
 from hpctrain.estimates import like_runs, time_limit
 from hpctrain.lock import file_lock, patience
 from hpctrain.record import Count, Finite, JobId, Record, Time, read_known, written
-from hpctrain.run_record import RunRecord
 from hpctrain.runs.evaluation_requests import asked
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
@@ -123,32 +122,26 @@ class Budget(Record, frozen=True):
         return read_known(cls, sweep / _FILE)
 
     @classmethod
-    def planned(cls, configs: Mapping[Path, Config], sweep: Path) -> Budget | None:
-        """Return that of runs that are to be submitted; None if no config has one.
-
-        Runs that were submitted before bring along those of their sweep.
-        """
+    def planned(cls, configs: Mapping[Path, Config]) -> Budget | None:
+        """Return that of runs to submit, with all of their earlier sweeps; None without one."""
         limits = [config.launch.budget_gpu_hours for config in configs.values()]
         known = [each for each in limits if each is not None]
         if not known:
             return None
         shares, jobs = dict[str, Share](), set[str]()
-        for folder in _sweeps_of(RunRecord.of(path) for path in configs if path.exists()) - {sweep}:
-            if before := cls.of(folder):
-                shares |= before.shares
-                jobs |= {*before.jobs, *_arrays(folder)}
+        for folder, before in _budgets_of(configs).items():
+            shares |= before.shares
+            jobs |= {*before.jobs, *_arrays(folder)}
         like_runs.forget()
         shares |= {str(path): Share.of(config) for path, config in configs.items()}
         gpus = any(config.launch.gpus_per_node for config in configs.values())
         return cls(hours=min(known), gpus=gpus, shares=shares, jobs=tuple(sorted(jobs)))
 
     @property
-    def unit(self) -> str:
-        """What it counts."""
+    def unit(self) -> str:  # noqa: D102
         return "GPU-hours" if self.gpus else "rank-hours (no GPUs)"
 
-    def write(self, sweep: Path) -> None:
-        """Write the file."""
+    def write(self, sweep: Path) -> None:  # noqa: D102
         write_atomically(sweep / _FILE, written(self))
 
     def needs(self, run: Path, until: int | None = None) -> float:
@@ -195,24 +188,19 @@ class Budget(Record, frozen=True):
         return hours + own, " and ".join(told) or "nothing has run"
 
 
-def _sweeps_of(records: Iterable[RunRecord]) -> set[Path]:
-    """Return the folders of the sweeps from which runs were submitted."""
-    found = set()
-    for record in records:
-        if record.submission:
-            found.add(Path(record.submission.script).parents[1])
-        if record.sweep and "folder" in record.sweep:
-            found.add(Path(record.sweep["folder"]))
-    return found
+def _budgets_of(runs: Iterable[Path]) -> dict[Path, Budget]:
+    """Return the budgets that runs belong to, by the folder of the sweep, the oldest first."""
+    names = {str(run): run.parent / "sweeps" for run in runs}
+    files = (file for place in {*names.values()} for file in place.glob(f"*/{_FILE}"))
+    found = ((file.parent, Budget.of(file.parent)) for file in sorted(files))
+    return {folder: each for folder, each in found if each and each.shares.keys() & names.keys()}
 
 
 def standings(known: list[tuple[Facts, State]]) -> list[_Standing]:
     """Return the budgets of the sweeps to which runs belong; of a run in several, the newest."""
-    found = {folder: Budget.of(folder) for folder in _sweeps_of(facts.record for facts, _ in known)}
     told, covered = [], set[str]()
-    for folder in sorted(found, key=lambda each: each.name, reverse=True):
-        budget = found[folder]
-        if budget is not None and not budget.shares.keys() <= covered:
+    for folder, budget in reversed(_budgets_of(facts.path for facts, _ in known).items()):
+        if not budget.shares.keys() <= covered:
             covered |= budget.shares.keys()
             told.append(budget.standing(folder, known))
     return told

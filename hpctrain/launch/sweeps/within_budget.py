@@ -17,7 +17,7 @@ def divide(
     The budget is that of all `entries`, and is written into the folder of the sweep. If none fits
     and none is under way, it is a LaunchError: the same command would never find room.
     """
-    budget = Budget.planned({entry.run.path: entry.config for entry in entries}, folder)
+    budget = Budget.planned({entry.run.path: entry.config for entry in entries})
     if budget is None:
         return todo, []
     standing = budget.standing(folder)

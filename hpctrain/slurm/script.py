@@ -33,6 +33,7 @@ from hpctrain.slurm.sbatch_options import (
     step_gpu_options,
 )
 
+_IN_STEPS = ("run", "work")  # what steps.sh starts again; others run once
 _CHECKED = """\
 # Without `set -eu`, which modules, conda and /etc/profile.d do not support: the exit code of each
 # command is checked instead.
@@ -158,7 +159,7 @@ def sbatch_script(
         *_snapshot(config.output_dir, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
-    if command != "call":
+    if command in _IN_STEPS:
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if chain:
         parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
@@ -236,7 +237,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
     packed = launch.pack > 1
-    in_steps = command != "call"  # the ranks of a function have no checkpoint to go on from
+    in_steps = command in _IN_STEPS  # the ranks of a function have no checkpoint to go on from
     start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
     lines = [
         "srun" + ' "$@"' * in_steps + " --exact" * packed + " --unbuffered --open-mode=append",
@@ -264,7 +265,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
     text, run = steps.TEXT, "run_steps"
-    if launch.gpu_type:
+    if launch.gpu_type and command == "run":
         gpus = [f"--{name}={value}" for name, value in step_gpu_options(launch, site).items()]
         step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *gpus, *container_arguments]
         own = shell_words([*step, *container, python, "-m", "hpctrain.plan.by_kind", "--run"])

@@ -224,9 +224,10 @@ def may_begin(
     A worker, which has a name of its own, does one piece at a time: what it did before has ended.
     Later: it would not end within the budget, unless others take less than was foreseen.
     """
+    if Budget.of(sweep) is None:
+        return "yes"
     with file_lock(sweep / f".{_FILE}.lock", patience(_LOCK_S, str(sweep / _FILE), nap=0.2)):
-        budget = Budget.of(sweep)
-        if budget is None:
+        if (budget := Budget.of(sweep)) is None:  # another command has just removed it
             return "yes"
         like_runs.forget()
         share = Share.of(load(run / "config.yaml"))

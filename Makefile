@@ -60,7 +60,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@if command -v shellcheck >/dev/null; then \
-		shellcheck .ci/run tests/*.sh hpctrain/slurm/steps.sh slurm/*.sbatch; \
+		shellcheck .ci/run tests/*.sh hpctrain/slurm/*.sh slurm/*.sbatch; \
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
 Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
 _User = Annotated[str, matching(r"([^-\s,=][^\s,=]*)?", "the name of a user")]
+_LAYOUT = r"(parallel|train\.(accumulate|micro_batch_size|activation_checkpointing))[a-z_.]*=-?\w*"
 _LEAST_RATE = 1e-9  # steps a second; a clock that was set back makes it negative
 
 
@@ -44,6 +45,7 @@ class Submission(Record, frozen=True):
     task: Count = 0
     user: _User = ""
     time: Time = 0.0
+    pack: Annotated[int, Meta(ge=1, le=10**7)] = 1  # how many runs share the job
 
 
 class BestValue(Record, frozen=True, kw_only=True):
@@ -200,6 +202,17 @@ class RunRecord(Record, frozen=True):
         return self.submission.time if self.submission else 0.0
 
     @property
+    def shares_job(self) -> bool:
+        """Whether the run was submitted last in a job that it shares with others."""
+        return self.submission is not None and self.submission.pack > 1
+
+    @property
+    def has_left_job(self) -> bool:
+        """Whether the run has ended for good, while the job that it shares may go on."""
+        ended = self.state == "finished" or self.attempt.verdict in ("failed", "cancel", "stopped")
+        return self.shares_job and self.state in ("finished", "failed", "interrupted") and ended
+
+    @property
     def paused_at(self) -> int | None:
         """The step at which a run that is paused was asked to."""
         return self.reached if self.state == "paused" else None
@@ -209,6 +222,18 @@ class RunRecord(Record, frozen=True):
         """The last step of a run that has finished or is paused."""
         step = (self.result or {}).get("step")
         return None if step is None else int(step)
+
+
+class ChosenLayout(Record, frozen=True):
+    """The content of layout.json: what `launch.gpu_type` has chosen when the last job began."""
+
+    text: str  # the kind of GPU, and the layout, for a reader
+    overrides: tuple[Annotated[str, matching(_LAYOUT, "KEY=VALUE of a layout")], ...] = ()
+
+    @classmethod
+    def of(cls, run: Path) -> ChosenLayout:
+        """Return the content of layout.json; an empty one without a file."""
+        return read_known(cls, run / "layout.json") or cls(text="")
 
 
 class ListedRun(Record, frozen=True):

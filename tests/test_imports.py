@@ -79,15 +79,17 @@ ALLOWED = {
     ),
     "report": (
         "config hardware job.summary rendezvous.ranks runs search.standing search.trials "
-        "slurm.queue tracking.columns tracking.journal tracking.recorded tracking.samples"
+        "slurm.allocations slurm.queue tracking.columns tracking.journal tracking.recorded "
+        "tracking.samples"
     ),
     "trained": (
         "checkpoint config data distributed faults.collectives job models parallel rendezvous runs "
         "shards tasks tracking training"
     ),
     "plan": (
-        "config data doctor.history estimates hardware job.building launch models.dry_run "
-        "models.experts models.lora models.plan models.quantized models.ties parallel rendezvous "
+        "config data distributed.devices doctor.history estimates hardware job.building launch "
+        "models.dry_run models.experts models.lora models.plan models.quantized models.ties "
+        "monitor.gpus parallel rendezvous "
         "runs shards slurm tasks"
     ),
     "bench": (

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.disk import is_own, open_regular
+from hpctrain.disk import is_own
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.lock import is_held_by
 from hpctrain.run_record import is_own_run
@@ -24,6 +24,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import add_arguments, are_folders, one_sweep, select
+from hpctrain.runs.state.shared_job import has_others, runs_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm import queue
@@ -81,7 +82,8 @@ def main(argv: list[str]) -> int:
         )
     now = time.time()
     states = [(run, judge(run, now)) for run in runs]
-    plan = [Step(run, state, *_action(run, state, save=options.save)) for run, state in states]
+    together = {os.path.realpath(run.path) for run in runs}
+    plan = [Step(run, state, *_action(run, state, together, options.save)) for run, state in states]
     if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
@@ -178,8 +180,8 @@ def _jobs(run: Facts) -> tuple[str, ...]:
     return (run.job_id, *(run.job.behind if run.job else ()))
 
 
-def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:
-    """Return the action for a run, and its message."""
+def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[str, str]:
+    """Return the action for a run, and its message; `together` are the paths of all that end."""
     attempt = run.attempt
     if state.name == "damaged":
         why = f"{state.reason}; if it has a job, squeue shows it and scancel ends it"
@@ -192,6 +194,10 @@ def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:
         return "file", "asked to save and stop; its worker goes on with other trials"
     if run.job is not None and not _is_of(run):
         return "skip", f"skipped: job {run.job_id} is not of this run, as its list of runs says"
+    if run.job is not None and has_others(run.record, together):
+        # The batch script leaves it out of the job, or rank 0 reads the request.
+        asked = "asked to save and stop, within seconds" if state.name == "running" else "cancelled"
+        return "file", f"{asked}; job {run.job_id} goes on with its other runs"
     # A job of slurm/train.sbatch has no submission in run.json; the job id is in its attempt.
     template = attempt.launcher == "slurm" and not run.submission
     if run.job is not None or (template and run.job_id and shutil.which("scancel")):
@@ -210,10 +216,4 @@ def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:
 def _is_of(run: Facts) -> bool:
     """Return whether the script that the run names was submitted for this run."""
     assert run.submission is not None
-    try:
-        with open_regular(Path(run.submission.script).parent / "tasks") as file:
-            paths = file.read().splitlines()
-    except OSError:
-        return False
-    own = os.fsencode(os.path.realpath(run.path))
-    return own in [os.path.realpath(path) for path in paths[run.submission.task :][:1]]
+    return os.path.realpath(run.path) in runs_of(run.submission)

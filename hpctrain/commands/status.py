@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table, print_json, shortened
+from hpctrain.runs.budget import standings
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import add_arguments, one_sweep, select
@@ -311,6 +312,7 @@ def _table(
         table.add_row(*row.cells(shared))
     lines = _reasons(shown, width, swept=_COLUMNS.index("swept") not in table.shown(width))
     lines = lines[:reasons] + _problems(shown)
+    lines = [Cell(str(each)) for each in standings([(r.run, r.state) for r in rows])] + lines
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)

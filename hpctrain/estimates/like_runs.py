@@ -113,6 +113,11 @@ def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
     return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
 
 
+def forget() -> None:
+    """Let the next call look for runs again, in a process that lasts longer than they do."""
+    _candidates.cache_clear()
+
+
 def _model_lines(text: str) -> str:
     """Return the section `model` of a frozen config, which has the same text for the same model."""
     lines = text.splitlines()

@@ -38,6 +38,7 @@ from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
+from hpctrain.runs.state.shared_job import is_left
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
 
@@ -115,11 +116,22 @@ def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None,
 
 
 def main(argv: list[str]) -> int:
-    """Print the verdict on the folder, exit code and number of the step in `argv`."""
+    """Print the verdict on the folder, exit code and number of the step in `argv`.
+
+    With a run directory and the path of the script of a job that several runs share, print "left"
+    and the exit code of the run if it does not go on in this job.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     job = RankInfo.from_env(os.environ | {"HPCTRAIN_LAUNCHER": "single"})
     try:
-        folder, code, inside = Path(argv[0]), int(argv[1]), len(argv) > 2
+        folder = Path(argv[0])
+        if not argv[1].isdecimal():
+            shared = RunDir.open(folder)
+            shared.update()  # NFS caches the content of a folder until the client writes there
+            failed = int(shared.read().state == "failed")
+            print(f"left {failed}" if is_left(shared.path, argv[1]) else "")
+            return 0
+        code, inside = int(argv[1]), len(argv) > 2
         key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)
         over: RunDir | None
         if (folder / "worker.json").exists():

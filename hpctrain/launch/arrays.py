@@ -2,7 +2,8 @@
 
     sweeps/2026-01-31_12-00-00/array-0/
         job.sh        the batch script
-        tasks         the run directories, one on each line, in the order of the array tasks
+        tasks         the run directories, one on each line, in the order of the array tasks;
+                      with launch.pack=4 the first four lines are those of the first task
         batch/        output of the batch script itself
         job_id        the array's job id, as soon as sbatch has printed it; those of a chain, in
                       their order, one on each line
@@ -17,18 +18,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from hpctrain.config.frozen import plain
 from hpctrain.config.rank_counts import fitting_nodes
+from hpctrain.config.schema import Config
 from hpctrain.disk import sync_file_system, write_atomically
-from hpctrain.errors import LaunchError, StorageError
+from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
@@ -55,6 +59,22 @@ class Array:
     job: str = ""  # the job id, as soon as the array is queued; those of a chain, with colons
 
     @property
+    def pack(self) -> int:
+        """How many runs share an array task; no task asks for more than there are."""
+        return min(self.entries[0].config.launch.pack, len(self.entries))
+
+    @property
+    def tasks(self) -> int:
+        """The number of array tasks."""
+        return math.ceil(len(self.entries) / self.pack)
+
+    @property
+    def config(self) -> Config:
+        """The config whose resources the jobs ask for."""
+        config = self.entries[0].config
+        return replace(config, launch=replace(config.launch, pack=self.pack))
+
+    @property
     def script(self) -> Path:  # noqa: D102
         return self.folder / "job.sh"
 
@@ -65,7 +85,7 @@ class Array:
             check_folder(entry.config.output_dir, entry.run.path)
         digest = hashlib.sha256(os.fsencode(first.run.path)).hexdigest()[:8]  # of this run alone
         return sbatch_script(
-            first.config,
+            self.config,
             self.folder,
             len(self.entries),
             pythonpath=first.code.pythonpath if first.code else (),
@@ -83,7 +103,7 @@ class Array:
             (self.folder / "batch").mkdir(parents=True)
             self._write_tasks()
             for number, entry in enumerate(self.entries):
-                entry.task = str(self.script), number
+                entry.task = str(self.script), number // self.pack
             self.freeze(sweep)
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error
@@ -99,6 +119,7 @@ class Array:
                 script, number = entry.task
                 state = "queued"
                 submission = {"script": script, "task": number, "user": me(), "time": time.time()}
+                submission |= {"pack": self.pack} if self.pack > 1 else {}
             entry.run.freeze(
                 entry.config,
                 sync=False,
@@ -114,7 +135,7 @@ class Array:
 
     def halve(self, folder: Path) -> Array:
         """Keep the first half of the runs; return a new array with the other half."""
-        middle = (len(self.entries) + 1) // 2
+        middle = (self.tasks + 1) // 2 * self.pack
         rest = Array(folder, self.entries[middle:], self.max_running)
         rest.after = self if self.max_running else None
         self.entries = self.entries[:middle]
@@ -132,7 +153,7 @@ class Array:
         ids: list[str] = []
         while len(ids) < self.links:
             try:
-                ids.append(sbatch.sbatch(self.script, self.entries[0].config, inherit, ids))
+                ids.append(sbatch.sbatch(self.script, self.config, inherit, ids))
             except LaunchError as error:
                 if not ids:
                     raise
@@ -140,9 +161,9 @@ class Array:
                 break
             write_atomically(self.folder / "job_id", "".join(f"{each}\n" for each in ids))
         self.job = ":".join(ids)
-        for task, entry in enumerate(self.entries):
+        for number, entry in enumerate(self.entries):
             entry.mark(Status.QUEUED)
-            entry.job, *entry.behind = (f"{each}_{task}" for each in ids)
+            entry.job, *entry.behind = (f"{each}_{number // self.pack}" for each in ids)
             known = entry.run, entry.config.metric, entry.job, self.script
             entry.handle = RunJob(*known, behind=entry.behind)
 
@@ -157,6 +178,7 @@ def plan(
     holds for all arrays together. If there are more arrays than that number, some wait for the end
     of others; and all wait for the end of those in the queue, whose job ids are `in_queue`. A run
     with a chain is an array of its own: a task of an array cannot wait for one task of another.
+    Runs that do not fill a job of `launch.pack` runs are one of their own, which asks for less.
     """
     first = 1 + max(map(_number, folder.glob("array-*")), default=-1)
     groups: dict[str, list[Entry]] = {}
@@ -168,17 +190,23 @@ def plan(
         groups.setdefault(json.dumps([*key, str(entry.code and entry.code.path)]), []).append(entry)
     arrays: list[Array] = []
     for group in groups.values():
-        links = _road(group[0]).jobs
-        size = 1 if links > 1 else max_size
-        for start in range(0, len(group), size):
+        way, pack = _road(group[0]), group[0].config.launch.pack
+        if way.jobs > 1 and pack > 1:
+            raise ConfigError(
+                f"launch.pack={pack}: {way.why}, and the jobs of a chain are those of one run; "
+                "with launch.chain=1 `resume` goes on with runs that were preempted"
+            )
+        size = 1 if way.jobs > 1 else max_size * pack
+        full = len(group) - len(group) % pack
+        starts = [*range(0, full, size), *([full] if full < len(group) else [])]
+        for start, end in pairwise([*starts, len(group)]):
             name = f"array-{first + len(arrays)}"
-            arrays.append(Array(folder / name, group[start : start + size], links=links))
+            arrays.append(Array(folder / name, group[start:end], links=way.jobs))
     limits = [array.entries[0].config.launch.max_running for array in arrays]
     limit = min((limit for limit in limits if limit is not None), default=None)
     if limit is not None:
-        for array, share in zip(
-            arrays, _shares([len(a.entries) for a in arrays], limit), strict=True
-        ):
+        shares = _shares([array.tasks for array in arrays], limit)
+        for array, share in zip(arrays, shares, strict=True):
             array.max_running = share
             array.after = Array(folder, [], job=":".join(sorted(in_queue))) if in_queue else None
         for number in range(limit, len(arrays)):
@@ -225,7 +253,7 @@ def submit(
         try:
             array.submit(inherit)
         except sbatch.SubmitLimitError:
-            if len(array.entries) > 1:
+            if array.tasks > 1:
                 # The limit depends on user, account and QOS: try with half of the runs.
                 rest = array.halve(array.folder.with_name(f"array-{unused}"))
                 for follower in waiting:

@@ -17,6 +17,7 @@ from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.shared_job import has_others, is_cancelled
 from hpctrain.slurm import queue
 from hpctrain.slurm.queue import Queue, Task, queue_of
 
@@ -34,6 +35,7 @@ class Status(Enum):
     WOULD_RUN = "would run here"
     WOULD_REPLACE = "would replace {}"  # a job
     NO_ROOM = "no room yet"
+    OVER_BUDGET = "beyond the budget: needs {}"
     QUEUED = "queued"
     FROZEN = "frozen"
     ENDED = "{}"  # its recorded state
@@ -107,6 +109,8 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
         record = entry.before
         state, rerun = record.state, entry.config.launch.rerun
         task, job = jobs.task_of(record), jobs.job_of(record)
+        if is_cancelled(entry.run.path, record):
+            job = None
         if path in seen:
             entry.mark(Status.TWICE)
         elif state == "finished" and rerun != "all":
@@ -124,6 +128,12 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
         elif rerun == "none" and record.attempts:
             entry.mark(Status.LEFT, state)
         seen.add(path)
+    replaced = {os.path.realpath(entry.run.path) for entry in entries if entry.replaces}
+    for entry in entries:
+        if entry.replaces and has_others(entry.before, replaced):
+            entry.mark(Status.UNDER_WAY, "pending, in a job with other runs,")
+            entry.job, entry.behind = entry.replaces[0], entry.replaces[1:]
+            entry.task, entry.replaces = jobs.task_of(entry.before), ()
 
 
 def replace_waiting(todo: list[Entry]) -> list[Entry]:

@@ -7,6 +7,7 @@ submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. 
 """
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.shared_job import has_others
 from hpctrain.slurm import queue
 
 log = logging.getLogger(__name__)
@@ -113,7 +115,8 @@ class RunJob(_RunJob, SlurmLoggedJob):
         """
         if not self.done():
             stop_request.write(self.run.path, queue.me())
-            super().cancel(check)
+            if not has_others(self.run.read(), {os.path.realpath(self.run.path)}):
+                super().cancel(check)
 
 
 class LocalRunJob(_RunJob, LocalLoggedJob):

@@ -4,7 +4,7 @@ Layouts keep the global batch.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -16,6 +16,7 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 
+_DEGREES = tuple(Degrees.__dataclass_fields__)
 _MOST_PARTS = 4096  # micro-batches of a share
 
 
@@ -96,21 +97,25 @@ def layouts(
     modes: Sequence[str],
     excluded: dict[str, str],
     divisible: Divisible | None = None,
+    kept: Collection[str] = (),
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
-    least memory. `excluded` gets what is not possible, with the reason.
+    least memory. `excluded` gets what is not possible, with the reason. What is `kept` is as in the
+    config: the degrees ("parallel"), or the micro-batches ("accumulate").
     """
     divisible = divisible or Divisible()
     excluded |= _left_out(nodes, divisible)
-    for degrees in _degrees(nodes, per_node, divisible):
+    own = {key: getattr(config.parallel, key) for key in (*_DEGREES, "zero", "ep", "weights")}
+    own |= {"offload": True} if config.parallel.fsdp.offload else {}
+    for degrees in [own] if "parallel" in kept else _degrees(nodes, per_node, divisible):
         # torch cannot choose which results of experts to keep.
         possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
             _layout(config, nodes, per_node, degrees, mode, parts)
             for mode in possible
-            for parts in _parts(config, degrees, nodes * per_node)
+            for parts in _parts(config, degrees, nodes * per_node, kept)
         ]
         try:
             validate(found[0].config, found[0].ranks)
@@ -190,11 +195,14 @@ def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
     return reasons
 
 
-def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
+def _parts(config: Config, degrees: dict[str, int], ranks: int, kept: Collection[str]) -> list[int]:
     """Return the numbers of micro-batches that divide a share of the global batch."""
-    dp = ranks // math.prod(degrees.get(name, 1) for name in ("tp", "pp", "cp"))
+    dp = max(1, ranks // math.prod(degrees.get(name, 1) for name in ("tp", "pp", "cp")))
     share, rest = divmod(config.train.global_batch_size, dp)
     least = degrees.get("pp", 1)  # each stage of a pipeline has one
+    if "accumulate" in kept:
+        size = config.train.micro_batch_size
+        return [config.train.accumulate if size is None else max(1, share // int(size))]
     numbers = range(least, 1 if rest else min(share, _MOST_PARTS) + 1)
     return [n for n in numbers if share % n == 0] or [1]
 
@@ -219,7 +227,7 @@ def _differences(config: Config, changed: Config) -> tuple[str, ...]:
     """Return the overrides that make the second config of the first."""
     names = (
         *("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),
-        *(f"parallel.{name}" for name in (*Degrees.__dataclass_fields__, "zero", "ep", "weights")),
+        *(f"parallel.{name}" for name in (*_DEGREES, "zero", "ep", "weights")),
         *("parallel.fsdp.offload", "train.micro_batch_size", "train.accumulate"),
         "train.activation_checkpointing",
     )

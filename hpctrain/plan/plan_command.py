@@ -20,7 +20,7 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import node_weights, time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
-from hpctrain.hardware import known, load, of_section
+from hpctrain.hardware import known, load, of_section, smallest
 from hpctrain.plan.budget import Limits, hours_of
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
     runs = [*map(_measured, given.from_run)]
 
     gc.disable()  # importing torch makes many objects and drops few
+    from hpctrain.plan import by_kind
     from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measured.comparison import Comparison
     from hpctrain.plan.measured.measurement import measure
@@ -87,6 +88,12 @@ def main(argv: list[str]) -> int:
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
+    if config.launch.gpu_type:
+        pairs = {kind: smallest(kind) for kind in config.launch.gpu_features}
+        told = by_kind.choices(config, pairs.values(), given.overrides)
+        for kind, (_, each, why) in zip(pairs, told, strict=True):
+            text = each.text if each else f"nothing fits: {why}"
+            console.print(f"launch.gpu_type {kind}: {text}", soft_wrap=True)
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}

@@ -6,7 +6,7 @@ it. Efficiency is the speed of a GPU as a part of that on the smallest number of
 
 import copy
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -33,14 +33,20 @@ class Ranking:
 
 
 def rank(
-    config: Config, estimator: Estimator, hardware: Hardware, sizes: Iterable[tuple[int, int]]
+    config: Config,
+    estimator: Estimator,
+    hardware: Hardware,
+    sizes: Iterable[tuple[int, int]],
+    kept: Collection[str] = (),
 ) -> Ranking:
-    """Return the layouts for given numbers of nodes."""
+    """Return the layouts for given numbers of nodes; `layouts` says what may be kept."""
     found: list[Estimate] = []
     over: list[float] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
-        groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
+        own = "activation_checkpointing" in kept
+        modes = (config.train.activation_checkpointing,) if own else estimator.modes
+        groups = layouts(config, nodes, per_node, modes, excluded, estimator.divisible, kept)
         for group in groups:
             name = group[0].label
             try:

@@ -13,6 +13,7 @@ from hpctrain.errors import PortTakenError
 _LOW = 12_000
 _SLOTS = 5_000
 _PORTS_PER_SLOT = 4
+_STRIDE = 1237  # a prime, so that all slots come before one comes again
 _BACKLOG = 16_384  # of connections; the kernel may allow fewer
 # After 20 s of silence, every 10 s, four times.
 _ASKS = (socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)
@@ -24,9 +25,10 @@ def master_port(job: int, generation: int = 0) -> int:
     A job has a slot of four ports, given by its number, so two jobs on one node collide only if
     their numbers differ by a multiple of 5,000. Within the slot, successive restarts and parallel
     steps (`generation`) use different ports, because the port of the previous restart may still be
-    in TIME_WAIT.
+    in TIME_WAIT. More than four use the slots of distant jobs, too: many runs may share the job.
     """
-    return _LOW + (job % _SLOTS) * _PORTS_PER_SLOT + generation % _PORTS_PER_SLOT
+    more, place = divmod(generation, _PORTS_PER_SLOT)
+    return _LOW + (job + more * _STRIDE) % _SLOTS * _PORTS_PER_SLOT + place
 
 
 def listen(host: str, port: int, only_here: bool) -> socket.socket:

@@ -37,6 +37,7 @@ from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.lock import why_no_locks
 from hpctrain.record import written
+from hpctrain.runs import budget
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import study as studies
@@ -114,6 +115,12 @@ class Search:
         queued.
         """
         config = self._probe()
+        for key in ("pack", "gpu_type"):
+            if (value := getattr(config.launch, key)) not in (1, []):
+                raise ConfigError(
+                    f"launch.{key}={value} with hydra/sweeper=optuna: each worker of a search is a "
+                    "job of its own, on one kind of GPU; leave it out"
+                )
         folder = folder.absolute()
         if config.launch.dry_run:
             self._show(config, folder)
@@ -137,6 +144,7 @@ class Search:
             raise
         folder = self._folder(study, folder)
         file = self._write(config, folder, study, storage or str(journal))
+        budget.of_search(folder, config)
         if self._cluster:
             self._submit(config, folder, file, study)
         else:

@@ -28,6 +28,7 @@ from hpctrain.causes import NON_FINITE
 from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError, StorageError
 from hpctrain.lock import file_lock
+from hpctrain.runs.budget import may_begin
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, study, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
@@ -47,6 +48,8 @@ _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
 _LONGEST_S = 600.0
 _NAP_S, _UPLOAD_S = 0.05, 120.0
+_BUDGET_S = 20.0  # until a worker asks again whether there is room in the budget, by sacct
+_NO_BUDGET = "no piece that is left is foreseen to end within launch.budget_gpu_hours"
 _LONGEST_REASON = 1000  # characters; MySQL takes 2047 for an attribute
 
 
@@ -113,7 +116,18 @@ class Worker:
             if choice.action in (Action.LEAVE, Action.END):
                 return None
             if trial is not None and (piece := self._prepare(file, found, *trial)) is not None:
-                return piece
+                answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
+                if answer == "yes":
+                    return piece
+                self.left(piece)
+                if answer == "never":
+                    with file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S)):
+                        self._mark_left()
+                        self._end(self._found(self._file), _NO_BUDGET)
+                    return None
+                until = time.monotonic() + _BUDGET_S
+                while time.monotonic() < until and not stopped():
+                    time.sleep(_NAP_S)
         return None
 
     def report(self, piece: Piece, value: float) -> None:

@@ -41,7 +41,7 @@ def node_options(
 def rank_options(launch: LaunchConfig) -> list[str]:
     """Return the options of srun that start the ranks, as words of the script."""
     tasks = launch.tasks_per_node
-    if len(launch.node_numbers) == 1 and not launch.spares:
+    if len(launch.node_numbers) == 1 and not launch.spares and launch.pack == 1:
         return []
     return ['--nodes="$nodes"', f'--ntasks="$((nodes * {tasks}))"', f"--ntasks-per-node={tasks}"]
 

@@ -136,7 +136,9 @@ class Queue(dict[Task, Job]):
         return task
 
     def job_of(self, record: RunRecord) -> Job | None:
-        """Return the job of a run; None if it is not in the queue."""
+        """Return the job of a run; None if it is not in the queue, or the run has left it."""
+        if record.has_left_job:
+            return None
         task = self.task_of(record)
         return None if task is None else self.get(task)
 
@@ -240,7 +242,7 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
             plain.append(job)
     for array, numbers in arrays.items():
         ranges: list[list[int]] = []
-        for number in sorted(numbers):
+        for number in sorted({*numbers}):  # runs may share a job
             if ranges and number == ranges[-1][1] + 1:
                 ranges[-1][1] = number
             else:

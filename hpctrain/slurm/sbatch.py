@@ -128,7 +128,7 @@ def expected_start(script: str, config: Config) -> str:
         return f"when there is room for more jobs ({words})"
     if _WRONG.search(words):
         raise LaunchError(_refusal(words, config))
-    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config.launch, config.site)
+    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config.launch.of_job, config.site)
     if fitting is not None and asked > max(fitting.values()):
         raise LaunchError(_too_few(asked, fitting, config.launch, config.site, words))
     # Nodes that are down now, or a closed partition: sbatch accepts the job, which waits.
@@ -140,9 +140,11 @@ def _too_few(
 ) -> str:
     kind = site.gpu_type
     gpu = f"{kind} GPU" if kind else "GPU"
-    counts = {"CPU": launch.tasks_per_node * launch.cpus_per_task, gpu: launch.gpus_per_node}
+    whole = launch.of_job
+    counts = {"CPU": whole.tasks_per_node * launch.cpus_per_task, gpu: whole.gpus_per_node}
     each = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
-    each += [f"{launch.mem_gb:g} GB"] if launch.mem_gb else []
+    each += [f"{whole.mem_gb:g} GB"] if whole.mem_gb else []
+    packed = f", launch.pack={launch.pack}" if launch.pack > 1 else ""
     there = ", ".join(f"{name}: {count}" for name, count in fitting.items())
     nodes = "1 node" if asked == 1 else f"{asked} nodes"
     return (
@@ -150,7 +152,8 @@ def _too_few(
         f"(launch.tasks_per_node={launch.tasks_per_node}, "
         f"launch.cpus_per_task={launch.cpus_per_task}, "
         f"launch.gpus_per_node={launch.gpus_per_node}{f', site.gpu_type={kind}' if kind else ''}, "
-        f"launch.mem_gb={launch.mem_gb}); such nodes in the partition {there} (sbatch: {words})"
+        f"launch.mem_gb={launch.mem_gb}{packed}); such nodes in the partition {there} "
+        f"(sbatch: {words})"
     )
 
 
@@ -159,7 +162,7 @@ _WRONG = re.compile(r"\binvalid\b|can ?not be satisfied|unrecognized|illegal", r
 
 
 def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | None:
-    """Return how many nodes of each partition have the CPUs, memory and GPUs that a run needs.
+    """Return how many nodes of each partition have the CPUs, memory and GPUs that a job needs.
 
     Nodes that are down or drained count, too. Partitions are those of `site.partition`, or if it is
     null, the default one. It is None if `sinfo` does not answer.

@@ -42,6 +42,10 @@ def sbatch_options(
     for key in _NAMED:
         if (value := getattr(site, key)) is not None:
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
+    if features := launch.gpu_features.values():
+        one_of = f"[{'|'.join(features)}]" if len(features) > 1 else "".join(features)
+        constraint = "&".join(filter(None, (site.constraint, one_of)))
+        options["constraint"] = _check_text("launch.gpu_type", constraint)
     for given, value in site.sbatch.items():
         option, key = given.replace("_", "-"), f"site.sbatch.{given}"
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):

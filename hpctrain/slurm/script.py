@@ -3,13 +3,17 @@
 Each array task finds its run directory in the list beside the script, by its number:
 
     array-0/job.sh   array-0/tasks: /home/me/runs/digits-3fa92c1b, /home/me/runs/digits-…
+
+With launch.pack=2 task 0 has the first two of them, task 1 the next two, and so on.
 """
 
+import math
 import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.config.rank_counts import fitting_nodes
@@ -29,6 +33,7 @@ from hpctrain.slurm.sbatch_options import (
     step_gpu_options,
 )
 
+_IN_STEPS = ("run", "work")  # what steps.sh starts again; others run once
 _CHECKED = """\
 # Without `set -eu`, which modules, conda and /etc/profile.d do not support: the exit code of each
 # command is checked instead.
@@ -73,6 +78,19 @@ if [[ -n $before ]]; then
 fi"""
 
 
+_RUN = """
+run=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {tasks})
+[[ -d ${{run:?is not in the list}} && -d $run/logs ]] || mkdir "$run/logs\""""
+
+
+# A step without an amount of memory would get that of the whole job, and the others would wait.
+_RUNS = """
+first=$((SLURM_ARRAY_TASK_ID * {pack} + 1))
+mapfile -t runs < <(sed -n "$first,$((first + {pack} - 1))p" {tasks})
+: "${{runs[0]:?is not in the list}}"
+[[ -z ${{SLURM_MEM_PER_NODE:-}} ]] || export SLURM_MEM_PER_NODE=$((SLURM_MEM_PER_NODE / {pack}))"""
+
+
 _RUN_STEPS = """
 ranks() {{
     exec {ranks}
@@ -83,7 +101,7 @@ verdict() {{
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 
 {steps}
-run_steps
+{run}
 exit "$code\""""
 
 
@@ -118,8 +136,12 @@ def sbatch_script(
     """
     check_folder(config.output_dir, folder)
     lead_s = config.launch.warn_s if lead_s is None else lead_s
-    options = sbatch_options(config.name, config.launch, config.site, fitting_nodes(config), lead_s)
-    options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
+    if command != "run":
+        config = replace(config, launch=replace(config.launch, pack=1))
+    job, pack = config.launch.of_job, config.launch.pack
+    options = sbatch_options(config.name, job, config.site, fitting_nodes(config), lead_s)
+    last = math.ceil(count / pack) - 1
+    options["array"] = f"0-{last}" + (f"%{max_running}" if max_running else "")
     if chain:
         options["job-name"] = chain
         dependency = ",".join(filter(None, (dependency, "singleton")))
@@ -135,10 +157,9 @@ def sbatch_script(
         *_teardown(config.site),
         *_setup(config.launch, config.site),
         *_snapshot(config.output_dir, pythonpath),
-        f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
-        '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
+        (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
-    if command != "call":
+    if command in _IN_STEPS:
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if chain:
         parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
@@ -215,17 +236,18 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
         *container_arguments,
     ]
     python = sys.executable if site.container.runtime is None else site.container.python
-    in_steps = command != "call"  # the ranks of a function have no checkpoint to go on from
+    packed = launch.pack > 1
+    in_steps = command in _IN_STEPS  # the ranks of a function have no checkpoint to go on from
     start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
     lines = [
-        " ".join(["srun" + ' "$@"' * in_steps, "--unbuffered --open-mode=append"]),
+        "srun" + ' "$@"' * in_steps + " --exact" * packed + " --unbuffered --open-mode=append",
         *([" ".join(options)] if (options := rank_options(launch)) else []),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shell_words(container)] if container else []),
         f'{start} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
-    if site.container.runtime is not None and in_steps:
+    if site.container.runtime is not None and in_steps and not packed:
         yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
@@ -242,4 +264,13 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     one_task = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *container_arguments]
     words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=steps.TEXT)
+    text, run = steps.TEXT, "run_steps"
+    if launch.gpu_type and command == "run":
+        gpus = [f"--{name}={value}" for name, value in step_gpu_options(launch, site).items()]
+        step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *gpus, *container_arguments]
+        own = shell_words([*step, *container, python, "-m", "hpctrain.plan.by_kind", "--run"])
+        run = f'{own} "${{runs[@]:-$run}}"\nstep=0 # that has chosen\n{run}'
+    if packed:
+        text = f"{text}\n{steps.PACK}\nscript={shlex.quote(str(folder / 'job.sh'))}"
+        run = run.replace("run_steps", 'run_pack "${runs[@]}"')
+    yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=text, run=run)

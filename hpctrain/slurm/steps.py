@@ -12,8 +12,11 @@ evaluate what `python -m hpctrain.slurm.steps` prints.
 
 from pathlib import Path
 
-TEXT = Path(__file__).with_name("steps.sh").read_text(encoding="utf-8")
-"""The shell functions of the batch scripts, of which `run_steps` starts the ranks."""
+TEXT, PACK = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("steps.sh", "pack.sh")
+)
+"""The shell functions of the batch scripts, of which `run_steps` starts the ranks, and `run_pack`
+those of several runs."""
 
 
 if __name__ == "__main__":

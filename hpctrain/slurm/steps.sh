@@ -79,6 +79,8 @@ ranks_hang() {
         $said == *"\"restart_count\": ${SLURM_RESTART_COUNT:-0},"*"\"step_id\": $step,"* ]]
 }
 
+cancel_job() { scancel "$job" || true; }
+
 # Wait for the end of the step whose srun has the process id $1; end it if its ranks hang.
 watch_step() {
     local pause=0.1 left=60
@@ -94,11 +96,13 @@ watch_step() {
     wait "$1" || code=$?
     heed_note
     find_step
-    [[ $step != "$before" ]] || step=$((${last:--1} + 1)) # no rank has begun
+    # No rank has begun. It must not be a step of another run that shares the job.
+    [[ $step != "$before" ]] || step=$((${last:--1} + 1 + ${shared:-0}))
 }
 
 # A task that cannot be killed, or a lost node, keeps what its step has had. Only then may the next
-# step overlap with it: Slurm gives the same GPUs to steps that do so. $ours: all steps of ranks.
+# step overlap with it: Slurm gives the same GPUs to steps that do so. This fails if other runs have
+# steps in this job. $ours: all steps of ranks.
 choose_overlap() {
     overlap=""
     ours+=${ours:+,}$SLURM_JOB_ID.$step
@@ -106,6 +110,7 @@ choose_overlap() {
         [[ -n $(squeue --noheader --steps="$ours" 2>/dev/null) ]] || return 0
         sleep 1 || true
     done
+    [[ -z ${shared:-} ]] || return 1
     overlap=--overlap
 }
 
@@ -139,18 +144,17 @@ run_steps() {
         case $answer in
             restart*)
                 if [[ $answer == *=* ]]; then bad+=${bad:+,}${answer#*=}; fi
-                if [[ -n $ended_by_slurm ]] || ! choose_nodes; then
+                if [[ -n $ended_by_slurm ]] || ! choose_nodes || ! choose_overlap; then
                     requeue
                     return 0
                 fi
-                choose_overlap
                 echo "step $step has ended with exit code $code: another one begins" >&2
                 continue
                 ;;
             requeue) requeue ;;
             cancel)
                 ends_for_good
-                scancel "$job" || true
+                cancel_job
                 ;;
             *) ends_for_good ;;
         esac

@@ -11,12 +11,12 @@ import pytest
 from hpctrain.report import report_command
 from hpctrain.report.account import run_account
 from hpctrain.report.account.advice import notes
-from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.report_command import as_json
 from hpctrain.report.views import run_charts
 from hpctrain.report.views.sweep_view import shared_notes
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm.allocations import Allocation
 from tests.conftest import Completed
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
 
@@ -113,6 +113,13 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
         (resumed / "run.json").write_text(json.dumps(record))
         time = account(resumed).time
         assert (time["idle"], time["restart"]) == expected
+    # A run that shares its job does not pay for the others.
+    long = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 7000, "COMPLETED", 1)
+    monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [booked[0], long]})
+    record["submission"] = {"script": "/job.sh", "task": 1, "pack": 4}
+    (resumed / "run.json").write_text(json.dumps(record))
+    time = account(resumed).time
+    assert (time["idle"], time["shutdown"]) == (0, 5)
 
 
 def test_without_records_of_time_nothing_is_guessed(tmp_path: Path) -> None:

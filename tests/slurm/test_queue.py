@@ -13,9 +13,9 @@ from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
 from hpctrain.job import environment
 from hpctrain.record import convert
-from hpctrain.report.account.allocations import allocations
 from hpctrain.run_record import RunRecord
 from hpctrain.slurm import partition_limit, requeue
+from hpctrain.slurm.allocations import allocations
 from hpctrain.slurm.queue import (
     Ended,
     Job,
@@ -156,7 +156,7 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
         "\n0|10_0|COMPLETING|None|n1|N/A|n1|/d",
         squeue_jobs="RUNNING",
         sacct_Reason="7_3|CANCELLED by 5|0:15|a|b|n1\n7_4|FAILED|1:0|None|n[1-2]",
-        sacct_Submit="7_3|2026-01-01T00:00:00|2026-01-01T00:00:09|Unknown|RUNNING|2\nx|y",
+        sacct_Submit="7_3|2026-01-01T00:00:00|2026-01-01T00:00:09|Unknown|RUNNING|2|cpu=4,gres/gpu:a100=8,gres/gpu=8\nx|y",
         sinfo_Node="batch*|8+|16000+|gpu:2",
         sinfo_noheader="batch|up",
         srun_version="slurm-wlm 22.05.8",
@@ -183,7 +183,7 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
     assert ended(["7"]) == tasks
     ((found,),) = (allocations(["7_3"]) or {}).values()
     assert found.start == found.submitted + 9
-    assert (found.end, found.nodes) == (None, 2)
+    assert (found.end, found.nodes, found.gpus) == (None, 2, 8)
     assert nodes_that_fit(Config().launch, Config().site) == {"batch": 1}
     assert partitions() == ["batch"]
     assert requeue._state("7_3") == "RUNNING"

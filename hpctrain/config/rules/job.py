@@ -1,9 +1,10 @@
 """What must hold in the keys that describe a job: resources, monitor, store, secrets."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpctrain import secrets
+from hpctrain import hardware, secrets
 from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import (
     LaunchConfig,
@@ -14,6 +15,7 @@ from hpctrain.config.schema import (
     TrackingConfig,
     TrainConfig,
 )
+from hpctrain.errors import ConfigError
 
 _IDLE_SAMPLES = 3
 
@@ -32,6 +34,20 @@ def resources(
             f"launch.spares={launch.spares} with the range launch.nodes={launch.nodes}: a job with "
             "spares has one number of nodes"
         )
+    if launch.pack > 1:
+        yield from _packing(launch, site)
+    asked = f"launch.gpu_type={launch.gpu_type}"
+    if launch.gpu_type and (not launch.gpus_per_node or "-" in str(launch.nodes)):
+        yield f"{asked} needs launch.gpus_per_node of at least 1, and one number of launch.nodes"
+    if launch.gpu_type and site.gpu_type:
+        yield f"{asked} with site.gpu_type={site.gpu_type}: give one of them"
+    for kind, feature in launch.gpu_features.items():
+        if not re.fullmatch(r"[\w.:-]+", feature, re.ASCII):
+            yield f"{asked}: {feature!r} is not the name of a feature of Slurm's nodes"
+        try:
+            hardware.smallest(kind)
+        except ConfigError as error:
+            yield f"{asked}: {error}"
     for name, (_, key) in variables(network, train).items():
         if name in site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
@@ -42,6 +58,22 @@ def resources(
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
         )
+
+
+def _packing(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
+    pack = f"launch.pack={launch.pack}"
+    if "-" in str(launch.nodes):
+        yield f"{pack} with the range launch.nodes={launch.nodes}: give one number of nodes"
+    if launch.spares:
+        yield f"{pack} with launch.spares={launch.spares}: no run may take a node from the others"
+    if (launch.chain or 1) > 1:
+        yield f"{pack} with launch.chain={launch.chain}: the jobs of a chain are those of one run"
+    if launch.gpus_per_node and site.gpu_option == "none":
+        yield f"{pack} with site.gpu_option=none: only Slurm can give each run GPUs of its own"
+    if "--overlap" in site.srun:
+        yield f"{pack} with --overlap in site.srun: all runs would get the same GPUs"
+    if "MASTER_PORT" in site.env:
+        yield f"{pack} with site.env.MASTER_PORT: all runs would listen on one port"
 
 
 def monitoring(monitor: MonitorConfig) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.schema.key import TOO_LARGE, key
 from hpctrain.errors import ConfigError
@@ -59,6 +59,12 @@ class LaunchConfig:
         unit="GPUs",
         at_least=0,
     )
+    gpu_type: list[str] = key(
+        [],
+        "The job starts on the first of these kinds of GPUs that is free, all its nodes with the "
+        "same: names of conf/hardware or their beginnings (a100), with :FEATURE if the site calls "
+        "such nodes otherwise. What parallel and the micro-batch leave open follows from the kind.",
+    )
     cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(
         None,
@@ -83,6 +89,20 @@ class LaunchConfig:
         None,
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
         count="jobs",
+    )
+    pack: int = key(
+        1,
+        "This many runs of a sweep share one job, which asks for the resources of all of them on "
+        "each node. Each run has its own share, and one that fails leaves the others.",
+        count="runs",
+    )
+    budget_gpu_hours: float | None = key(
+        None,
+        "The jobs of a sweep or a search (-m) take at most so many hours together, times GPUs, or "
+        "ranks where they have no GPUs. Nothing is queued, and no piece of a search begun, that is "
+        "not foreseen to end within it.",
+        unit="GPU-hours",
+        above=0,
     )
     chain: int | None = key(
         None,
@@ -132,6 +152,22 @@ class LaunchConfig:
             raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
         first, _, last = str(self.nodes).partition("-")
         return range(int(first), int(last or first) + 1)
+
+    @property
+    def gpu_features(self) -> dict[str, str]:
+        """The feature of Slurm's nodes for each kind of `gpu_type`."""
+        pairs = (text.partition(":") for text in self.gpu_type)
+        return {kind: feature or kind for kind, _, feature in pairs}
+
+    @property
+    def of_job(self) -> LaunchConfig:
+        """The resources of a whole job, which `pack` runs share."""
+        return replace(
+            self,
+            tasks_per_node=self.pack * self.tasks_per_node,
+            gpus_per_node=self.pack * self.gpus_per_node,
+            mem_gb=None if self.mem_gb is None else self.pack * self.mem_gb,
+        )
 
     @property
     def limit_min(self) -> int:

@@ -36,6 +36,8 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         ),
     )
     yield from cautions.of_sweep(configs)
+    if not cluster and any(each.launch.pack > 1 for each in configs):
+        yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"
     if cluster:
         asked = {(each.site.partition, each.launch.time_min): each.launch for each in configs}
         beyond = (beyond_partition(launch, partition) for (partition, _), launch in asked.items())
@@ -65,7 +67,7 @@ class Room:
             self._checked.add(request)
             (array, *_) = arrays.plan(group, self._folder, sbatch.max_array_size())
             try:
-                start = sbatch.expected_start(array.text(), group[0].config)
+                start = sbatch.expected_start(array.text(), array.config)
             except UnreachableError as error:
                 say(f"not checked whether the jobs can start: {error}", style="yellow")
                 self._checked.update(requests)  # the other requests would take as long

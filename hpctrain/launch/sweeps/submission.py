@@ -17,6 +17,7 @@ from hpctrain.errors import ConfigError, LaunchError, OfflineError, StorageError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
 from hpctrain.launch.output import say
+from hpctrain.launch.sweeps import within_budget
 from hpctrain.launch.sweeps.before_queueing import Room
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
@@ -43,7 +44,7 @@ class Submission:
         self.room = Room(folder)
 
     def queue(self, entries: list[Entry]) -> list[Entry]:
-        """Submit those of the runs that need it; return the ones over the submit limit.
+        """Submit those that need it; return the ones over the submit limit or beyond the budget.
 
         A refusal of the scheduler is a LaunchError, and what was not queued is restored.
         """
@@ -80,8 +81,9 @@ class Submission:
             raise
 
     def _start(self, todo: list[Entry], in_queue: set[str]) -> list[Entry]:
-        """Freeze runs, submit them to the cluster, if any; return those over the submit limit."""
+        """Freeze runs, submit them to the cluster, if any; return those that had to wait."""
         try:
+            todo, beyond = within_budget.divide(self._entries, todo, self._folder)
             for entry in todo:
                 trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
             if self._cluster:
@@ -102,13 +104,13 @@ class Submission:
             parent = self._parent.of(self._entries)
             if self._cluster and todo:
                 planned = arrays.plan(todo, self._folder, sbatch.max_array_size(), in_queue)
-                return arrays.submit(planned, parent, self._locks, self.write_list)
+                return arrays.submit(planned, parent, self._locks, self.write_list) + beyond
             for entry in todo:
                 freeze(entry.config, entry.run, entry.overrides)
                 entry.mark(Status.FROZEN)
                 code = entry.code.digest if entry.code else None
                 entry.run.update(code=code, **entry.place_in(parent))
-            return []
+            return beyond
         except UnreachableError:
             raise
         except (LaunchError, StorageError):

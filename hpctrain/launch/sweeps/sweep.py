@@ -21,7 +21,7 @@ from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
-from hpctrain.launch.sweeps import run_code, wait
+from hpctrain.launch.sweeps import gpu_kinds, run_code, wait, within_budget
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.submission import Submission, stores
@@ -125,10 +125,14 @@ class Sweep:
                 raise
             show(self.entries)
         elif left:
+            why = "the cluster has no room for more jobs of yours now"
+            if beyond := sum(entry.status is Status.OVER_BUDGET for entry in left):
+                more = f", and {why}" if beyond < len(left) else ""
+                why = f"{beyond} would not end within launch.budget_gpu_hours{more}"
             raise LaunchError(
-                f"{len(left)} of {len(self.entries)} runs are not queued: the cluster has no room "
-                "for more jobs of yours now. Run the same command later to submit the rest; with "
-                "launch.wait=true it waits and submits them when other jobs have ended"
+                f"{len(left)} of {len(self.entries)} runs are not queued: {why}. Run the same "
+                "command later to submit the rest; with launch.wait=true it waits and submits them "
+                "when other jobs have ended"
             )
         elif cluster and any(entry.job for entry in self.entries) and not self._followed:
             self._say_they_run()
@@ -155,6 +159,7 @@ class Sweep:
         for entry, values in zip(self.entries, swept, strict=True):
             entry.swept = values
         run_code.take_copies(self.entries)
+        gpu_kinds.check(self.entries)
         return self._scripts(cluster)
 
     def _refuse_wrong(self, among: int = 0) -> None:
@@ -205,6 +210,7 @@ class Sweep:
         set_states(self.entries, queue_of(befores) if asked else Queue())
         run_code.say_changed(self.entries)
         todo = [entry for entry in self.entries if entry.status is Status.OPEN]
+        todo, _ = within_budget.divide(self.entries, todo, self.folder)
         if asked:
             submission.room.check(todo)
         for entry in todo:

@@ -51,6 +51,6 @@ def wait(
 
 
 def _jobs(entries: list[Entry]) -> list[Job]:
-    """Return the jobs of these runs that are in the queue."""
+    """Return the job of each run that is in the queue; several runs may share one."""
     queue = queue_of(entry.before for entry in entries)
-    return [queue[task] for task in {e.task for e in entries if e.task} if task in queue]
+    return [queue[task] for task in (e.task for e in entries) if task and task in queue]

@@ -20,7 +20,6 @@ from hpctrain.config.frozen import values_of
 from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import better, main_metric
-from hpctrain.report.account.allocations import Allocation, allocations
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
 from hpctrain.report.account.trace import traces
@@ -29,6 +28,7 @@ from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
+from hpctrain.slurm.allocations import Allocation, allocations
 from hpctrain.units import GIB
 
 _POINT = 0.01  # "a point" of a metric
@@ -240,7 +240,7 @@ def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
     """Read the accounts of runs. `squeue` and `sacct` are called once for all of them."""
     now = time.time() if now is None else now
     gathered = gather(paths)
-    jobs = {job for facts in gathered for job in _jobs(facts)}
+    jobs = {job for facts in gathered for job in facts.jobs}
     booked = allocations(jobs) if jobs else {}
     accounts = [_account(facts, booked, now) for facts in gathered]
     _distinguish(accounts)
@@ -260,11 +260,6 @@ def _distinguish(accounts: Sequence[RunAccount]) -> None:
             account.swept = values
 
 
-def _jobs(facts: Facts) -> list[str]:
-    used = [each.job_id for each in facts.record.attempts if each.launcher == "slurm"]
-    return [job for job in [*used, facts.job_id] if job]
-
-
 def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: float) -> RunAccount:
     state, history, usage = judge(facts, now), History.read(facts.path), Usage.read(facts.path)
     running = state.name in UNDER_WAY
@@ -273,9 +268,9 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     if found and found[-1].begin <= facts.progress.time:  # it is written more often than reports
         found[-1].reached = max(found[-1].reached, facts.progress.step or 0)
     divide(found, history)
-    jobs = dict.fromkeys(_jobs(facts))
+    jobs = dict.fromkeys(facts.jobs)
     own = {job: booked[job] for job in jobs if booked and job in booked}
-    unused = allocate(found, own, now)
+    unused = allocate(found, own, now, shared=facts.record.shares_job)
     queue, why = _queue(facts, own, found, now)
     config, damage = _config(facts.path)
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))
@@ -292,7 +287,7 @@ def _queue(
     if own:
         waits = [(each.start or now) - each.submitted for some in own.values() for each in some]
         return sum(max(0.0, wait) for wait in waits), ""
-    if not _jobs(facts):
+    if not facts.jobs:
         return 0.0, ""
     submitted = facts.record.submitted
     after = [span.begin for span in found if submitted and span.begin >= submitted]

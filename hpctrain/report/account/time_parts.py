@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.history import History, TimeRecord
 from hpctrain.run_record import Attempt
+from hpctrain.slurm.allocations import Allocation
 
 PARTS = {  # with their titles
     "compute": "compute",
@@ -198,10 +198,13 @@ def _add(parts: dict[str, float], name: str, value: float) -> None:
     parts[name if name in parts else "other"] += value
 
 
-def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: float) -> float:
+def allocate(
+    found: list[Span], allocations: dict[str, list[Allocation]], now: float, *, shared: bool
+) -> float:
     """Add the time of the allocations (by job id) around the attempts, which are divided, in place.
 
     It returns the seconds of allocations in which no attempt has begun. `now` ends one that lasts.
+    A run that has `shared` its job does not count what follows its end: others trained on.
     """
     unused = 0.0
     for job, each in allocations.items():
@@ -216,7 +219,7 @@ def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: f
                 and one.start - _ROUNDING_S <= span.facts.started <= end + _ROUNDING_S
             ]
             if not inside:
-                unused += end - one.start
+                unused += 0.0 if shared else end - one.start
                 continue
             first, last = inside[0], inside[-1]
             last.scheduler = one.state
@@ -227,7 +230,7 @@ def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: f
                 again = before.facts.state == "interrupted"
                 span, name = (after, "restart") if again else (before, "idle")
                 span.parts[name] += max(0.0, after.begin - before.end)
-            rest = max(0.0, end - last.end)
+            rest = 0.0 if shared else max(0.0, end - last.end)
             if last.killed:
                 last.parts["lost" if last is not found[-1] else "unknown"] += rest
             else:

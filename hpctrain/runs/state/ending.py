@@ -52,7 +52,8 @@ def verdict(
         decided = Answer(now.verdict, avoid=now.avoid)
         return "cancel" if request and decided.goes_on else decided.words(inside=inside)
     told = error or now.state == "interrupted" or Hang.of(run.path, key, 0.0)
-    if now.state == "finished" or (code <= 128 and not told):
+    silent = code <= 128 and not told
+    if now.state == "finished" or (silent and not known.shares_job):
         return ""
     if error and failure.is_of_other_holder(error.error):  # run.json is about that process
         return ""
@@ -62,6 +63,10 @@ def verdict(
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", first_step=last, **facts)
         known = run.read()
+    if silent:  # the job may go on with other runs, so Slurm does not tell it
+        text = f"the ranks ended with exit code {code}, and have not said why"
+        run.end_attempt("failed", error=text, verdict="failed")
+        return ""
     room = Room.of(known, inside=inside, warn_s=warn_s)
     found = _end(run.path, known, code, key, room.left_s)
     if request and not found.raised:

@@ -22,6 +22,7 @@ from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.shared_job import is_cancelled
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.tracking import recorded, samples
@@ -83,6 +84,12 @@ class Facts:
         array, jobs = self.job_id.partition("_")[0], self.chain
         known = len(jobs) > 1 and array in jobs
         return f"link {jobs.index(array) + 1} of {len(jobs)}" if known else ""
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs of Slurm in which it was trained, and that of the last submission."""
+        used = [each.job_id for each in self.record.attempts if each.launcher == "slurm"]
+        return [job for job in [*used, self.job_id] if job]
 
     @property
     def name(self) -> str:
@@ -180,7 +187,7 @@ def _ask_squeue(runs: list[Facts]) -> None:
         if job is None:
             # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)
-        run.job, run.scheduler = job, True
+        run.job, run.scheduler = None if is_cancelled(run.path, run.record) else job, True
         run.job_id = job.id if job else run.job_id
 
 

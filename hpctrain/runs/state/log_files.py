@@ -1,6 +1,7 @@
 """Find the output of a run: the logs of its ranks and of its batch script.
 
-    Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep
+    Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep, or
+                      RUN/logs/123_4.batch.log if several runs share the job
     submitit's local  RUN/logs/JOB_0_log.out
     in a terminal     RUN/logs/terminal_N.rank0.log, for the Nth attempt there
 
@@ -36,8 +37,8 @@ def batch_log(run: Facts) -> Path | None:
     if not run.submission:
         return None
     folder = Path(run.submission.script).parent / "batch"
-    path = folder / f"{run.job_id}.log"
-    return path if path.is_file() else None
+    own = run.path / "logs" / f"{run.job_id}.batch.log"
+    return next((path for path in (own, folder / f"{run.job_id}.log") if path.is_file()), None)
 
 
 def _mtime(path: Path) -> float:

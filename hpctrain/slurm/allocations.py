@@ -1,8 +1,9 @@
-"""The allocations of runs, as Slurm's accounting has them: queue time, start and end.
+"""The allocations of jobs, as Slurm's accounting has them: queue time, start, end, nodes and GPUs.
 
 A job that was requeued has one allocation for each time that it ran (`sacct --duplicates`).
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from datetime import datetime
 
 from hpctrain.slurm.queue import ask, rows
 
-_FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes")
+_FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes", "AllocTRES")
 _AT_ONCE = 500  # job ids of one call of sacct
 
 
@@ -23,6 +24,7 @@ class Allocation:
     end: float | None  # None while it has its nodes
     state: str  # Slurm's
     nodes: int
+    gpus: int = 0  # of all nodes; 0 where the site does not count them (AccountingStorageTRES)
 
 
 def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
@@ -41,10 +43,13 @@ def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
         )
         if answer is None:
             return None
-        fields = (r"\d\S*", *[r"[^|]*"] * 4, r"\d+")
-        for job, submitted, start, end, state, nodes in rows(answer, fields):
+        fields = (r"\d\S*", *[r"[^|]*"] * 4, r"\d+", r"[^|]*")
+        for job, submitted, start, end, state, nodes, resources in rows(answer, fields):
             if (since := _time(submitted)) is not None:
-                found[job].append(Allocation(since, _time(start), _time(end), state, int(nodes)))
+                gpus = re.search(r"\bgres/gpu=(\d+)", resources)
+                times = since, _time(start), _time(end)
+                one = Allocation(*times, state, int(nodes), int(gpus[1]) if gpus else 0)
+                found[job].append(one)
     return {job: sorted(each, key=lambda one: one.submitted) for job, each in found.items()}
 
 

@@ -1,0 +1,136 @@
+"""`launch.gpu_type`: the layout of a run on each kind of GPU on which its job may start.
+
+    submission ── by_kind CONFIG... ── JSON: the choice on each kind ── shown, or refused
+    batch script ── by_kind --run DIR... ── layout.json ── all ranks (`hpctrain.job.here`)
+
+What the command or the config says itself is kept: parallel, the micro-batches, and activation
+checkpointing. The global batch is the same in each layout.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.frozen import load
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.hardware import Hardware, of_device, smallest
+from hpctrain.job.building.instantiate import instantiate
+from hpctrain.monitor.gpus import Gpus
+from hpctrain.plan.inspecting.sample_shape import of_data
+from hpctrain.plan.predicting.estimator import Estimator
+from hpctrain.plan.ranking import rank
+from hpctrain.record import written
+from hpctrain.run_record import ChosenLayout
+from hpctrain.runs.run_dir import RunDir
+
+log = logging.getLogger(__name__)
+_BATCH = ("accumulate", "micro_batch_size")
+_NOT_CHOSEN = ("device", "backend", "timeout_s", "sync")  # keys of parallel that are no layout
+
+
+def choices(
+    config: Config, kinds: Iterable[Hardware], overrides: Iterable[str] = ()
+) -> Iterator[tuple[Hardware, ChosenLayout | None, str]]:
+    """Yield the best layout on each kind, or None and why nothing fits."""
+    kept = _kept(config, [text.partition("=")[0] for text in overrides])
+    task = instantiate("task", config.task)
+    estimator, _ = Estimator.of_config(config, task, of_data(config.data))
+    size = config.launch.node_numbers[0], config.launch.tasks_per_node
+    for hardware in kinds:
+        # micro_batch_size=auto finds the largest that fits by itself.
+        fixed = kept - {"accumulate"} if config.train.micro_batch_size == "auto" else kept
+        ranking = rank(config, estimator, hardware, [size], fixed)
+        if not ranking.best:
+            why = "; ".join(f"{name}: {reason}" for name, reason in ranking.excluded.items())
+            yield hardware, None, why
+            continue
+        best = ranking.best[0]
+        added = [text for text in best.layout.overrides if not _is_kept(text, kept)]
+        micro = f"micro-batches of {best.layout.batch.micro} samples"
+        text = f"{hardware.title}: {best.layout.label}, {micro} ({best.reason})"
+        yield hardware, ChosenLayout(text=text, overrides=tuple(added)), ""
+
+
+def _kept(config: Config, named: list[str]) -> set[str]:
+    """Return what was set: in the command, or in the config to something else than the default."""
+    usual, train = vars(ParallelConfig()), vars(TrainConfig())
+    own = vars(config.parallel)
+    changed = {f"parallel.{key}" for key in usual if own[key] != usual[key]}
+    changed |= {f"train.{key}" for key in train if getattr(config.train, key) != train[key]}
+    changed |= {name.lstrip("+") for name in named}
+    changed -= {f"parallel.{key}" for key in _NOT_CHOSEN}
+    kept = {"parallel"} if any(name.startswith("parallel") for name in changed) else set[str]()
+    kept |= {"accumulate"} if any(f"train.{key}" in changed for key in _BATCH) else set()
+    mode = "activation_checkpointing"
+    return kept | ({mode} if f"train.{mode}" in changed else set())
+
+
+def _is_kept(text: str, kept: set[str]) -> bool:
+    section, _, key = text.partition("=")[0].partition(".")
+    of_batch = key in _BATCH and "accumulate" in kept
+    return section == "launch" or section in kept or key in kept or of_batch
+
+
+def _title() -> str:
+    """Return the name of the first GPU of this node, as its driver tells it; "" without one."""
+    from hpctrain.distributed.devices import visible
+
+    return Gpus(visible("cuda")[:1]).facts.get("gpu_0", "")
+
+
+def _choose(run: RunDir, title: str) -> None:
+    """Write layout.json for the GPUs of this node, or log why the layout is as it was given.
+
+    Another attempt on another kind has another layout; checkpoints fit to each.
+    """
+    hardware = of_device(title)
+    if hardware is None:
+        log.warning("launch.gpu_type: %r is no known GPU: the layout is as given", title)
+        return
+    ((_, found, why),) = choices(load(run.config_file), [hardware], run.read().overrides)
+    if found is None:
+        log.warning("launch.gpu_type: nothing is foreseen to fit on %s: %s", title, why)
+    else:
+        write_atomically(run.path / "layout.json", written(found))
+
+
+def main(argv: list[str]) -> int:
+    """Choose for run directories, or print a list of [kind, text, why not] for each config."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if argv[0] == "--run":
+        runs = [RunDir.open(Path(each)) for each in argv[1:]]
+        for run in runs:  # what an attempt on another kind has chosen
+            (run.path / "layout.json").unlink(missing_ok=True)
+        title = _title()
+        for run in runs:
+            try:
+                _choose(run, title)
+            except HpctrainError as error:
+                log.warning("launch.gpu_type: the layout is as given: %s", error)
+        return 0
+    found: list[Any] = []
+    for path, *overrides in map(json.loads, argv):
+        config = load(Path(path))
+        kinds = {kind: smallest(kind) for kind in config.launch.gpu_features}
+        try:
+            told = [*choices(config, kinds.values(), overrides)]
+        except ConfigError as error:
+            found.append([["", "", str(error)]])
+            continue
+        found.append(
+            [
+                [kind, " ".join([each.text, *each.overrides]) if each else "", why]
+                for kind, (_, each, why) in zip(kinds, told, strict=True)
+            ]
+        )
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,343 @@
+"""Several runs in one job (launch.pack)."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.composing.compose import compose
+from hpctrain.config.schema import Config, DataConfig, LaunchConfig
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError
+from hpctrain.launch import arrays
+from hpctrain.launch.entry import Entry
+from hpctrain.run_record import RunRecord, Submission
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.shared_job import has_others, is_left, runs_of
+from hpctrain.slurm import steps
+from hpctrain.slurm.queue import Job, Queue
+from tests import cluster
+from tests.conftest import Completed, run_json, run_module, runs
+from tests.made_runs import make_run
+
+Train = Callable[..., Completed]
+PACKED = """\
+import os, signal, time
+from hpctrain.tasks import Classification
+
+class Packed(Classification):
+    calls = 0
+
+    def __init__(self, *, fault="none", **options):
+        super().__init__(**options)
+        self.fault, self.folder = fault, os.path.dirname(__file__)
+        with open(f"{self.folder}/gpu.{fault}", "w") as file:
+            env = os.environ
+            file.write(f"{env.get('CUDA_VISIBLE_DEVICES')} {env.get('SLURM_GPUS_ON_NODE')}")
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == 25 and self.fault == "error":
+            raise ValueError("as asked")
+        if self.fault.startswith("slow") and os.path.exists(f"{self.folder}/slow"):
+            time.sleep(0.05)
+        once = f"{self.folder}/killed"
+        if self.calls == 25 and self.fault == "kill" and not os.path.exists(once):
+            open(once, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(model, batch)
+"""
+
+
+# Of three runs one has saved and asks for the requeue, one trains on, one ended before.
+SHELLS = """\
+job=7_1 nodes=1 script=/sweep/array-0/job.sh SLURM_JOB_NUM_NODES=1
+ranks() {
+    case $run in
+    */asks)
+        echo node2 >"$run/requeue"
+        while [[ -e $run/requeue ]]; do sleep 0.1; done
+        exit 0
+        ;;
+    */trains)
+        while [[ ! -e $folder/asks/requeue-job ]]; do sleep 0.1; done
+        echo trained >>"$folder/said"
+        exit 3
+        ;;
+    esac
+    echo "$run has begun" >>"$folder/said"
+}
+verdict() { [[ $* != */ended\\ $script ]] || echo "left 1"; }
+squeue() { echo RUNNING; }
+scontrol() { [[ $1 == show ]] || echo "$*" >>"$folder/said"; }
+"""
+
+
+def test_the_job_is_requeued_once_when_no_run_trains_any_more(tmp_path: Path) -> None:
+    """The ranks, the verdict and Slurm's commands are stand-ins."""
+    given = [tmp_path / name for name in ("asks", "trains", "ended")]
+    for run in given:
+        (run / "logs").mkdir(parents=True)
+    text = f"folder={tmp_path}\n{SHELLS}\n{steps.TEXT}\n{steps.PACK}\n"
+    text += f'run_pack {" ".join(map(str, given))}\nexit "$code"'
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert (tmp_path / "said").read_text().splitlines() == [
+        "trained",
+        *("update JobId=7_1 Requeue=1", "requeue 7_1", "update JobId=7_1 ExcNodeList=node2"),
+    ]
+    assert "does not begin here" in (given[2] / "logs" / "7_1.batch.log").read_text()
+
+
+def asked(folder: Path, count: int, **launch: Any) -> list[Entry]:
+    config = Config(
+        name="digits",
+        output_dir=str(folder),
+        data=DataConfig(path="/data"),
+        launch=LaunchConfig(pack=2, gpus_per_node=1, mem_gb=3, **launch),
+    )
+    return [Entry([], config, RunDir(folder / f"digits-{n}")) for n in range(count)]
+
+
+def test_an_array_task_is_a_job_of_several_runs(tmp_path: Path, no_slurm: None) -> None:
+    entries = asked(tmp_path, 5, max_running=3)
+    full, rest = arrays.plan(entries, tmp_path / "sweep", 1000)
+    assert [len(each.entries) for each in (full, rest)] == [4, 1]
+    assert (full.tasks, full.max_running, rest.tasks, rest.max_running) == (2, 1, 1, 1)
+    text, alone = full.text(), rest.text()
+    for line in ("--array=0-1%1", "--ntasks-per-node=2", "--gpus-per-node=2", "--mem=6144M"):
+        assert f"#SBATCH {line}\n" in text
+    for line in ("--array=0-0%1", "--ntasks-per-node=1", "--gpus-per-node=1", "--mem=3072M"):
+        assert f"#SBATCH {line}\n" in alone
+    assert 'exec srun "$@" --exact' in text
+    assert "--exact" not in alone
+    (step,) = (line for line in text.splitlines() if "--kill-on-bad-exit" in line)
+    assert "--gpus-per-node=1" in step
+    full.write(None)
+    assert [entry.task for entry in full.entries] == [(str(full.script), n) for n in (0, 0, 1, 1)]
+    half = full.halve(tmp_path / "sweep" / "array-2")
+    assert [len(each.entries) for each in (full, half)] == [2, 2]
+
+
+def test_a_run_leaves_its_job_and_the_others_stay(tmp_path: Path) -> None:
+    """Those that have ended for good, were cancelled, or have another job now."""
+    sweep = tmp_path / "array-0"
+    sweep.mkdir()
+    script = str(sweep / "job.sh")
+    submission = {"script": script, "task": 1, "user": "root", "time": 1.0, "pack": 5}
+    attempt = {"job_id": "7_1", "started": 2.0}
+    names = ("trains", "failed", "restarts", "waits", "other")
+    trains, failed, restarts, waits, other = (
+        make_run(tmp_path, f"digits-{name}", submission=submission, **record)
+        for name, record in zip(
+            names,
+            (
+                {"state": "running", "attempts": [attempt]},
+                {"state": "failed", "attempts": [attempt | {"verdict": "failed"}]},
+                {"state": "failed", "attempts": [attempt]},
+                {"state": "queued", "attempts": [attempt | {"verdict": "failed"}]},
+                {"state": "queued"},
+            ),
+            strict=True,
+        )
+    )
+    given = [trains, failed, restarts, waits, other]
+    (sweep / "tasks").write_text("/of/task/0\n" * 5 + "".join(f"{run}\n" for run in given))
+    assert runs_of(RunRecord.of(trains).submission or Submission()) == [*map(str, given)]
+    job = Job("7_1", "RUNNING", "None", "node1", "N/A")
+    queue = Queue({(script, 1): job})
+    assert [queue.job_of(RunRecord.of(run)) for run in given] == [job, None, job, job, job]
+    stop_request.write(waits, "ann")
+    stop_request.write(trains, "ann")  # it saves first
+    assert [is_left(run, script) for run in given] == [False, True, False, True, False]
+    assert is_left(other, str(tmp_path / "array-1" / "job.sh"))
+    assert has_others(RunRecord.of(trains), {str(trains)})
+    assert not has_others(RunRecord.of(trains), {*map(str, (trains, restarts, other))})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("launch.nodes=1-2", "with the range launch.nodes=1-2"),
+        ("launch.spares=1", "with launch.spares=1"),
+        ("launch.chain=2", "with launch.chain=2"),
+        ("launch.gpus_per_node=1 site.gpu_option=none", "with site.gpu_option=none"),
+        ("site.srun=[--overlap]", "with --overlap in site.srun"),
+        ("+site.env.MASTER_PORT=29500", "with site.env.MASTER_PORT"),
+    ],
+)
+def test_what_does_not_go_with_a_pack(keys: str, said: str) -> None:
+    composed = compose(["experiment=digits", "launch.pack=2", *keys.split()])
+    assert composed is not None
+    with pytest.raises(ConfigError, match=f"launch.pack=2 {re.escape(said)}"):
+        validate(composed)
+
+
+def by_fault(folder: Path) -> dict[str, Path]:
+    """Return the run directories by the value of +task.fault."""
+    return {run_json(run)["swept"][0].partition("=")[2]: run for run in runs(folder)}
+
+
+def fault_of(run: Path) -> str:
+    """Return what `logs` says about a run that has failed."""
+    said = json.loads(run_module("hpctrain", "logs", "--json", str(run)).stdout)
+    return str(said["error"]["summary"])
+
+
+def states(folder: Path) -> dict[str, str]:
+    """Return the states of the runs, as `status` shows them, by the value of +task.fault."""
+    listed = json.loads(run_module("hpctrain", "status", "--json", str(folder)).stdout)
+    names = {str(run): fault for fault, run in by_fault(folder).items()}
+    return {names[str(Path(one["run"]).resolve())]: one["state"] for one in listed}
+
+
+def wait_for_states(folder: Path, **expected: str) -> None:
+    cluster.wait_for(lambda: states(folder) == expected, 240, f"the states {expected}")
+
+
+@pytest.fixture
+def packed(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """A function that submits runs with the task Packed; the file `slow` holds some of them up."""
+    (tmp_path / "packed.py").write_text(PACKED)
+    (tmp_path / "slow").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    size = ("train.max_steps=200", "checkpoint.every_steps=20", "tracking=off")
+
+    def submit(*arguments: str) -> Completed:
+        return train("-m", "task._target_=packed.Packed", "parallel.device=cpu", *size, *arguments)
+
+    return submit
+
+
+@pytest.mark.slurm
+@pytest.mark.usefixtures("empty_queue")
+def test_three_runs_share_a_whole_node(packed: Train, tmp_path: Path) -> None:
+    """One fails, one is killed and starts again, one is left alone."""
+    whole = ("launch.mem_gb=2", "+site.sbatch.exclusive=true")
+    packed("+task.fault=none,error,kill", "launch.pack=3", "train.max_steps=60", *whole)
+    (job,) = {*cluster.job_ids(tmp_path / "runs")}
+    # The job fails as one of its runs has failed.
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}
+    found = by_fault(tmp_path / "runs")
+    records = {fault: run_json(run) for fault, run in found.items()}
+    assert {fault: record["state"] for fault, record in records.items()} == {
+        "none": "finished",
+        "error": "failed",
+        "kill": "finished",
+    }
+    verdicts = {
+        fault: [one.get("verdict") for one in record["attempts"]]
+        for fault, record in records.items()
+    }
+    assert verdicts == {"none": [None], "error": ["failed"], "kill": ["restart", None]}
+    keys = [
+        (one["restart_count"], one["step_id"])
+        for record in records.values()
+        for one in record["attempts"]
+    ]
+    assert sorted(keys) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert records["kill"]["attempts"][1]["first_step"] == 20
+    assert "ValueError: as asked" in records["error"]["attempts"][0]["error"]
+    said = (found["kill"] / "logs" / f"{job}.batch.log").read_text()
+    assert "another one begins" in said
+    assert "another one begins" not in (found["none"] / "logs" / f"{job}.batch.log").read_text()
+    fields = ("sacct", "--noheader", "--parsable2", f"--jobs={job}", "--format=AllocTRES")
+    shares = cluster.slurm(*fields).splitlines()
+    assert shares[0].startswith("billing=8,cpu=8")
+    assert all("cpu=1" in share for share in shares[2:])
+    assert fault_of(found["error"]).endswith("ValueError: as asked")
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
+def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
+    packed: Train, tmp_path: Path
+) -> None:
+    where = ("launch.pack=4", "site.partition=preemptible", "launch.preflight=off")
+    packed("+task.fault=none,error,slow,slower", *where)
+    (job,) = {*cluster.job_ids(tmp_path / "runs")}
+    found = by_fault(tmp_path / "runs")
+    for name in ("slow", "slower"):
+        cluster.wait_for_step(found[name], 20)
+    wait_for_states(
+        tmp_path / "runs", none="finished", error="failed", slow="running", slower="running"
+    )
+    preempted = cluster.tool("preempt", job)
+    assert preempted.returncode == 0, preempted.stderr
+    for name in ("slow", "slower"):
+        run = found[name]
+        cluster.wait_for(lambda run=run: run_json(run)["state"] == "interrupted", 180, "the save")
+    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+    assert states(tmp_path / "runs") == {
+        "none": "finished",
+        "error": "failed",
+        "slow": "requeued",
+        "slower": "requeued",
+    }
+    (tmp_path / "slow").unlink()
+    assert cluster.tool("hurry", job).returncode == 0
+    assert cluster.wait_for_end([job]) == {job: "FAILED"}
+    records = {name: run_json(run) for name, run in found.items()}
+    assert {name: len(one["attempts"]) for name, one in records.items()} == {
+        "none": 1,
+        "error": 1,
+        "slow": 2,
+        "slower": 2,
+    }
+    assert records["slow"]["state"] == records["slower"]["state"] == "finished"
+    assert records["slow"]["attempts"][1]["restart_count"] == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
+def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shape = ("launch.pack=2", "launch.gpus_per_node=1", "train.max_steps=9000")
+    packed("+task.fault=slow,slower", *shape)
+    (job,) = {*cluster.job_ids(folder)}
+    found = by_fault(folder)
+    for run in found.values():
+        cluster.wait_for_step(run, 20)
+    gpus = {path.read_text() for path in tmp_path.glob("gpu.*")}
+    assert gpus == {"0 1", "1 1"}  # CUDA_VISIBLE_DEVICES and SLURM_GPUS_ON_NODE
+    said = run_module("hpctrain", "cancel", str(found["slow"])).stdout
+    assert f"asked to save and stop, within seconds; job {job} goes on with its other runs" in said
+    wait_for_states(folder, slow="interrupted", slower="running")
+    assert run_json(found["slow"])["attempts"][-1]["verdict"] == "cancel"
+    # The one that was cancelled comes back alone, and asks for its share only.
+    packed("+task.fault=slow", *shape, "+site.sbatch.hold=true")
+    again = cluster.job_id(found["slow"])
+    assert again != job
+    script = Path(run_json(found["slow"])["submission"]["script"]).read_text()
+    assert "#SBATCH --gpus-per-node=1\n" in script
+    assert states(folder) == {"slow": "queued", "slower": "running"}
+    run_module("hpctrain", "cancel", *map(str, found.values()))
+    assert cluster.wait_for_end([job, again]) == {job: "CANCELLED", again: "CANCELLED"}
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
+def test_a_run_that_was_cancelled_before_its_job_began_does_not_begin(
+    packed: Train, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs"
+    packed("+task.fault=none,slow", "launch.pack=2", "+site.sbatch.hold=true")
+    (job,) = {*cluster.job_ids(folder)}
+    found = by_fault(folder)
+    said = run_module("hpctrain", "cancel", str(found["slow"])).stdout
+    assert f"cancelled; job {job} goes on with its other runs" in said
+    assert states(folder) == {"slow": "cancelled", "none": "queued"}
+    # The waiting job is not replaced for one of its runs.
+    packed("+task.fault=none", "launch.pack=2", "launch.rerun=queued", "launch.mem_gb=1")
+    cluster.slurm("scontrol", "release", job)
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    assert states(folder) == {"slow": "cancelled", "none": "finished"}
+    assert not run_json(found["slow"])["attempts"]

@@ -1,0 +1,161 @@
+"""`launch.budget_gpu_hours`: what was taken, what is to come, and what may still begin."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.commands import status
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate_job
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.sweeps import within_budget
+from hpctrain.runs import budget
+from hpctrain.runs.budget import Budget, Share, may_begin
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm.allocations import Allocation
+from tests.conftest import run_json
+from tests.made_runs import make_checkpoint, make_run, make_sweep
+
+NOW = time.time()
+
+
+def entries(folder: Path, count: int, hours: float, **launch: object) -> list[Entry]:
+    """Runs of 2 GPUs for at most half an hour: one GPU-hour each, as no run was measured."""
+    some = []
+    for seed in range(count):
+        config = Config(seed=seed, output_dir=str(folder))
+        config.data.path, config.train.max_steps = "/data", 100
+        config.launch.gpus_per_node, config.launch.time_min = 2, 30
+        config.launch.budget_gpu_hours = hours
+        for name, value in launch.items():
+            setattr(config.launch, name, value)
+        some.append(Entry([f"seed={seed}"], config, RunDir.of(config, "digest")))
+    return some
+
+
+def share(hours: float = 1.0) -> Share:
+    return Share(hours=hours, devices=2, per_node=2, per_rank=1.0, steps=100)
+
+
+def booked_as(monkeypatch: pytest.MonkeyPatch, booked: dict[str, list[Allocation]] | None) -> None:
+    """A stand-in for sacct; the real one answers in test_gpu_hours_cluster.py."""
+    monkeypatch.setattr(budget, "allocations", lambda jobs: booked)
+
+
+def test_what_fits_is_queued_in_its_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some, sweep = entries(tmp_path, 4, 2.5), make_sweep(tmp_path, "new", [])
+    some[1].config.launch.time_min = 60  # it does not fit beside the first; those after it do
+    some[0].run.freeze(some[0].config, state="created")
+    make_checkpoint_of(some[0].run, 50)  # half of it is done
+    fitting, others = within_budget.divide(some, some, sweep)
+    assert (fitting, others) == ([some[0], some[1]], [some[2], some[3]])
+    assert others[0].state == "beyond the budget: needs 1 GPU-hours"
+    assert "4 of 4 runs like no measured run, so with their time limit" in capsys.readouterr().err
+    assert Budget.of(sweep) is not None
+    for entry in some:
+        entry.mark(Status.OPEN)
+    few = entries(tmp_path, 4, 0.4)
+    with pytest.raises(LaunchError, match=r"launch\.budget_gpu_hours=0\.4: nothing was queued"):
+        within_budget.divide(few, few, make_sweep(tmp_path, "none", []))
+    assert Budget.of(tmp_path / "sweeps" / "none") is None
+
+
+def make_checkpoint_of(run: RunDir, step: int) -> None:
+    run.checkpoints.mkdir(exist_ok=True)
+    make_checkpoint(run.path, step)
+
+
+def test_slurm_books_each_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requeues, a job that never began, one that runs, and two runs that have shared a job."""
+    attempt = {"launcher": "slurm", "started": NOW - 9e3, "ended": NOW - 8e3}
+    first, second = (
+        make_run(tmp_path, f"digits-0000000{i}", attempts=[attempt | {"job_id": "7_0"}])
+        for i in (1, 2)
+    )
+    sweep = make_sweep(tmp_path, "a", [first, second])
+    (sweep / "array-0").mkdir()
+    (sweep / "array-0" / "job_id").write_text("8\n9\n")
+    hour = NOW - 3600
+    booked_as(
+        monkeypatch,
+        {
+            "7_0": [
+                Allocation(0, hour - 3600, hour, "REQUEUED", 1, 2),
+                Allocation(hour, hour + 1800, NOW, "COMPLETED", 1, 2),
+            ],
+            "8_0": [Allocation(hour, hour, hour + 1800, "FAILED", 2)],  # its GPUs are not counted
+            "9_1": [Allocation(hour, None, None, "PENDING", 1, 2)],
+        },
+    )
+    whole = Budget(hours=9.0, shares={str(run): share() for run in (first, second)})
+    found = whole.standing(sweep)
+    assert found.spent == pytest.approx(2 + 1 + 2 * 2 * 0.5)
+    assert (found.coming, found.left) == (0, pytest.approx(4))
+    assert str(found) == "budget of 9 GPU-hours: 5 spent (booked by Slurm), 4 left"
+
+
+def test_without_accounting_the_runs_have_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt = {"started": NOW - 3600, "ended": NOW - 1800, "world_size": 2}
+    script = {"script": str(tmp_path / "sweeps" / "b" / "array-0" / "job.sh")}
+    runs = [
+        make_run(tmp_path, f"digits-0000000{i}", attempts=[attempt], submission=script)
+        for i in (1, 2)
+    ]
+    (runs[0] / "journal").mkdir()
+    line = {"kind": "time", "attempt": 1, "time": NOW, "step": 1, "seconds": {}, "device_s": 5400}
+    (runs[0] / "journal" / "events.jsonl").write_text(json.dumps(line) + "\n")
+    sweep = make_sweep(tmp_path, "b", runs)
+    booked_as(monkeypatch, None)
+    Budget(hours=2.0, gpus=False, shares={str(run): share() for run in runs}).write(sweep)
+    status.main(["--dir", str(tmp_path), "b"])
+    assert (
+        "budget of 2 rank-hours (no GPUs): 2.5 spent (counted by the runs, without Slurm's "
+        "accounting), 0.5 too many" in " ".join(capsys.readouterr().out.split())
+    )
+
+
+def test_a_worker_begins_nothing_that_cannot_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, sweep = entries(tmp_path, 3, 1.2), make_sweep(tmp_path, "s", [])
+    booked: dict[str, list[Allocation]] = {}
+    booked_as(monkeypatch, booked)
+    assert may_begin(sweep, some[0].run.path, 50, "3_0") == "yes"  # without a budget
+    budget.of_search(sweep, some[0].config)
+    for entry in some:
+        entry.run.freeze(entry.config, state="created")
+    first, second, third = (entry.run.path for entry in some)
+    assert may_begin(sweep, first, 50, "3_0") == "yes"  # half of a GPU-hour
+    assert may_begin(sweep, second, 50, "3_1") == "yes"
+    assert may_begin(sweep, third, 50, "3_2") == "later"  # 0.2 is left, until they are done
+    make_checkpoint_of(some[1].run, 50)
+    run_state = run_json(second)
+    assert run_state["state"] == "created"
+    # The second worker has taken a quarter of what was foreseen, and now wants another rung.
+    (second / "run.json").write_text(
+        json.dumps(run_state | {"attempts": [{"launcher": "slurm", "job_id": "3_1"}]})
+    )
+    booked["3_1"] = [Allocation(NOW, NOW - 225, NOW, "COMPLETED", 1, 2)]
+    assert may_begin(sweep, second, 60, "3_1") == "yes"
+    assert may_begin(sweep, third, 60, "3_2") == "later"
+    booked["3_1"] = [Allocation(NOW, NOW - 2100, NOW, "COMPLETED", 1, 2)]
+    Budget(hours=1.2, search=True, shares={str(second): share()}).write(
+        sweep
+    )  # the others are done
+    assert may_begin(sweep, third, 50, "3_2") == "never"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_a_wrong_budget_is_refused(value: str, composer: Composer) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.budget_gpu_hours="):
+        validate_job(
+            composer.typed(["experiment=digits", f"launch.budget_gpu_hours={value}"]), ["launch"]
+        )

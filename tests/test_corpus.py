@@ -30,7 +30,7 @@ TRAINED, MADE = "digits-968707dd", "digits-0db66357"
 
 NEW = (  # keys that have come since
     *("  watch: note", "hang:", "  floor_s: 30.0", "  times: 10.0", "  spares: 0"),
-    *("  chain: null", "  staging_gb: 64.0", "  every_s: null"),
+    *("  chain: null", "  staging_gb: 64.0", "  every_s: null", "  pack: 1"),
 )
 
 

@@ -15,9 +15,10 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
-from hpctrain.run_record import RunRecord, Submission
+from hpctrain.run_record import AttemptKey, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import has_others, is_left, runs_of
 from hpctrain.slurm import steps
 from hpctrain.slurm.queue import Job, Queue
@@ -158,6 +159,17 @@ def test_a_run_leaves_its_job_and_the_others_stay(tmp_path: Path) -> None:
     assert is_left(other, str(tmp_path / "array-1" / "job.sh"))
     assert has_others(RunRecord.of(trains), {str(trains)})
     assert not has_others(RunRecord.of(trains), {*map(str, (trains, restarts, other))})
+
+
+def test_a_run_whose_ranks_say_nothing_is_recorded_as_failed(tmp_path: Path) -> None:
+    """Slurm tells of a job of one run that it has failed, but not of one that others share."""
+    for pack, state in ((1, "queued"), (2, "failed")):
+        submission = {"script": "/job.sh", "user": "root", "time": 1.0, "pack": pack}
+        run = RunDir(make_run(tmp_path, f"pack{pack}", state="queued", submission=submission))
+        assert verdict(run, 1, AttemptKey("7_1", 0, 3), inside=True) == ""
+        assert run.read().state == state
+    assert run.read().attempt.error == "the ranks ended with exit code 1, and have not said why"
+    assert run.read().has_left_job
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Packed(Classification):
         if self.calls == 25 and self.fault == "error":
             raise ValueError("as asked")
         if self.fault.startswith("slow") and os.path.exists(f"{self.folder}/slow"):
-            time.sleep(0.05)
+            time.sleep(0.25)
         once = f"{self.folder}/killed"
         if self.calls == 25 and self.fault == "kill" and not os.path.exists(once):
             open(once, "w").close()
@@ -271,7 +271,7 @@ def test_three_runs_share_a_whole_node(packed: Train, tmp_path: Path) -> None:
 def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
     packed: Train, tmp_path: Path
 ) -> None:
-    where = ("launch.pack=4", "site.partition=preemptible", "launch.preflight=off")
+    where = ("launch.pack=4", "site.partition=preemptible", "train.max_steps=1000")
     packed("+task.fault=none,error,slow,slower", *where)
     (job,) = {*cluster.job_ids(tmp_path / "runs")}
     found = by_fault(tmp_path / "runs")

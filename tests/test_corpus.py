@@ -36,6 +36,7 @@ NEW = (  # keys that have come since
         "  every_s: null",
         "  budget_gpu_hours: null",
         "  gpu_type: []",
+        "  pack: 1",
     ),
 )
 

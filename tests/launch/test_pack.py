@@ -15,9 +15,10 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
-from hpctrain.run_record import RunRecord, Submission
+from hpctrain.run_record import AttemptKey, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import has_others, is_left, runs_of
 from hpctrain.slurm import steps
 from hpctrain.slurm.queue import Job, Queue
@@ -45,7 +46,7 @@ class Packed(Classification):
         if self.calls == 25 and self.fault == "error":
             raise ValueError("as asked")
         if self.fault.startswith("slow") and os.path.exists(f"{self.folder}/slow"):
-            time.sleep(0.05)
+            time.sleep(0.25)
         once = f"{self.folder}/killed"
         if self.calls == 25 and self.fault == "kill" and not os.path.exists(once):
             open(once, "w").close()
@@ -160,6 +161,17 @@ def test_a_run_leaves_its_job_and_the_others_stay(tmp_path: Path) -> None:
     assert not has_others(RunRecord.of(trains), {*map(str, (trains, restarts, other))})
 
 
+def test_a_run_whose_ranks_say_nothing_is_recorded_as_failed(tmp_path: Path) -> None:
+    """Slurm tells of a job of one run that it has failed, but not of one that others share."""
+    for pack, state in ((1, "queued"), (2, "failed")):
+        submission = {"script": "/job.sh", "user": "root", "time": 1.0, "pack": pack}
+        run = RunDir(make_run(tmp_path, f"pack{pack}", state="queued", submission=submission))
+        assert verdict(run, 1, AttemptKey("7_1", 0, 3), inside=True) == ""
+        assert run.read().state == state
+    assert run.read().attempt.error == "the ranks ended with exit code 1, and have not said why"
+    assert run.read().has_left_job
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -259,7 +271,7 @@ def test_three_runs_share_a_whole_node(packed: Train, tmp_path: Path) -> None:
 def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
     packed: Train, tmp_path: Path
 ) -> None:
-    where = ("launch.pack=4", "site.partition=preemptible", "launch.preflight=off")
+    where = ("launch.pack=4", "site.partition=preemptible", "train.max_steps=1000")
     packed("+task.fault=none,error,slow,slower", *where)
     (job,) = {*cluster.job_ids(tmp_path / "runs")}
     found = by_fault(tmp_path / "runs")
@@ -319,7 +331,8 @@ def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_pa
     assert "#SBATCH --gpus-per-node=1\n" in script
     assert states(folder) == {"slow": "queued", "slower": "running"}
     run_module("hpctrain", "cancel", *map(str, found.values()))
-    assert cluster.wait_for_end([job, again]) == {job: "CANCELLED", again: "CANCELLED"}
+    assert cluster.wait_for_end([job]) == {job: "CANCELLED"}
+    assert again not in cluster.queue()
 
 
 @pytest.mark.slurm
@@ -329,15 +342,15 @@ def test_a_run_that_was_cancelled_before_its_job_began_does_not_begin(
     packed: Train, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs"
-    packed("+task.fault=none,slow", "launch.pack=2", "+site.sbatch.hold=true")
+    packed("+task.fault=none,other,slow", "launch.pack=3", "+site.sbatch.hold=true")
     (job,) = {*cluster.job_ids(folder)}
     found = by_fault(folder)
     said = run_module("hpctrain", "cancel", str(found["slow"])).stdout
     assert f"cancelled; job {job} goes on with its other runs" in said
-    assert states(folder) == {"slow": "cancelled", "none": "queued"}
+    assert states(folder) == {"slow": "cancelled", "none": "queued", "other": "queued"}
     # The waiting job is not replaced for one of its runs.
-    packed("+task.fault=none", "launch.pack=2", "launch.rerun=queued", "launch.mem_gb=1")
+    packed("+task.fault=none", "launch.pack=3", "launch.rerun=queued", "launch.mem_gb=1")
     cluster.slurm("scontrol", "release", job)
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    assert states(folder) == {"slow": "cancelled", "none": "finished"}
+    assert states(folder) == {"slow": "cancelled", "none": "finished", "other": "finished"}
     assert not run_json(found["slow"])["attempts"]

@@ -94,9 +94,20 @@ class Page:
         _NUMBER.pack_into(self.bytes, _ALIVE, monotonic())
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Answer the last question, in at most 3,840 bytes."""
-        self.bytes[_TEXT:] = json.dumps(answer).encode().ljust(SIZE - _TEXT, b"\0")[: SIZE - _TEXT]
+        """Answer the last question, in at most 3,840 bytes: longer texts and lists are cut."""
+        most = SIZE
+        while len(text := json.dumps(_cut(answer, most)).encode()) > SIZE - _TEXT:
+            most //= 2
+        self.bytes[_TEXT:] = text.ljust(SIZE - _TEXT, b"\0")
         _NUMBER.pack_into(self.bytes, _ANSWERED, monotonic())
+
+
+def _cut(value: Any, most: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(each, most) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each, most // 2) for each in value[: max(1, most // 64)]]
+    return value[:most] if isinstance(value, str) else value
 
 
 class _Rank:

@@ -28,6 +28,16 @@ is_running() {
     [[ $state == RUNNING || $state == SIGNALING ]]
 }
 
+# Slurm does not tell this shell that the grace time of a preemption has begun, only the ranks. At
+# its end it cancels or requeues the job, and other ranks would be lost.
+is_preempted() {
+    local known
+    known=$(scontrol show job "$job") || return 1
+    [[ $known =~ PreemptTime=([0-9][^ ]*) ]] || return 1
+    local preempted=${BASH_REMATCH[1]}
+    [[ $known =~ StartTime=([0-9][^ ]*) && $preempted > ${BASH_REMATCH[1]} ]]
+}
+
 # Put the job back into the queue; it shall avoid the nodes $bad.
 requeue() {
     local before
@@ -81,13 +91,17 @@ ranks_hang() {
 
 # Wait for the end of the step whose srun has the process id $1; end it if its ranks hang.
 watch_step() {
-    local pause=0.1 left=60
+    local pause=0.1 left=""
     while kill -0 "$1" 2>/dev/null; do
         sleep "$pause" || true # Slurm's SIGTERM may end it
         pause=1
         heed_note
         ranks_hang || continue
-        if ((left == 60)); then scancel "$SLURM_JOB_ID.$step" || true; fi
+        if [[ -z $left ]]; then
+            scancel "$SLURM_JOB_ID.$step" || true
+            left=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\) .*/\1/p') || true
+            left=$((${left:-30} + 30)) # after KillWait the ranks are killed
+        fi
         if ((left-- == 0)); then kill -KILL "$1" || true; fi # srun itself hangs
     done
     code=0
@@ -139,7 +153,7 @@ run_steps() {
         case $answer in
             restart*)
                 if [[ $answer == *=* ]]; then bad+=${bad:+,}${answer#*=}; fi
-                if [[ -n $ended_by_slurm ]] || ! choose_nodes; then
+                if [[ -n $ended_by_slurm ]] || is_preempted || ! choose_nodes; then
                     requeue
                     return 0
                 fi

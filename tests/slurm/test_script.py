@@ -367,7 +367,10 @@ esac""",
     "scontrol": """
 case "$*" in
     "show hostnames nodes") cat nodes ;;
-    "show job 9_0") echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    "show job 9_0")
+        echo "   StartTime=2026-11-26T15:52:05 PreemptTime=$(cat preempted 2>/dev/null || echo None)"
+        echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    "show config") echo "KillWait                = 30 sec" ;;
     *) echo "scontrol $*" >>asked ;;
 esac""",
     "scancel": 'echo "scancel $*" >>asked; echo cancelled >ranks',
@@ -457,6 +460,18 @@ exit "$play"
             ["requeue"],
             {"cancelled": ""},
             ["srun --nodelist=a,b", "verdict 0 2000000000"],
+        ),
+        (  # its grace time has begun, of which only the ranks are told
+            "137",
+            ["restart"],
+            {"preempted": "2026-11-26T15:59:00"},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN],
+        ),
+        (  # it was preempted before it started again
+            "137 0",
+            ["restart"],
+            {"preempted": "2026-11-26T15:40:00"},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
         ),
         (  # Slurm preempts the job meanwhile
             "term137",

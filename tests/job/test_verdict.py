@@ -19,6 +19,7 @@ from hpctrain.causes import (
     GPU_MEMORY,
     HANG,
     HOST_MEMORY,
+    LOST_MOUNT,
     IDLE,
     NODE,
     NON_FINITE,
@@ -130,6 +131,8 @@ def killed(count: int, **facts: Any) -> list[Attempt]:
         (End(NODE, "silent", hosts=N2, bad=True), SPARE, 3, False, "failed"),
         (End(GPU_FAULT, "ECC", hosts=N2), SPARE, 0, False, "restart --exclude=n2"),
         (End(GPU_FAULT, "ECC", hosts=N2), INSIDE, 0, False, "restart"),
+        (End(LOST_MOUNT, "stale", hosts=N2, bad=True), SPARE, 0, False, "restart --exclude=n2"),
+        (End(LOST_MOUNT, "stale", hosts=N2, bad=True), QUEUE, 0, False, "requeue"),
         (End(PORT, "taken"), INSIDE, 2, False, "restart"),
         (End(PORT, "taken"), QUEUE, 2, False, "requeue"),
         (End(PORT, "taken"), QUEUE, 3, False, "failed"),
@@ -245,7 +248,9 @@ HUNG = {"sentence": "rank 1 (n2) is late in step 9", "rank": 1, "host": "n2", "t
 LATE = LateRankError("after step 9: rank 1 (n1) did not arrive at all_reduce number 29")
 STUCK = "rank 1 (n2): asked to stop by {} 110 s ago, it is still at mine.py:7 in f"
 ECC = "CUDA error: uncorrectable ECC error encountered"
-ON_GPU = f"GPU fault on {socket.gethostname()}: RuntimeError: {ECC}"
+HOST = socket.gethostname()
+ON_GPU = f"GPU fault on {HOST}: RuntimeError: {ECC}"
+STALE = f"lost mount on {HOST}: OSError: [Errno 116] Stale"
 ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
 
 
@@ -304,6 +309,8 @@ ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
             "loss is not finite since step 50",
         ),
         (DataError("a.h5 is gone"), "", {}, 3, "", "data", "DataError: a.h5 is gone"),
+        # The file system may be there on another node.
+        (OSError(116, "Stale"), "", {}, 1, f"restart --exclude={HOST}", "lost mount", STALE),
         (
             OSError(122, "Disk quota exceeded"),
             "",

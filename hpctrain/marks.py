@@ -169,6 +169,11 @@ def enter(phase: int) -> None:
     _rank.write()
 
 
+def was_left() -> bool:
+    """Return whether this rank has been in its phase before."""
+    return _rank.counts[_rank.phase] > 0
+
+
 def begin_step() -> None:
     """Mark that this rank asks for the batch of a step."""
     if _rank.phase != STEP:

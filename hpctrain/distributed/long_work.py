@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,6 +48,7 @@ class Group:
 
 
 _groups: list[Group] = []
+_waits_for = ""
 
 
 @contextmanager
@@ -60,20 +61,26 @@ def use(group: Group) -> Iterator[None]:
         _groups.remove(group)
 
 
+def waits_for() -> str:
+    """Return the work of other ranks for which this rank waits; "" for none."""
+    return _waits_for
+
+
 def store() -> "Store | None":
     """Return the store of the process group; None without one."""
     return _groups[-1].store if _groups else None
 
 
 @contextmanager
-def long_work(what: str) -> Iterator[None]:
+def long_work(what: str, *, known: bool = False) -> Iterator[None]:
     """Wait at the end of the context until every rank has reached it, however long that takes.
 
     Every rank enters the context, in the same order as any other collective operation. Without
     other ranks nothing is waited for. `what` names the work in errors: a DistributedError says that
-    another rank failed inside the context, or gives no sign of life.
+    another rank failed inside the context, or gives no sign of life. If it is `known` how long the
+    phase takes, the limit of the phase holds.
     """
-    with marks.in_long_work():
+    with nullcontext() if known else marks.in_long_work():
         yield from _together(what)
 
 
@@ -98,7 +105,7 @@ def _together(what: str) -> Iterator[None]:
 def first_in_long_work(what: str, items: Iterable[Item]) -> Iterator[Item]:
     """Yield the items; the ranks wait for each other's first one as `long_work` does."""
     remaining = iter(items)
-    with long_work(what):
+    with long_work(what, known=marks.was_left()):
         first = list(itertools.islice(remaining, 1))
     yield from first
     del first
@@ -139,6 +146,14 @@ class _Meeting:
 
     def wait(self) -> None:
         """Return when all ranks have called this."""
+        global _waits_for
+        _waits_for = self._what
+        try:
+            self._wait()
+        finally:
+            _waits_for = ""
+
+    def _wait(self) -> None:
         store, arrived = self._group.store, f"{self._prefix}/arrived"
         store.add(arrived, 1)
         nap, next_check = 0.002, 0.0

@@ -368,7 +368,8 @@ esac""",
 case "$*" in
     "show hostnames nodes") cat nodes ;;
     "show job 9_0")
-        echo "   StartTime=2026-11-26T15:52:05 PreemptTime=$(cat preempted 2>/dev/null || echo None)"
+        preempted=$(cat preempted 2>/dev/null || echo None)
+        echo "   StartTime=2026-11-26T15:52:05 PreemptTime=$preempted"
         echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
     "show config") echo "KillWait                = 30 sec" ;;
     *) echo "scontrol $*" >>asked ;;

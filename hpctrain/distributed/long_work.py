@@ -48,7 +48,8 @@ class Group:
 
 
 _groups: list[Group] = []
-_waits_for = ""
+waits_for = ""
+"""The work of other ranks for which this rank waits; "" for none."""
 
 
 @contextmanager
@@ -59,11 +60,6 @@ def use(group: Group) -> Iterator[None]:
         yield
     finally:
         _groups.remove(group)
-
-
-def waits_for() -> str:
-    """Return the work of other ranks for which this rank waits; "" for none."""
-    return _waits_for
 
 
 def store() -> "Store | None":
@@ -96,10 +92,14 @@ def _together(what: str) -> Iterator[None]:
             with suppress(RuntimeError):  # the store may be gone with rank 0
                 meeting.fail(error)
             raise
+        global waits_for
+        waits_for = what
         try:
             meeting.wait()
         except RuntimeError as error:  # of the store, which rank 0 (or the launcher) serves
             raise DistributedError(f"{what}: rank 0 is gone ({error})") from error
+        finally:
+            waits_for = ""
 
 
 def first_in_long_work(what: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -146,14 +146,6 @@ class _Meeting:
 
     def wait(self) -> None:
         """Return when all ranks have called this."""
-        global _waits_for
-        _waits_for = self._what
-        try:
-            self._wait()
-        finally:
-            _waits_for = ""
-
-    def _wait(self) -> None:
         store, arrived = self._group.store, f"{self._prefix}/arrived"
         store.add(arrived, 1)
         nap, next_check = 0.002, 0.0

@@ -78,9 +78,9 @@ def main(argv: list[str]) -> int:
     job = RankInfo.from_env(os.environ | {"HPCTRAIN_LAUNCHER": "single"})
     try:
         run, code, inside = RunDir.open(Path(argv[0])), int(argv[1]), len(argv) > 2
-        last = run.read().attempt  # a script without STEP may have started several steps, too
-        known = last.step_id if last.key[:2] == (job.job_id, job.restart_count) else 0
-        key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else known)
+        key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)
+        last = run.read().attempt.key  # a script without STEP may have started several steps, too
+        key = last if not inside and last[:2] == key[:2] else key
         warn_s = load(run.config_file).launch.warn_s
         answer = verdict(run, code, key, inside=inside, warn_s=warn_s)
         print(answer)

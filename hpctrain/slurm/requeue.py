@@ -14,9 +14,7 @@ from hpctrain.slurm.container import leave_note, note_from_env
 from hpctrain.slurm.queue import ask
 
 log = logging.getLogger(__name__)
-CHAIN = "HPCTRAIN_CHAIN"
-"""The variable with the file that has the ids of the jobs of a chain."""
-
+CHAIN = "HPCTRAIN_CHAIN"  # the file that has the ids of the jobs of a chain
 _PAUSE_S, _PAUSES = 0.2, 25
 _ENDED_BY_SLURM = "PREEMPTED", "TIMEOUT", "OUT_OF_MEMORY", "FAILED"  # its batch script was killed
 

@@ -31,11 +31,8 @@ is_running() {
 # Slurm does not tell this shell that the grace time of a preemption has begun, only the ranks. At
 # its end it cancels or requeues the job, and other ranks would be lost.
 is_preempted() {
-    local known
-    known=$(scontrol show job "$job") || return 1
-    [[ $known =~ PreemptTime=([0-9][^ ]*) ]] || return 1
-    local preempted=${BASH_REMATCH[1]}
-    [[ $known =~ StartTime=([0-9][^ ]*) && $preempted > ${BASH_REMATCH[1]} ]]
+    local times=' StartTime=([^ ]*) .* PreemptTime=([0-9]+[^ ]*)'
+    [[ $(scontrol --oneliner show job "$job") =~ $times && ${BASH_REMATCH[2]} > ${BASH_REMATCH[1]} ]]
 }
 
 # Put the job back into the queue; it shall avoid the nodes $bad.

@@ -229,7 +229,8 @@ ON_CLUSTER = (
     ),
     JobEvent("job: SIGKILL of a writer", _kill("", WRITER), writers=True, runs_on=True),
     JobEvent("job: SIGKILL of srun", _kill_srun),
-    JobEvent("job: SIGKILL of slurmstepd", _kill("slurmstepd", "[{job}.0]"), slow_s=45),
+    # After two minutes srun sees that it cannot reach the node, and ends the step.
+    JobEvent("job: SIGKILL of slurmstepd", _kill("slurmstepd", "[{job}.0]"), slow_s=150),
     JobEvent("job: SIGKILL of a slurmd", _kill("slurmd"), _heal, slow_s=45),
     JobEvent("job: SIGKILL of slurmctld", _kill("slurmctld"), _heal, slow_s=20),
     JobEvent("job: SIGKILL of the batch script", _kill("slurm_script")),

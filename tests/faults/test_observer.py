@@ -313,7 +313,7 @@ def waits_in_long_work(folder: str) -> str | None:
     group = long_work.Group(dist.distributed_c10d._get_default_store(), rank, 2, 100.0)
 
     def ask() -> None:
-        wait_for(long_work.waits_for, "wait")
+        wait_for(lambda: long_work.waits_for, "wait")
         said.write_text(where(2)["waits_in"])
 
     with long_work.use(group), long_work.long_work("the first batch"):

@@ -367,10 +367,10 @@ esac""",
     "scontrol": """
 case "$*" in
     "show hostnames nodes") cat nodes ;;
-    "show job 9_0")
-        preempted=$(cat preempted 2>/dev/null || echo None)
-        echo "   StartTime=2026-11-26T15:52:05 PreemptTime=$preempted"
-        echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    "show job 9_0") echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    "--oneliner show job 9_0")
+        at=$(cat preempted 2>/dev/null || echo None)
+        echo "JobId=9 StartTime=2026-11-26T15:52:05 EndTime=Unknown PreemptTime=$at Power=" ;;
     "show config") echo "KillWait                = 30 sec" ;;
     *) echo "scontrol $*" >>asked ;;
 esac""",

@@ -88,17 +88,15 @@ ranks_hang() {
 
 # Wait for the end of the step whose srun has the process id $1; end it if its ranks hang.
 watch_step() {
-    local pause=0.1 left=""
+    local pause=0.1 left=60
     while kill -0 "$1" 2>/dev/null; do
         sleep "$pause" || true # Slurm's SIGTERM may end it
         pause=1
         heed_note
         ranks_hang || continue
-        if [[ -z $left ]]; then
-            scancel "$SLURM_JOB_ID.$step" || true
-            left=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\) .*/\1/p') || true
-            left=$((${left:-30} + 30)) # after KillWait the ranks are killed
-        fi
+        if ((left == 60)); then scancel "$SLURM_JOB_ID.$step" || true; fi
+        # What still runs then waits for others, or does not heed SIGTERM. KillWait may be minutes.
+        if ((left == 55)); then scancel --signal=KILL "$SLURM_JOB_ID.$step" || true; fi
         if ((left-- == 0)); then kill -KILL "$1" || true; fi # srun itself hangs
     done
     code=0

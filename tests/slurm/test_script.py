@@ -371,10 +371,9 @@ case "$*" in
     "--oneliner show job 9_0")
         at=$(cat preempted 2>/dev/null || echo None)
         echo "JobId=9 StartTime=2026-11-26T15:52:05 EndTime=Unknown PreemptTime=$at Power=" ;;
-    "show config") echo "KillWait                = 30 sec" ;;
     *) echo "scontrol $*" >>asked ;;
 esac""",
-    "scancel": 'echo "scancel $*" >>asked; echo cancelled >ranks',
+    "scancel": 'echo "scancel $*" >>asked; [[ -e deaf && $* != *KILL* ]] || echo >ranks cancelled',
     "my python": """
 step=$(cat steps); echo "verdict $5 $SLURM_JOB_END_TIME" >>asked
 [[ ! -e cancelled ]] || echo COMPLETING >state
@@ -419,6 +418,15 @@ exit "$play"
             [
                 *("srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"),
                 *("scancel 9.1", "verdict 1 2000000000", "srun --overlap --nodelist=a,c"),
+            ],
+        ),
+        (  # the ranks do not end at SIGTERM
+            "hang 0",
+            ["restart"],
+            {"deaf": ""},
+            [
+                *("srun --nodelist=a,b", "scancel 9.0", "scancel --signal=KILL 9.0"),
+                *("verdict 0 2000000000", "srun --nodelist=a,b"),
             ],
         ),
         (  # too few nodes are left

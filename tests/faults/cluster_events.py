@@ -237,6 +237,13 @@ ON_CLUSTER = (
     JobEvent("job: preemption with grace", _PREEMPT),
     JobEvent("job: preemption without grace", _PREEMPT, _AS_BEFORE, _preempts("REQUEUE", 0)),
     JobEvent("job: preemption, chain of jobs", _PREEMPT, _AS_BEFORE, _preempts("CANCEL", 0)),
+    JobEvent(
+        "job: preemption, cancelled at once",
+        _PREEMPT,
+        _AS_BEFORE,
+        _preempts("CANCEL", 0),
+        more=("launch.chain=1",),
+    ),
     JobEvent("job: time limit (SIGUSR2)", _slurm("scancel", "--signal=USR2", "{job}")),
     JobEvent("job: requeue by the administrator", _slurm("scontrol", "requeue", "{job}")),
     JobEvent("job: a node is cut", _cut, _heal),

@@ -34,6 +34,7 @@ from hpctrain.data.workers.pool import Workers, stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults import collectives
+from hpctrain.faults import observed as observing
 from hpctrain.faults import process_state as states
 from hpctrain.faults.collectives import where
 from hpctrain.faults.limits import Limits
@@ -286,6 +287,22 @@ def test_an_answer_that_is_too_long_is_cut_and_stays_an_answer() -> None:
     page.tell({"at": "f.py:3 in f", "data": []})
     assert page.answer() == {"at": "f.py:3 in f", "data": []}
     os.close(file)
+
+
+def test_a_busy_node_is_no_python_that_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds + 0.02  # no core is free meanwhile
+
+    monkeypatch.setattr(observing, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(observing, "_without_core_s", lambda: 0.0)
+    assert not observing._lock_is_free()
+    monkeypatch.setattr(observing, "_without_core_s", lambda: now[0])
+    assert observing._lock_is_free()
+    monkeypatch.undo()
+    assert observing._without_core_s() >= 0
+    assert observing._MAY_LAST.search("/venv/site-packages/debugpy/_vendored/pydevd/pydevd.py")
 
 
 def test_the_first_batch_has_a_limit_once_it_is_known() -> None:

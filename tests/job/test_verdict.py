@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from hpctrain.errors import (
 )
 from hpctrain.job import attempt as job_attempt
 from hpctrain.job import preflight
+from hpctrain.job import verdict as verdict_module
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.rendezvous import flight_recorder
 from hpctrain.rendezvous.ranks import RankInfo
@@ -347,6 +349,22 @@ def test_an_end_is_judged_by_what_is_known_of_it(
     assert last(run) == told
     # A script of an older version knows no `restart`.
     assert verdict(run, code, key) == ("requeue" if answer else "")
+
+
+def test_a_script_that_tells_no_step_means_the_last_one(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = SimpleNamespace(launch=SimpleNamespace(warn_s=120))
+    monkeypatch.setattr(verdict_module, "load", lambda path: config)
+    for name, value in {"ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1", "RESTART_COUNT": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run = begin(20, step_id=3)
+    run.config_file.touch()
+    assert verdict_module.main([str(run.path), str(KILLED)]) == 0
+    assert capsys.readouterr().out == "requeue\n"
+    (only,) = run_json(run.path)["attempts"]
+    assert (only["step_id"], only["verdict"]) == (3, "requeue")
 
 
 def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin) -> None:

@@ -58,7 +58,10 @@ def requeue(job_id: str) -> bool:
         return False
     # Slurm refuses to requeue a job of `sbatch --no-requeue`, or of a site with JobRequeue=0.
     ask("scontrol", "update", f"JobId={job_id}", "Requeue=1", quiet=True)
-    if ask("scontrol", "requeue", job_id) is None:
+    ended = state in _ENDED_BY_SLURM
+    if ask("scontrol", "requeue", job_id, quiet=ended) is None:
+        if ended:  # perhaps Slurm has requeued it itself
+            log.info("job %s is %s: not requeued by its rank 0", job_id, state)
         return False
     log.info("job %s is requeued", job_id)
     return True

@@ -360,7 +360,7 @@ def test_a_script_that_tells_no_step_means_the_last_one(
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     run = begin(20, step_id=3)
-    run.config_file.touch()
+    monkeypatch.setattr(RunDir, "open", lambda path: run)
     assert verdict_module.main([str(run.path), str(KILLED)]) == 0
     assert capsys.readouterr().out == "requeue\n"
     (only,) = run_json(run.path)["attempts"]

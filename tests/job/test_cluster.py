@@ -437,7 +437,7 @@ def test_a_rank_that_cannot_stop_is_requeued_before_the_time_limit(
     assert ": asked to stop by SIGUSR2 " in first["reason"]
     assert (second["restart_count"], second["first_step"]) == (1, 20)
     log = (run / "logs" / f"{job}.rank1.log").read_text()
-    assert f"it is still at {tmp_path}/killed.py:18 in __call__: this rank exits" in log
+    assert f"it is still at {tmp_path}/killed.py:19 in __call__: this rank exits" in log
 
 
 def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:

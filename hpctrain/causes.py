@@ -81,8 +81,14 @@ HOST_MEMORY = _cause(
     r"^OSError: \[Errno 12\]|insufficient shared memory \(shm\)",
 )
 QUOTA = _cause("quota", r"^OSError: \[Errno 122\]|^StorageError: .*\(Disk quota exceeded\)")
-# EIO, ENOSPC, EROFS, a Lustre or NFS client that has lost its server.
-FILE_SYSTEM = _cause("file system", r"^OSError: \[Errno (5|28|30|107|108|116|121)\]")
+FILE_SYSTEM = _cause("file system", r"^OSError: \[Errno (28|30)\]")  # it is full, or read-only
+# EIO, and a Lustre, NFS or FUSE client that has lost its server: another node may have not.
+LOST_MOUNT = _cause(
+    "lost mount",
+    r"^OSError: \[Errno (5|107|108|116|121)\]",
+    r"^(Storage|Data)Error: .*[('](Input/output error|Stale file handle|Remote I/O error|Transport "
+    r"endpoint is not connected|Cannot send after transport endpoint shutdown)[)']",
+)
 PORT = _cause(
     "port",
     r"server socket has failed to (listen|bind).*(EADDRINUSE|Address already in use)",
@@ -91,7 +97,7 @@ PORT = _cause(
 TIME_LIMIT = _cause("time limit", r"^(slurmstepd|srun)\S*: .*DUE TO TIME LIMIT")
 PREEMPTED = _cause("preempted", r"^(slurmstepd|srun)\S*: .*DUE TO PREEMPTION")
 _TOLD = (
-    *(TIME_LIMIT, PREEMPTED, NODE, HOST_MEMORY, QUOTA, FILE_SYSTEM, PORT),
+    *(TIME_LIMIT, PREEMPTED, NODE, HOST_MEMORY, QUOTA, FILE_SYSTEM, LOST_MOUNT, PORT),
     *(ANOTHER_RANK, HANG, RANK_KILLED, GPU_FAULT, GPU_MEMORY),
 )
 _ALL = *_TOLD, CODE, CONFIG, DATA, NON_FINITE, TRACKING, USER_STOP, IDLE
@@ -139,8 +145,10 @@ def cause_of(error: BaseException | str) -> Cause:
     names = [match[1]] if match else []
     if not isinstance(error, str):
         names = [each.__name__ for each in type(error).__mro__]
-    if "StorageError" in names and QUOTA.texts and QUOTA.texts.search(text):
-        return QUOTA
+    if {"StorageError", "DataError"} & {*names}:
+        for each in (QUOTA, LOST_MOUNT):
+            if each.texts and each.texts.search(text):
+                return each
     if known := next((_OF_CLASS[name] for name in names if name in _OF_CLASS), None):
         return known
     found = next((each for each in _TOLD if each.texts and each.texts.search(text)), CODE)

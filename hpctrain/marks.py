@@ -94,9 +94,20 @@ class Page:
         _NUMBER.pack_into(self.bytes, _ALIVE, monotonic())
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Answer the last question, in at most 3,840 bytes."""
-        self.bytes[_TEXT:] = json.dumps(answer).encode().ljust(SIZE - _TEXT, b"\0")[: SIZE - _TEXT]
+        """Answer the last question, in at most 3,840 bytes: longer texts and lists are cut."""
+        most = SIZE
+        while len(text := json.dumps(_cut(answer, most)).encode()) > SIZE - _TEXT:
+            most //= 2
+        self.bytes[_TEXT:] = text.ljust(SIZE - _TEXT, b"\0")
         _NUMBER.pack_into(self.bytes, _ANSWERED, monotonic())
+
+
+def _cut(value: Any, most: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(each, most) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each, most // 2) for each in value[: max(1, most // 64)]]
+    return value[:most] if isinstance(value, str) else value
 
 
 class _Rank:
@@ -156,6 +167,11 @@ def enter(phase: int) -> None:
     _STAY.pack_into(_rank.page, _STAYS + _STAY.size * _rank.phase, *stay)
     _rank.phase, _rank.longest = phase, 0.0
     _rank.write()
+
+
+def was_left() -> bool:
+    """Return whether this rank has been in its phase before."""
+    return _rank.counts[_rank.phase] > 0
 
 
 def begin_step() -> None:

@@ -28,8 +28,8 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": (
-        "config.schema distributed.objects rendezvous.leaving rendezvous.port rendezvous.ranks "
-        "shards.types tracking.uploader_process"
+        "config.schema distributed.long_work distributed.objects rendezvous.leaving "
+        "rendezvous.port rendezvous.ranks shards.types tracking.uploader_process"
     ),
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "checkpoint": "data.workers.shared distributed.long_work distributed.objects "

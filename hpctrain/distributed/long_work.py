@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,6 +48,8 @@ class Group:
 
 
 _groups: list[Group] = []
+waits_for = ""
+"""The work of other ranks for which this rank waits; "" for none."""
 
 
 @contextmanager
@@ -66,14 +68,15 @@ def store() -> "Store | None":
 
 
 @contextmanager
-def long_work(what: str) -> Iterator[None]:
+def long_work(what: str, *, known: bool = False) -> Iterator[None]:
     """Wait at the end of the context until every rank has reached it, however long that takes.
 
     Every rank enters the context, in the same order as any other collective operation. Without
     other ranks nothing is waited for. `what` names the work in errors: a DistributedError says that
-    another rank failed inside the context, or gives no sign of life.
+    another rank failed inside the context, or gives no sign of life. If it is `known` how long the
+    phase takes, the limit of the phase holds.
     """
-    with marks.in_long_work():
+    with nullcontext() if known else marks.in_long_work():
         yield from _together(what)
 
 
@@ -89,16 +92,20 @@ def _together(what: str) -> Iterator[None]:
             with suppress(RuntimeError):  # the store may be gone with rank 0
                 meeting.fail(error)
             raise
+        global waits_for
+        waits_for = what
         try:
             meeting.wait()
         except RuntimeError as error:  # of the store, which rank 0 (or the launcher) serves
             raise DistributedError(f"{what}: rank 0 is gone ({error})") from error
+        finally:
+            waits_for = ""
 
 
 def first_in_long_work(what: str, items: Iterable[Item]) -> Iterator[Item]:
     """Yield the items; the ranks wait for each other's first one as `long_work` does."""
     remaining = iter(items)
-    with long_work(what):
+    with long_work(what, known=marks.was_left()):
         first = list(itertools.islice(remaining, 1))
     yield from first
     del first

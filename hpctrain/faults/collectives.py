@@ -17,6 +17,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from hpctrain import frames
+from hpctrain.distributed import long_work
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.terminal import few
 
@@ -50,7 +51,9 @@ def where(world_size: int, processes: Callable[[], Mapping[str, str]] = dict) ->
     inner = [each.f_globals.get("__name__", "") for each in frames.own(frames.of_main_thread())]
     without_data = inner and inner[-1].startswith(_DATA)
     return {
-        "waits_in": _words(waiting[-1], groups, world_size)[:200] if waiting else "",
+        "waits_in": _words(waiting[-1], groups, world_size)[:200]
+        if waiting
+        else long_work.waits_for,
         "entered": sum(entered.values()),
         "data": [maker[:500] for maker in _makers(processes())[:4]] if without_data else [],
     }

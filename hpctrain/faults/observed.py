@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0
 _MOST_OBSERVERS = 10  # of an attempt: where they are always killed, no more are started
 # While torch compiles, or somebody debugs, nobody knows how long it takes.
-_MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb)\.py$")
+_MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb|pydevd)\.py$|/debugpy/")
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
 _COMPILES = {"compile_fx_inner", "fx_codegen_and_compile", "compile_fx"}
 
@@ -151,11 +151,19 @@ def _answer(page: marks.Page) -> None:
 def _lock_is_free() -> bool:
     """Return whether no thread executes Python: then its lock can be had at once.
 
-    A thread that executes Python gives the lock away only after `sys.getswitchinterval()`.
+    A thread that executes Python gives the lock away only after `sys.getswitchinterval()`. The time
+    in which this thread could have run, and Linux had no core for it, does not count.
     """
     waited = []
     for _ in range(11):
-        asked = time.monotonic()
+        asked, without_core = time.monotonic(), _without_core_s()
         time.sleep(0.0001)
-        waited.append(time.monotonic() - asked)
+        waited.append(time.monotonic() - asked - (_without_core_s() - without_core))
     return statistics.median(waited) < sys.getswitchinterval() / 2
+
+
+def _without_core_s() -> float:
+    """Return how long this thread has waited for a core; 0.0 if the kernel does not count it."""
+    with suppress(OSError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0

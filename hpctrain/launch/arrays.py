@@ -215,7 +215,7 @@ def plan(
 
 
 def _road(entry: Entry) -> Road:
-    return road(entry.config.site.partition, entry.config.launch.chain)
+    return road(entry.config.site, entry.config.launch.chain)
 
 
 def _number(folder: Path) -> int:

@@ -26,6 +26,7 @@ from hpctrain.causes import (
     HANG,
     HOST_MEMORY,
     IDLE,
+    LOST_MOUNT,
     NODE,
     PORT,
     PREEMPTED,
@@ -39,10 +40,10 @@ from hpctrain.run_record import Attempt, RunRecord
 
 MOST = 3
 GOES_ON = "restart", "requeue"
-JUDGED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, RANK_KILLED}
+JUDGED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, LOST_MOUNT, RANK_KILLED}
 """What rank 0 sees may be a consequence of these: it is decided when all ranks are gone."""
 
-_AGAIN = {RANK_KILLED, HANG, GPU_FAULT, PORT, NODE, TIME_LIMIT, HOST_MEMORY}
+_AGAIN = {RANK_KILLED, HANG, GPU_FAULT, LOST_MOUNT, PORT, NODE, TIME_LIMIT, HOST_MEMORY}
 _FREE = {PREEMPTED.name, GPU_MEMORY.name}
 _START_S = 120.0  # what a start takes at least; then the warning before the time limit must fit
 _CURES = {

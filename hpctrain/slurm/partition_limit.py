@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from typing import NamedTuple
 
-from hpctrain.config.schema import LaunchConfig
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.slurm.queue import ask
 
 
@@ -55,15 +55,16 @@ class Road(NamedTuple):
     grace_s: int | None = None
 
 
-def road(partition: str | None, chain: int | None) -> Road:
-    """Return the road of a partition, or of several; its name is "" if Slurm does not answer.
+def road(site: SiteConfig, chain: int | None) -> Road:
+    """Return the road of one or several partitions; its name is "" if Slurm does not answer.
 
-    A job can be preempted in a partition if another one has a higher tier, or by its QOS. `chain`
-    is `launch.chain`, and no partition is the default one.
+    A job can be preempted in a partition if another one has a higher tier, or by its QOS, which
+    then says how. `chain` is `launch.chain`, and no partition is the default one.
     """
     if (settings := cluster_config()) is None:
         return Road("", jobs=chain or 1)
-    found = [_of_partition(line, settings, chain) for line in _lines_of(partition)]
+    lines = _lines_of(site.partition)
+    found = [_of_partition(line, settings, chain, site.qos) for line in lines]
     # Slurm may choose any of the partitions.
     worst = max(found, key=lambda each: each.name != "requeue", default=Road("requeue"))
     if worst.name == "requeue" and chain and chain > 1:
@@ -77,21 +78,27 @@ def road(partition: str | None, chain: int | None) -> Road:
 _LINKS = 3  # jobs of a chain where launch.chain is null
 
 
-def _of_partition(line: str, settings: str, chain: int | None) -> Road:
-    name, mode = _value(line, "PartitionName"), _value(line, "PreemptMode")
+def _of_partition(line: str, settings: str, chain: int | None, qos: str | None) -> Road:
+    name, mode = f"partition {_value(line, 'PartitionName')}", _value(line, "PreemptMode")
     kind, grace_s = _value(settings, "PreemptType"), int(_value(line, "GraceTime") or 0)
+    if qos and "qos" in kind:
+        command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", qos)
+        said = ask(*command, "format=PreemptMode,GraceTime", quiet=True) or ""
+        own = re.search(r"^(\w*)\|([\d:-]+)\|?$", said, re.MULTILINE)
+        grace_s, mode = round(60 * minutes(own[2])) if own else 0, own[1].upper() if own else ""
+        name, mode = f"QOS {qos}", mode.replace("CLUSTER", "") or _value(settings, "PreemptMode")
     tier, *tiers = (int(_value(each, "PriorityTier") or 0) for each in (line, *_partitions()))
     highest = "partition_prio" in kind and tier >= max(tiers)
     if kind in ("", "(null)", "preempt/none") or mode == "OFF" or highest:
-        return Road("requeue", f"Slurm preempts no job of the partition {name}")
+        return Road("requeue", f"Slurm preempts no job of the {name}")
     if "CANCEL" not in mode:
         what = "suspends a preempted job" if "SUSPEND" in mode else "starts a preempted job again"
-        return Road("requeue", f"Slurm {what} (partition {name}, PreemptMode={mode})")
+        return Road("requeue", f"Slurm {what} ({name}, PreemptMode={mode})")
     how = f"(PreemptMode=CANCEL, GraceTime={grace_s})"
     if grace_s:
-        why = f"a job that the partition {name} preempts requeues itself before it is cancelled"
+        why = f"a job that the {name} preempts requeues itself before it is cancelled"
         return Road("requeue", f"{why} {how}", grace_s=grace_s)
-    why = f"the partition {name} cancels jobs that are preempted at once {how}"
+    why = f"the {name} cancels jobs that are preempted at once {how}"
     if (jobs := chain or _LINKS) == 1:
         why += "; with launch.chain=1 a run waits until `python -m hpctrain resume` goes on"
         return Road("by hand", why)

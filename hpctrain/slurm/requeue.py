@@ -14,7 +14,9 @@ from hpctrain.slurm.container import leave_note, note_from_env
 from hpctrain.slurm.queue import ask
 
 log = logging.getLogger(__name__)
+CHAIN = "HPCTRAIN_CHAIN"  # the file that has the ids of the jobs of a chain
 _PAUSE_S, _PAUSES = 0.2, 25
+_ENDED_BY_SLURM = "PREEMPTED", "TIMEOUT", "OUT_OF_MEMORY", "FAILED"  # its batch script was killed
 
 
 def requeue_from_rank(job_id: str, exclude: str = "") -> bool:
@@ -33,10 +35,11 @@ def requeue_from_rank(job_id: str, exclude: str = "") -> bool:
 
 
 def requeue(job_id: str) -> bool:
-    """Requeue this running job; return False, with the reason in the log, when that fails.
+    """Requeue this job; return False, with the reason in the log, when that fails.
 
     Slurm itself does not requeue a job that exits inside the grace time of a preemption: such a
-    job is COMPLETED, and the run would be lost silently.
+    job is COMPLETED, and the run would be lost silently. A job whose end has begun can be requeued,
+    too, as long as its ranks may save (KillWait), unless somebody has cancelled it.
 
     The id is as `squeue` takes it: `ARRAYJOB_TASK` for an array task, since the plain id would
     requeue the whole array.
@@ -47,12 +50,18 @@ def requeue(job_id: str) -> bool:
             break
         # Slurm shows this for a moment while the signal of a preemption is on its way.
         time.sleep(_PAUSE_S)
-    if state not in ("RUNNING", "SIGNALING"):
+    if state == "COMPLETING" and not _next_of_chain(job_id):
+        command = ("sacct", "-X", "--noheader", "--parsable2", "--format=State", "--jobs", job_id)
+        state = ((ask(*command, quiet=True) or "").split() or [state])[0]
+    if state not in ("RUNNING", "SIGNALING", *_ENDED_BY_SLURM):
         log.info("job %s is %s: not requeued", job_id, state)
         return False
     # Slurm refuses to requeue a job of `sbatch --no-requeue`, or of a site with JobRequeue=0.
     ask("scontrol", "update", f"JobId={job_id}", "Requeue=1", quiet=True)
-    if ask("scontrol", "requeue", job_id) is None:
+    ended = state in _ENDED_BY_SLURM
+    if ask("scontrol", "requeue", job_id, quiet=ended) is None:
+        if ended:  # perhaps Slurm has requeued it itself
+            log.info("job %s is %s: not requeued by its rank 0", job_id, state)
         return False
     log.info("job %s is requeued", job_id)
     return True
@@ -62,6 +71,12 @@ def _state(job_id: str) -> str:
     answer = ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or ""
     states: list[str] = re.findall(r"^[A-Z_]+$", answer, re.MULTILINE)
     return states[-1] if states else "unknown"
+
+
+def _next_of_chain(job_id: str) -> bool:
+    """Return whether another job of a chain waits for the end of this one."""
+    file = Path(os.environ.get(CHAIN, ""))
+    return file.is_file() and file.read_text().split()[-1] != job_id.partition("_")[0]
 
 
 def cause_of_step(

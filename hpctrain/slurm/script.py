@@ -25,6 +25,7 @@ from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_NOTE, in_contain
 from hpctrain.slurm.job_environment import TRUST
 from hpctrain.slurm.lead_time import GRACE, LEAD
 from hpctrain.slurm.node_range import choose_nodes, rank_options
+from hpctrain.slurm.requeue import CHAIN
 from hpctrain.slurm.sbatch_options import (
     Options,
     check_folder,
@@ -58,6 +59,7 @@ unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
 # `before` are the jobs of the chain before this one. Slurm starts a job of a chain in the second in
 # which it ends the one before, which may still save. Who cancels a job means the run.
 _CHAIN = """
+export {CHAIN}={ids}
 chain={ids}
 # `run_steps` calls it when the run has ended for good. A job that goes on, or was preempted, leaves
 # the others. With an id in any case: without one, scancel would cancel all jobs that wait.
@@ -162,7 +164,7 @@ def sbatch_script(
     if command in _IN_STEPS:
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if chain:
-        parts.append(_CHAIN.format(ids=shlex.quote(str(folder / "job_id"))))
+        parts.append(_CHAIN.format(CHAIN=CHAIN, ids=shlex.quote(str(folder / "job_id"))))
     return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 
 

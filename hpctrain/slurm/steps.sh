@@ -28,6 +28,13 @@ is_running() {
     [[ $state == RUNNING || $state == SIGNALING ]]
 }
 
+# Slurm does not tell this shell that the grace time of a preemption has begun, only the ranks. At
+# its end it cancels or requeues the job, and other ranks would be lost.
+is_preempted() {
+    local times=' StartTime=([^ ]*) .* PreemptTime=([0-9]+[^ ]*)'
+    [[ $(scontrol --oneliner show job "$job") =~ $times && ${BASH_REMATCH[2]} > ${BASH_REMATCH[1]} ]]
+}
+
 # Put the job back into the queue; it shall avoid the nodes $bad.
 requeue() {
     local before
@@ -90,6 +97,8 @@ watch_step() {
         heed_note
         ranks_hang || continue
         if ((left == 60)); then scancel "$SLURM_JOB_ID.$step" || true; fi
+        # What still runs then waits for others, or does not heed SIGTERM. KillWait may be minutes.
+        if ((left == 55)); then scancel --signal=KILL "$SLURM_JOB_ID.$step" || true; fi
         if ((left-- == 0)); then kill -KILL "$1" || true; fi # srun itself hangs
     done
     code=0
@@ -144,7 +153,7 @@ run_steps() {
         case $answer in
             restart*)
                 if [[ $answer == *=* ]]; then bad+=${bad:+,}${answer#*=}; fi
-                if [[ -n $ended_by_slurm ]] || ! choose_nodes || ! choose_overlap; then
+                if [[ -n $ended_by_slurm ]] || is_preempted || ! choose_nodes || ! choose_overlap; then
                     requeue
                     return 0
                 fi

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,10 @@ from hpctrain import marks
 from hpctrain.config.schema import HangConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.workers.pool import Workers, stacks
+from hpctrain.distributed import long_work
+from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults import collectives
+from hpctrain.faults import observed as observing
 from hpctrain.faults import process_state as states
 from hpctrain.faults.collectives import where
 from hpctrain.faults.limits import Limits
@@ -269,6 +273,72 @@ def test_a_trained_run_that_waits_for_data_says_where(
     (record,) = caplog.records
     said = r"rank 0 \(.+\) has done nothing for 0.01 s: it is at /\S+:\d+ in "
     assert re.match(said, record.message)
+
+
+def test_an_answer_that_is_too_long_is_cut_and_stays_an_answer() -> None:
+    file = os.memfd_create("page")
+    os.ftruncate(file, marks.SIZE)
+    page = marks.Page(file)
+    page.tell({"at": "/ü" * 250, "lock_is_free": True, "data": ["worker /日" * 60] * 4})
+    found = page.answer()
+    assert found["lock_is_free"] is True
+    assert found["at"].startswith("/ü/ü")
+    assert found["data"][0].startswith("worker /日worker")
+    page.tell({"at": "f.py:3 in f", "data": []})
+    assert page.answer() == {"at": "f.py:3 in f", "data": []}
+    os.close(file)
+
+
+def test_a_busy_node_is_no_python_that_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds + 0.02  # no core is free meanwhile
+
+    monkeypatch.setattr(observing, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(observing, "_without_core_s", lambda: 0.0)
+    assert not observing._lock_is_free()
+    monkeypatch.setattr(observing, "_without_core_s", lambda: now[0])
+    assert observing._lock_is_free()
+    monkeypatch.undo()
+    assert observing._without_core_s() >= 0
+    assert observing._MAY_LAST.search("/venv/site-packages/debugpy/_vendored/pydevd/pydevd.py")
+
+
+def test_the_first_batch_has_a_limit_once_it_is_known() -> None:
+    page = marks.open_page()
+    page.begin()
+    looked = []
+
+    def batches() -> Iterator[int]:
+        looked.append(page.marks().long_work)
+        yield 1
+
+    for _ in range(2):
+        marks.enter(marks.EVALUATION)
+        assert [*first_in_long_work("the first batch", batches())] == [1]
+        marks.enter(marks.STEP)
+    assert looked == [1, 0]
+
+
+def test_a_rank_that_waits_for_the_work_of_others_says_for_which(tmp_path: Path) -> None:
+    assert run_ranks(waits_in_long_work, 2, str(tmp_path)) == ["the first batch", None]
+
+
+def waits_in_long_work(folder: str) -> str | None:
+    rank, said = dist.get_rank(), Path(folder) / "said"
+    group = long_work.Group(dist.distributed_c10d._get_default_store(), rank, 2, 100.0)
+
+    def ask() -> None:
+        wait_for(lambda: long_work.waits_for, "wait")
+        said.write_text(where(2)["waits_in"])
+
+    with long_work.use(group), long_work.long_work("the first batch"):
+        if rank == 0:
+            threading.Thread(target=ask).start()
+        else:
+            wait_for(said.exists, "answer")
+    return said.read_text() if rank == 0 else None
 
 
 def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_loss_that_is_not_finite_fails_the_job(
 
 
 KILLED = """\
-import os, signal
+import os, signal, time
 import torch.distributed as dist
 from hpctrain.tasks import Classification
 
@@ -212,6 +212,10 @@ class Killed(Classification):
                 if os.path.exists(asked):
                     os.rename(asked, asked + ".done")
                     os.kill(os.getpid(), getattr(signal, name))
+            hang = os.path.dirname(__file__) + "/hang"
+            if os.path.exists(hang):
+                os.remove(hang)
+                time.sleep(600)
         return super().__call__(model, batch)
 """
 
@@ -423,7 +427,7 @@ def test_a_rank_that_cannot_stop_is_requeued_before_the_time_limit(
     train("-m", "train.max_epochs=2", "task._target_=killed.Killed", *where)
     run = only_run(tmp_path)
     (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for(lambda: not (tmp_path / "hang").exists(), 180, "the rank that hangs")
+    cluster.wait_for(lambda: not (tmp_path / "hang").exists(), 400, "the rank that hangs")
     cluster.slurm("scancel", "--signal=USR2", job)
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the end of the ranks")
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
@@ -433,7 +437,7 @@ def test_a_rank_that_cannot_stop_is_requeued_before_the_time_limit(
     assert ": asked to stop by SIGUSR2 " in first["reason"]
     assert (second["restart_count"], second["first_step"]) == (1, 20)
     log = (run / "logs" / f"{job}.rank1.log").read_text()
-    assert f"it is still at {tmp_path}/killed.py:17 in __call__: this rank exits" in log
+    assert f"it is still at {tmp_path}/killed.py:19 in __call__: this rank exits" in log
 
 
 def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from hpctrain.causes import (
     HANG,
     HOST_MEMORY,
     IDLE,
+    LOST_MOUNT,
     NODE,
     NON_FINITE,
     PORT,
@@ -131,6 +133,8 @@ def killed(count: int, **facts: Any) -> list[Attempt]:
         (End(NODE, "silent", hosts=N2, bad=True), SPARE, 3, False, "failed"),
         (End(GPU_FAULT, "ECC", hosts=N2), SPARE, 0, False, "restart --exclude=n2"),
         (End(GPU_FAULT, "ECC", hosts=N2), INSIDE, 0, False, "restart"),
+        (End(LOST_MOUNT, "stale", hosts=N2, bad=True), SPARE, 0, False, "restart --exclude=n2"),
+        (End(LOST_MOUNT, "stale", hosts=N2, bad=True), QUEUE, 0, False, "requeue"),
         (End(PORT, "taken"), INSIDE, 2, False, "restart"),
         (End(PORT, "taken"), QUEUE, 2, False, "requeue"),
         (End(PORT, "taken"), QUEUE, 3, False, "failed"),
@@ -246,7 +250,9 @@ HUNG = {"sentence": "rank 1 (n2) is late in step 9", "rank": 1, "host": "n2", "t
 LATE = LateRankError("after step 9: rank 1 (n1) did not arrive at all_reduce number 29")
 STUCK = "rank 1 (n2): asked to stop by {} 110 s ago, it is still at mine.py:7 in f"
 ECC = "CUDA error: uncorrectable ECC error encountered"
-ON_GPU = f"GPU fault on {socket.gethostname()}: RuntimeError: {ECC}"
+HOST = socket.gethostname()
+ON_GPU = f"GPU fault on {HOST}: RuntimeError: {ECC}"
+STALE = f"lost mount on {HOST}: OSError: [Errno 116] Stale"
 ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
 
 
@@ -305,6 +311,8 @@ ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
             "loss is not finite since step 50",
         ),
         (DataError("a.h5 is gone"), "", {}, 3, "", "data", "DataError: a.h5 is gone"),
+        # The file system may be there on another node.
+        (OSError(116, "Stale"), "", {}, 1, f"restart --exclude={HOST}", "lost mount", STALE),
         (
             OSError(122, "Disk quota exceeded"),
             "",
@@ -341,6 +349,22 @@ def test_an_end_is_judged_by_what_is_known_of_it(
     assert last(run) == told
     # A script of an older version knows no `restart`.
     assert verdict(run, code, key) == ("requeue" if answer else "")
+
+
+def test_a_script_that_tells_no_step_means_the_last_one(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = SimpleNamespace(launch=SimpleNamespace(warn_s=120))
+    monkeypatch.setattr(job_verdict, "load", lambda path: config)
+    for name, value in {"ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1", "RESTART_COUNT": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run = begin(20, step_id=3)
+    monkeypatch.setattr(RunDir, "open", lambda path: run)
+    assert job_verdict.main([str(run.path), str(KILLED)]) == 0
+    assert capsys.readouterr().out == "requeue\n"
+    (only,) = run_json(run.path)["attempts"]
+    assert (only["step_id"], only["verdict"]) == (3, "requeue")
 
 
 def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin) -> None:

@@ -249,9 +249,31 @@ def test_the_road_of_a_site(
     assert found.found.startswith(road)
     assert found.verdict == ("warn" if road.startswith("by hand") else "pass")
     assert ("JobRequeue=0 is healed" in found.found) == (requeues == 0)
-    assert partition_limit.road(partition, chain).jobs == jobs
+    assert partition_limit.road(config.site, chain).jobs == jobs
     up = "slurm 22.05.8, Slurmctld(primary) at head is UP"
     assert findings["Slurm's controller"].found == up
+
+
+@pytest.mark.parametrize(
+    ("said", "road", "grace_s"),
+    [
+        ("cancel|00:02:00", "requeue", 120),
+        ("cancel|00:00:00", "chain", None),
+        ("cluster|00:00:00", "requeue", None),
+        ("", "requeue", None),
+    ],
+)
+def test_a_qos_that_is_preempted_says_how(
+    said: str, road: str, grace_s: int | None, site: Callable[..., None]
+) -> None:
+    site(
+        scontrol_config="PreemptMode = REQUEUE\nPreemptType = preempt/qos\nJobRequeue = 1",
+        scontrol_partition=PARTITION.format("low", "YES", 1, 0, "CANCEL"),
+        sacctmgr=said,
+    )
+    found = partition_limit.road(SiteConfig(qos="scavenger"), None)
+    assert (found.name, found.grace_s) == (road, grace_s)
+    assert "QOS scavenger" in found.why
 
 
 def test_the_words_of_sbatch_are_told_from_a_banner(

@@ -14,23 +14,31 @@ from hpctrain.slurm.requeue import requeue
 
 
 @pytest.mark.parametrize(
-    ("states", "requeued"),
+    ("states", "ended", "requeued"),
     [
-        (["RUNNING"], True),
-        (["SIGNALING", "SIGNALING", "RUNNING"], True),
-        (["SIGNALING", "COMPLETING"], False),
-        (["COMPLETING"], False),
+        (["RUNNING"], "", True),
+        (["SIGNALING", "SIGNALING", "RUNNING"], "", True),
+        (["SIGNALING", "COMPLETING"], "", False),  # no accounting
+        (["COMPLETING"], "CANCELLED by 0", False),
+        (["COMPLETING"], "PREEMPTED", True),  # without a grace time
+        (["COMPLETING"], "FAILED", True),  # its batch script was killed
+        (["COMPLETING"], "FAILED 7", True),  # it is the last one of its chain
+        (["COMPLETING"], "FAILED 7 8", False),  # the next one of its chain goes on
     ],
 )
-def test_only_a_running_job_is_requeued(
-    states: list[str], requeued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_is_requeued_unless_somebody_has_cancelled_it(
+    states: list[str], ended: str, requeued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    squeue, scontrol = tmp_path / "squeue", tmp_path / "scontrol"
+    squeue, scontrol, sacct = (tmp_path / name for name in ("squeue", "scontrol", "sacct"))
+    if chain := ended.split()[1:]:
+        (tmp_path / "chain").write_text("\n".join(chain))
+        monkeypatch.setenv(requeuing.CHAIN, str(tmp_path / "chain"))
+    sacct.write_text(f"#!/bin/sh\necho '{ended}'\n")
     answers = tmp_path / "answers"
     answers.write_text("".join(f"{state}\n" for state in states))
     squeue.write_text(f"#!/bin/sh\nhead -n 1 {answers}\nsed -i '1{{$!d}}' {answers}\n")
     scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
-    for program in (squeue, scontrol):
+    for program in (squeue, scontrol, sacct):
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert requeue("7_1") is requeued

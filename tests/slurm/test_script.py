@@ -368,9 +368,12 @@ esac""",
 case "$*" in
     "show hostnames nodes") cat nodes ;;
     "show job 9_0") echo "   ReqNodeList=(null) ExcNodeList=(null)" ;;
+    "--oneliner show job 9_0")
+        at=$(cat preempted 2>/dev/null || echo None)
+        echo "JobId=9 StartTime=2026-11-26T15:52:05 EndTime=Unknown PreemptTime=$at Power=" ;;
     *) echo "scontrol $*" >>asked ;;
 esac""",
-    "scancel": 'echo "scancel $*" >>asked; echo cancelled >ranks',
+    "scancel": 'echo "scancel $*" >>asked; [[ -e deaf && $* != *KILL* ]] || echo >ranks cancelled',
     "my python": """
 step=$(cat steps); echo "verdict $5 $SLURM_JOB_END_TIME" >>asked
 [[ ! -e cancelled ]] || echo COMPLETING >state
@@ -417,6 +420,15 @@ exit "$play"
                 *("scancel 9.1", "verdict 1 2000000000", "srun --overlap --nodelist=a,c"),
             ],
         ),
+        (  # the ranks do not end at SIGTERM
+            "hang 0",
+            ["restart"],
+            {"deaf": ""},
+            [
+                *("srun --nodelist=a,b", "scancel 9.0", "scancel --signal=KILL 9.0"),
+                *("verdict 0 2000000000", "srun --nodelist=a,b"),
+            ],
+        ),
         (  # too few nodes are left
             "137",
             ["restart --exclude=b,c"],
@@ -457,6 +469,18 @@ exit "$play"
             ["requeue"],
             {"cancelled": ""},
             ["srun --nodelist=a,b", "verdict 0 2000000000"],
+        ),
+        (  # its grace time has begun, of which only the ranks are told
+            "137",
+            ["restart"],
+            {"preempted": "2026-11-26T15:59:00"},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN],
+        ),
+        (  # it was preempted before it started again
+            "137 0",
+            ["restart"],
+            {"preempted": "2026-11-26T15:40:00"},
+            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
         ),
         (  # Slurm preempts the job meanwhile
             "term137",

@@ -97,7 +97,7 @@ def _partition(config: Config) -> Iterator[Finding]:
         yield unknown("partitions", "sinfo does not answer")
         return
     yield from partition_findings(listed, config)
-    check, found = "after a preemption", road(config.site.partition, config.launch.chain)
+    check, found = "after a preemption", road(config.site, config.launch.chain)
     if not found.name:
         yield unknown(check, "scontrol does not answer")
     elif found.name == "by hand":

@@ -42,8 +42,8 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         asked = {(each.site.partition, each.launch.time_min): each.launch for each in configs}
         beyond = (beyond_partition(launch, partition) for (partition, _), launch in asked.items())
         yield from filter(None, dict.fromkeys(beyond))
-        chains = dict.fromkeys((each.site.partition, each.launch.chain) for each in configs)
-        roads = (road(partition, chain) for partition, chain in chains)
+        places = {(each.site.partition, each.site.qos, each.launch.chain): each for each in configs}
+        roads = (road(each.site, each.launch.chain) for each in places.values())
         yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
 
 

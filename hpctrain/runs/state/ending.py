@@ -103,6 +103,9 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
         text = error.error.removeprefix("LateRankError: ")
         return End(policy.stopped(asked[1], left_s).cause, text, error.frame, step)
     cause = causes.recorded(error.cause, error.error) if error else None
+    if error and cause is causes.LOST_MOUNT:
+        hosts = (error.host,) if error.host else ()
+        return End(cause, error.error, error.frame, step, hosts, bad=bool(hosts))
     if error and cause and cause not in (causes.HANG, causes.GPU_FAULT):
         own = causes.recorded(now.cause, now.error)
         # Slurm has ended rank 0 before it could record anything, or it does not know the cause.

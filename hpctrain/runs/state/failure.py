@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain import frames, record
-from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, cause_of, one_line
+from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, LOST_MOUNT, cause_of, one_line
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, HealthError
 from hpctrain.rendezvous import epochs
@@ -75,8 +75,8 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         text = described(error)
         asked = isinstance(error, KeyboardInterrupt | SystemExit)
         cause, host = CODE if asked else cause_of(error), socket.gethostname()
-        if cause is GPU_FAULT:
-            text = f"GPU fault on {host}: {one_line(text)}"
+        if cause in (GPU_FAULT, LOST_MOUNT):
+            text = f"{cause} on {host}: {one_line(text)}"
         follows = cause is ANOTHER_RANK
         if follows and run.is_dir() and (said := _wait_for_cause(run, key)):
             log.error("the error of this rank follows from this: %s", said)

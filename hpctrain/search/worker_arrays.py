@@ -56,7 +56,7 @@ def script(file: SearchFile, config: Config, folder: Path, count: int) -> str:
         max_running=config.launch.max_running,
         command="work",
         exclude=excluded_hosts.avoided(config),
-        grace_s=road(config.site.partition, config.launch.chain).grace_s,
+        grace_s=road(config.site, config.launch.chain).grace_s,
     )
 
 

@@ -288,7 +288,7 @@ def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
     lines = [*search.said(), *search.at_work()]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
-    return Group(head, *search.tables(most), *map(Cell, lines), *_problems(rows))
+    return Group(head, *search.shown(most), *map(Cell, lines), *_problems(rows))
 
 
 def _table(

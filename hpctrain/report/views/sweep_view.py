@@ -69,7 +69,7 @@ def _best(sweep: Sweep) -> RenderableType:
 
 
 def _searched(search: Standing) -> Iterator[RenderableType]:
-    yield from search.tables(_TRIALS)
+    yield from search.shown(_TRIALS)
     yield from (Text(), bullets(search_trials.said(search)))
 
 

@@ -286,7 +286,7 @@ def _show(options: argparse.Namespace, rows: list[Row], search: Standing | None)
 
 def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
-    lines = [*search.said(), *search.at_work()]
+    lines = [*search.said(), *search.at_work(), *_budgets(rows)]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
     return Group(head, *search.shown(most), *map(Cell, lines), *_problems(rows))
 
@@ -312,10 +312,14 @@ def _table(
         table.add_row(*row.cells(shared))
     lines = _reasons(shown, width, swept=_COLUMNS.index("swept") not in table.shown(width))
     lines = lines[:reasons] + _problems(shown)
-    lines = [Cell(str(each)) for each in standings([(r.run, r.state) for r in rows])] + lines
+    lines = [*map(Cell, _budgets(rows)), *lines]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
+
+
+def _budgets(rows: list[Row]) -> list[str]:
+    return [str(each) for each in standings([(row.run, row.state) for row in rows])]
 
 
 def _problems(rows: list[Row]) -> list[Text]:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.config.frozen import dump, plain
+from hpctrain.config.frozen import dump
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
@@ -23,29 +23,25 @@ def check(entries: Sequence[Entry]) -> None:
     """
     unlike: dict[str, list[Entry]] = {}
     for entry in (entry for entry in entries if entry.config.launch.gpu_type):
-        sections = (getattr(entry.config, name) for name in _DECIDING)
-        key = json.dumps([each if isinstance(each, dict) else plain(each) for each in sections])
+        key = repr([getattr(entry.config, name) for name in _DECIDING])
         unlike.setdefault(key, []).append(entry)
-    groups = [*unlike.values()][:_MOST]
-    if not groups:
+    if not unlike:
         return
     with tempfile.TemporaryDirectory() as folder:
-        asked = []
-        for number, (first, *_) in enumerate(groups):
+        command = [sys.executable, "-m", "hpctrain.plan.by_kind"]
+        for number, (first, *others) in enumerate([*unlike.values()][:_MOST]):
             path = Path(folder, f"{number}.yaml")
             path.write_text(dump(first.config))
-            asked.append(json.dumps([str(path), *first.overrides]))
-        command = [sys.executable, "-m", "hpctrain.plan.by_kind", *asked]
+            about = f"{runs(1 + len(others))} like {first.run.name}"
+            command.append(json.dumps([about, str(path), *first.overrides]))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    said = done.stdout.splitlines()
+    if done.returncode not in (0, ConfigError.exit_code):
         raise LaunchError(f"launch.gpu_type: the layouts are not known: {done.stderr[-2000:]}")
-    for group, kinds in zip(groups, json.loads(done.stdout), strict=True):
-        for kind, text, why in kinds:
-            if not text:
-                raise ConfigError(
-                    f"launch.gpu_type={group[0].config.launch.gpu_type}: nothing fits on {kind} "
-                    f"({why}); leave it out, or ask for more nodes [{group[0].run.name}]"
-                )
-            say(f"{runs(len(group))} like {group[0].run.name} on {kind}: {text}")
+    refused = said.pop() if done.returncode else ""
+    for line in said:
+        say(line)
+    if refused:
+        raise ConfigError(refused)
     if len(unlike) > _MOST:
         say(f"launch.gpu_type: {len(unlike) - _MOST} more kinds of runs were not looked at")

@@ -94,10 +94,7 @@ def _title() -> str:
 
 
 def _choose(run: RunDir, title: str) -> None:
-    """Write layout.json for the GPUs of this node, or log why the layout is as it was given.
-
-    Another attempt on another kind has another layout; checkpoints fit to each.
-    """
+    """Write layout.json for the GPUs of this node, or log why the layout is as it was given."""
     hardware = of_device(title)
     if hardware is None:
         log.warning("launch.gpu_type: %r is no known GPU: the layout is as given", title)
@@ -121,7 +118,7 @@ def main(argv: list[str]) -> int:
                 for line in lines(load(Path(path)), overrides):
                     print(f"{about} {line}")
             except ConfigError as error:
-                print(f"{error} [{about}]")
+                print(*str(error).splitlines(), f"[{about}]")
                 return error.exit_code
         return 0
     runs = [RunDir.open(Path(each)) for each in argv[1:]]

@@ -17,7 +17,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import measured_run
 from hpctrain.hardware import load, smallest
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.sweeps import gpu_kinds
+from hpctrain.launch.sweeps.before_queueing import gpu_kinds
 from hpctrain.plan import by_kind
 from hpctrain.run_record import ChosenLayout
 from hpctrain.runs.freeze import check, freeze
@@ -87,7 +87,7 @@ def test_a_kind_on_which_nothing_fits_is_refused(
     fits, wrong = made(), made("train.global_batch_size=3")  # two ranks cannot divide it
     entries = [Entry([], each, RunDir.of(each, "digest")) for each in (fits, wrong)]
     with pytest.raises(ConfigError, match=r"nothing fits on a100 \(.*ddp on 2 ranks"):
-        gpu_kinds.check(entries)
+        gpu_kinds(entries)
     said = " ".join(capsys.readouterr().err.split())
     assert f"1 run like {entries[0].run.name} on a100: NVIDIA A100 SXM 40 GB: zero1 on 2" in said
 

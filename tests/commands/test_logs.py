@@ -210,7 +210,7 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
     before = list(logging.getLogger().handlers)
 
     def attempt(rank: int, error: Exception) -> None:
-        with kept(run / "logs", RankInfo("torchrun", rank=rank)):
+        with kept(run / "logs", RankInfo("torchrun", rank, rank, world_size=4, local_world_size=4)):
             logging.getLogger("anywhere").warning("a line")
             raise error
 
@@ -220,8 +220,8 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
     with pytest.raises(ConfigError):
         attempt(2, ConfigError("KEY=1: wrong"))
     with (
-        kept(run / "logs", RankInfo("slurm", rank=3)),
-        kept(run / "absent" / "logs", RankInfo("single", rank=3)),
+        kept(run / "logs", RankInfo("slurm", 3, 3, world_size=4, local_world_size=4)),
+        kept(run / "absent" / "logs", RankInfo("single")),
     ):
         assert logging.getLogger().handlers == before
     assert logging.getLogger().handlers == before

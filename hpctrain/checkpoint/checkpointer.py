@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -33,6 +32,7 @@ from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
+from hpctrain.checkpoint.saving.part import Planner
 from hpctrain.checkpoint.saving.proof import Sizes, prove
 from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
@@ -158,7 +158,7 @@ class Checkpointer:
             # A look at what is wrong must be possible when the run ends because of it.
             background &= self.saves.background and not self.wrong
             # Else DCP would take parts of "model" from several ranks, and these must fit together.
-            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=self.model.replicas_differ)
+            planner = Planner(dedup_save_to_lowest_rank=self.model.replicas_differ)
             about = Manifest(
                 *(step, self.ranks.world_size),
                 progress=json.loads(json.dumps(progress)),  # the run goes on changing it

@@ -6,16 +6,21 @@ step-00000200.tmp/__3_0.distcp   the tensors and objects of rank 3, by DCP
 
 import errno
 import io
+import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -30,17 +35,49 @@ METADATA = ".metadata"
 _PLAIN = (bool, int, float, str, type(None))
 
 
+class Planner(DefaultSavePlanner):
+    """Gives DCP the values of a rank; equal ones are pickled once.
+
+    A state has the settings of an optimizer once for each parameter.
+    """
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__(**options)
+        self._made: dict[Any, bytes] = {}
+
+    def pickled(self, value: Any) -> bytes:
+        """Return a value of the state that is no tensor as DCP writes it."""
+        key = (type(value), repr(value)) if type(value) in _PLAIN else id(value)
+        if key not in self._made:
+            torch.save(value, stream := io.BytesIO())
+            self._made[key] = stream.getvalue()
+        return self._made[key]
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """Return a tensor as it is, and another value pickled."""
+        is_value = write_item.type == WriteItemType.BYTE_IO
+        return io.BytesIO(self.pickled(object)) if is_value else object
+
+    @property
+    def layout(self) -> list[Any]:
+        """What the plan of this rank depends on: names, and kinds, shapes and dtypes of tensors."""
+        return [
+            (name, value.shape, value.dtype, getattr(value, "placements", None), type(value))
+            if isinstance(value, torch.Tensor)
+            else name
+            for name, value in self.state_dict.items()
+        ]
+
+
 class Planned(FileSystemWriter):
     """What `dcp.save` writes with: it only takes what is to be written, and by which rank."""
 
     plan: SavePlan
-    planner: DefaultSavePlanner
-    metadata: Metadata  # on rank 0
+    metadata: Metadata | None = None  # on rank 0
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Take this rank's part; nothing is written."""
-        assert isinstance(planner, DefaultSavePlanner)
-        self.plan, self.planner = plan, planner
+        self.plan = plan
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -53,7 +90,42 @@ class Planned(FileSystemWriter):
         """Write `.metadata`, with the places that the ranks have told."""
         storage = {index: info for part in parts for index, info in part["storage"].items()}
         results = [WriteResult(index, 0, info) for index, info in storage.items()]
+        assert self.metadata is not None
         super().finish(self.metadata, [results])
+
+
+class _Files(FileSystem):
+    """Writes files to the disk, and computes their `facts` on the way, by name."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, dict[str, Any]] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with open(path, mode) as file:
+            yield (stream := _Stream(file))
+            file.flush()
+            os.fsync(file.fileno())
+        self.facts[Path(path).name] = {
+            "bytes": stream.size,
+            "xxh3_128": stream.digest.hexdigest(),
+        }
+
+
+class _Stream(io.RawIOBase):
+    """A file that is written from its first byte to its last one."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self._file, self.size, self.digest = file, 0, xxhash.xxh3_128()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self.size
 
 
 @dataclass(frozen=True)
@@ -68,15 +140,17 @@ class Job:
     rank: int
     token: str
     plan: SavePlan
-    planner: DefaultSavePlanner
+    planner: Planner
 
     def write(self) -> str:
         """Write the files, with their digests, to the disk; return why it has failed, or ""."""
         try:
-            storage = FileSystemWriter(self.folder).write_data(self.plan, self.planner).value()
-            files = {p.name: facts(p) for p in self.folder.glob(f"__{self.rank}_*")}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            writer = FileSystemWriter(self.folder, sync_files=False)  # `_Files` does it
+            writer.fs = files = _Files()
+            storage = writer.write_data(self.plan, self.planner).value()
             places = {each.index: each.storage_data for each in storage}
-            part = {"token": self.token, "files": files, "storage": places}
+            part = {"token": self.token, "files": files.facts, "storage": places}
             path = part_path(self.folder, self.rank)
             unfinished = path.with_suffix(".tmp")
             unfinished.write_bytes(pickle.dumps(part))
@@ -92,7 +166,7 @@ class Job:
         for item in self.plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 value = self.planner.state_dict[item.index.fqn]
-                values[item.index] = value if type(value) in _PLAIN else _pickled(value)
+                values[item.index] = value if type(value) in _PLAIN else self.planner.pickled(value)
                 continue
             tensor = self.planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
@@ -106,7 +180,7 @@ class Job:
         return replace(self, plan=plan, planner=Staged(values)), [*tensors.values()]
 
 
-class Staged(DefaultSavePlanner):
+class Staged(Planner):
     """Gives DCP what a rank has put into the shared memory: values by what they are there."""
 
     def __init__(self, values: dict[MetadataIndex, Any]) -> None:
@@ -123,12 +197,7 @@ class Staged(DefaultSavePlanner):
             return value.within(self.memory)
         if isinstance(value, torch.Tensor):
             return value
-        return io.BytesIO(value if isinstance(value, bytes) else _pickled(value))
-
-
-def _pickled(value: Any) -> bytes:
-    torch.save(value, stream := io.BytesIO())
-    return stream.getvalue()
+        return io.BytesIO(value if isinstance(value, bytes) else self.pickled(value))
 
 
 def part_path(folder: Path, rank: int) -> Path:

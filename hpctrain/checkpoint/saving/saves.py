@@ -23,14 +23,13 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from hpctrain import marks
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.saving import part
-from hpctrain.checkpoint.saving.part import Job, Planned, reason
+from hpctrain.checkpoint.saving.part import Job, Planned, Planner, reason
 from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.disk import sync
 from hpctrain.distributed import objects
@@ -90,6 +89,8 @@ class Saves:
         self._keep, self._keep_every, self._kept = keep, keep_every, kept
         self._readers, self._removing = readers, list[Thread]()
         self.background, self._totals = False, Copied()
+        self._layout: list[Any] | None = None  # of the state that was saved last
+        self._planned = Planned(folder)
         self._told_of: Save | None = None
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
@@ -111,7 +112,7 @@ class Saves:
         self,
         about: Manifest,
         state: dict[str, Any],
-        planner: DefaultSavePlanner,
+        planner: Planner,
         best: int,
         *,
         stage: bool,
@@ -127,17 +128,23 @@ class Saves:
             self.writer.revive()
         if self._ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
-        token = objects.broadcast(secrets.token_hex(8) if self._ranks.is_main else None)
         run = self.folder.parent
         if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
             raise StorageError(f"{run} is gone, so no checkpoint can be written")
         epochs.end_if_over(run, self._ranks.attempt_key)
-        planned = Planned(temporary)
-        try:
-            dcp.save(state, storage_writer=planned, planner=planner)
-        except (OSError, dcp.api.CheckpointException) as error:
-            raise self._unwritten(about.step, reason(error, temporary)) from error
-        job = Job(temporary, self._ranks.rank, token, planned.plan, planned.planner)
+        planner.set_up_planner(state, is_coordinator=self._ranks.is_main)
+        layout, planned = planner.layout, Planned(temporary)
+        # One that has died in between may have left parts, so the folder is removed before this.
+        known = objects.all_gather([secrets.token_hex(8), layout == self._layout])
+        if all(same for _, same in known):
+            planned.plan, planned.metadata = self._planned.plan, self._planned.metadata
+        else:
+            try:
+                dcp.save(state, storage_writer=planned, planner=planner)
+            except (OSError, dcp.api.CheckpointException) as error:
+                raise self._unwritten(about.step, reason(error, temporary)) from error
+        self._layout, self._planned = layout, planned
+        job = Job(temporary, self._ranks.rank, known[0][0], planned.plan, planner)
         save = Save(about, best, planned, job, job.write)
         if stage and self.writer is not None and (again := self.writer.stage(job)):
             save.again = again

@@ -168,7 +168,9 @@ class Checkpointer:
                 healthy=not self.wrong,
                 base=self._base,
             )
-            self.saves.begin(about, self._whole_state(), planner, best, stage=background)
+            state = self._whole_state()
+            storages = self._steady(state) if background else ()
+            self.saves.begin(about, state, planner, best, stage=background, storages=storages)
             if not background:
                 self.saves.finish()
         return not self.wrong
@@ -246,6 +248,21 @@ class Checkpointer:
             parts = [n for n in ("model", "optimizer", "ema", "training") if n in state]
             state |= {self._replica + name: state[name] for name in parts}
         return state
+
+    def _steady(self, state: dict[str, Any]) -> set[int]:
+        """Return where tensors lie that stay as they are until the optimizer's next step.
+
+        Other weights, which an optimizer has for evaluations, are replaced at once.
+        """
+        if self.modes.training:
+            return set()
+        states = [v for key, v in state["optimizer"].items() if key.startswith("state.")]
+        tensors = [*self.model.parameters, *self._average.values(), *states]
+        return {
+            local(each.detach()).untyped_storage().data_ptr()
+            for each in tensors
+            if isinstance(each, torch.Tensor)
+        }
 
     def _own_parts(self, saved: Iterable[str], ranks: int) -> list[str]:
         """Return the names in a checkpoint of `ranks` ranks that only this rank loads."""

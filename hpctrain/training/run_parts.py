@@ -103,7 +103,8 @@ class RunParts:
 
     def _save_is_due(self) -> bool:
         by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0
-        return by_steps or self.best.is_due(self.step) or self.train_step.save_timer.is_due()
+        others = self.checkpointer.saves.owed or self.best.is_due(self.step)
+        return by_steps or others or self.train_step.save_timer.is_due()
 
     def _save(self, *, background: bool = False) -> None:
         self._go_on_saving(wait=True)
@@ -130,6 +131,8 @@ class RunParts:
     def _go_on_saving(self, *, wait: bool = False) -> None:
         """Go on with a checkpoint that is written in the background; `wait` until it is there."""
         saves = self.checkpointer.saves
+        self.meter.waited(saves.waited_s)
+        saves.waited_s = 0.0
         if saves.under_way is not None:
             spent = partial(self.meter.spent, "checkpoint")
             if wait:

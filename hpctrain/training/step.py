@@ -147,6 +147,8 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
+        if self.saving is not None:
+            self.saving.settle()  # the optimizer must not change what is still copied
         asking: list[Stop | Timer | Saves] = [self.stop, self.timer, self.save_timer]
         asking += [self.saving] if self.saving is not None else []
         flags = [each.flags() for each in asking]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ class _Files(FileSystem):
 class _Stream(io.RawIOBase):
     """A file that is written from its first byte to its last one."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
         self._file, self.size, self.digest = file, 0, xxhash.xxh3_128()
 

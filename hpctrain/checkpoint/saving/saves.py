@@ -29,6 +29,7 @@ from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.saving import part
+from hpctrain.checkpoint.saving.late_copy import CHANGED
 from hpctrain.checkpoint.saving.part import Job, Planned, Planner, reason
 from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.disk import sync
@@ -74,6 +75,8 @@ class Saves:
         committed: The saves that were committed, until somebody takes them.
         under_way: The save that has begun and is not committed, if there is one on all ranks.
         writer: The writer of this rank; without one its part is written while it waits.
+        owed: Whether a save was given up, so that the next step is to be saved; alike on all ranks.
+        waited_s: How long steps have waited for copies, until somebody takes it.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Saves:
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
         self.writer: Writer | None = None
+        self.owed, self.waited_s = False, 0.0
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step, whether it exists or not."""
@@ -116,11 +120,13 @@ class Saves:
         best: int,
         *,
         stage: bool,
+        storages: Collection[int] = (),
     ) -> None:
         """Write a state, or with `stage` copy it for the writers, if there are any.
 
         All ranks call this together, and no other save is under way. `about` lacks the files.
-        Without a writer the state must not change before `finish`.
+        Without a writer the state must not change before `finish`. What lies in the `storages` must
+        not change before `settle`.
         """
         temporary = self.path(about.step).with_suffix(".tmp")
         self._end_removing()
@@ -146,7 +152,7 @@ class Saves:
         self._layout, self._planned = layout, planned
         job = Job(temporary, self._ranks.rank, known[0][0], planned.plan, planner)
         save = Save(about, best, planned, job, job.write)
-        if stage and self.writer is not None and (again := self.writer.stage(job)):
+        if stage and self.writer is not None and (again := self.writer.stage(job, storages)):
             save.again = again
         else:
             save.error = job.write()
@@ -155,7 +161,15 @@ class Saves:
                 save.error = job.write()
             if stage:
                 save.again = lambda: save.error or ""
-        self.under_way = save
+        self.under_way, self.owed = save, False
+
+    def settle(self) -> None:
+        """Wait for what is still copied; a step calls this before it changes the state."""
+        if self.writer is not None and self.writer.late.is_waiting:
+            marks.go_on()
+            began = time.monotonic()
+            self.writer.late.settle()
+            self.waited_s += time.monotonic() - began
 
     def flags(self) -> list[float]:
         """Return this rank's part of the reduction: writes, has failed, has to commit."""
@@ -204,6 +218,10 @@ class Saves:
                 self._end(save)
                 return
             failed = self._unwritten(save.manifest.step, reasons)
+            if CHANGED in reasons:  # there is no whole copy
+                log.warning("%s; the next step is saved instead", failed)
+                self.under_way, self.owed = None, True
+                return
             if self._ranks.is_main and not again:
                 log.warning("%s; it is written once more", failed)
             if error and not again:
@@ -238,6 +256,7 @@ class Saves:
         return save.error
 
     def _wait(self, save: Save) -> str:
+        self.settle()
         while (error := self._error(save)) is None:
             time.sleep(_LOOK_S)
         return error

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpctrain.data.workers.shared import ALIGNMENT, Segment
 
 _REPORT = 4096  # bytes
+Pair = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class SharedMemory(Segment):
         self._pinned = None if refused else memory
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether a GPU copies to it beside its work."""
+        return self._pinned is not None
+
+    @property
     def report(self) -> str | None:
         """Why the job has failed, "" if it has not; None while the writer has not done it."""
         memory = self.bytes()
@@ -75,14 +81,13 @@ class SharedMemory(Segment):
         memory[1:_REPORT] = np.frombuffer(content, np.uint8)
         memory[0] = text is not None
 
-    def put(self, tensors: Sequence[torch.Tensor], placed: Sequence[Placed], rest: bytes) -> None:
-        """Copy tensors to their places, and `rest` behind them; return when all is there."""
-        memory, begin = self.bytes(), end_of(placed)
-        for tensor, place in zip(tensors, placed, strict=True):
-            place.within(memory).copy_(tensor, non_blocking=True)
+    def put(self, pairs: Sequence[Pair], begin: int, rest: bytes) -> None:
+        """Copy tensors to their places, given first, and `rest` behind them; return after it."""
+        for place, tensor in pairs:
+            place.copy_(tensor, non_blocking=True)
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-        memory[begin : begin + len(rest)] = np.frombuffer(rest, np.uint8)
+        self.bytes()[begin : begin + len(rest)] = np.frombuffer(rest, np.uint8)
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[Placed]:

@@ -14,10 +14,12 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from hpctrain.checkpoint.saving.late_copy import CHANGED, LateCopy
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
 from hpctrain.forks import die_with
@@ -36,7 +38,7 @@ class Writer:
 
     def __init__(self, limit: float, cwd: Path) -> None:
         self._limit, self._cwd, self._said = limit, cwd, ""
-        self._memory = SharedMemory()
+        self._memory, self.late = SharedMemory(), LateCopy()
         self._memory.report = ""
         self._start()
 
@@ -47,11 +49,12 @@ class Writer:
         module = "hpctrain.checkpoint.saving.writer"
         self.process = start_child(module, *known, cwd=self._cwd, log_file=None, **variables)
 
-    def stage(self, job: Job) -> Callable[[], str] | None:
+    def stage(self, job: Job, storages: Collection[int] = ()) -> Callable[[], str] | None:
         """Copy what a job writes, and let the process write it.
 
-        Returns what writes it once more in this process, after the writer has failed; None if it
-        cannot be staged, and nothing is written.
+        What lies in `storages` may be copied until `late.settle()`. Returns what writes it once
+        more in this process, after the writer has failed; None if it cannot be staged, and nothing
+        is written.
         """
         staged, tensors = job.staged()
         assert isinstance(staged.planner, Staged)
@@ -59,13 +62,22 @@ class Writer:
         begin, length = end_of(placed), len(content)
         if not self._has_room(begin + length):
             return None
-        self._memory.put(tensors, placed, content)
+        memory = self._memory.bytes()
+        pairs = [*zip([place.within(memory) for place in placed], tensors, strict=True)]
+        late = self.late.chosen(tensors, storages, pinned=self._memory.is_pinned)
+        marked = [*zip(pairs, late, strict=True)]
+        self._memory.put([pair for pair, is_late in marked if not is_late], begin, content)
         self._memory.report = None
+        then = partial(self._tell, begin, length)
+        self.late.begin([pair for pair, is_late in marked if is_late], then)
+        return lambda: _written(self._memory, begin, length)
+
+    def _tell(self, begin: int, length: int) -> None:
+        """Let the process do the job that lies there."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # `error` tells that it is dead
             self.process.stdin.write(f"{begin} {length}\n".encode())
             self.process.stdin.flush()
-        return lambda: _written(self._memory, begin, length)
 
     def _has_room(self, size: int) -> bool:
         """Make the memory as large as that; return False, and say why, if it cannot be."""
@@ -87,10 +99,12 @@ class Writer:
     @property
     def error(self) -> str | None:
         """Why the last job has failed, "" if it has not; None while it is under way."""
+        if not self.late.is_done():
+            return None
         code = self.process.poll()  # before the report, which it may still have written
         told = self._memory.report
         if told is not None or code is None:
-            return told
+            return CHANGED if told is not None and self.late.torn else told
         return f"the process that writes checkpoints ended with {code}"
 
     def revive(self) -> None:
@@ -103,6 +117,7 @@ class Writer:
     def close(self) -> None:
         """End the process after its last job; one that was never asked may still be starting."""
         assert self.process.stdin is not None
+        self.late.settle()
         if self.error == "":
             self.process.kill()
         with suppress(BrokenPipeError):

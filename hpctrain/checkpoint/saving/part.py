@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.saving.shared_memory import Placed, places
 from hpctrain.checkpoint.tensor_reader import Unpickler
 from hpctrain.disk import open_regular, sync, why_unwritten
@@ -70,14 +71,18 @@ class Planner(DefaultSavePlanner):
 
 
 class Planned(FileSystemWriter):
-    """What `dcp.save` writes with: it only takes what is to be written, and by which rank."""
+    """What `dcp.save` writes with: it only takes what is to be written, and by which rank.
+
+    A later save of the same layout uses it again. It is pickled once.
+    """
 
     plan: SavePlan
     metadata: Metadata | None = None  # on rank 0
+    content = b""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Take this rank's part; nothing is written."""
-        self.plan = plan
+        self.plan = replace(plan, planner_data=None)  # only the metadata need it
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -92,6 +97,17 @@ class Planned(FileSystemWriter):
         results = [WriteResult(index, 0, info) for index, info in storage.items()]
         assert self.metadata is not None
         super().finish(self.metadata, [results])
+
+    def __reduce__(self) -> Any:
+        """Let the writer have it."""
+        self.content = self.content or pickle.dumps((self.plan, self.metadata))
+        return _planned, (self.path, self.content)
+
+
+def _planned(folder: Path, content: bytes) -> Planned:
+    found = Planned(folder)
+    found.plan, found.metadata = pickle.loads(content)
+    return found
 
 
 class _Files(FileSystem):
@@ -132,23 +148,28 @@ class _Stream(io.RawIOBase):
 class Job:
     """The part of a rank: what it writes, and into which folder.
 
-    `token` is of this save alone. A process that an attempt before has left may still write into a
-    folder of the same name; rank 0 does not take its part for that of this save.
+    `about` is the manifest without the files. `token` is of this save alone. A process that an
+    attempt before has left may still write into a folder of the same name; rank 0 does not take its
+    part for that of this save.
     """
 
     folder: Path
     rank: int
     token: str
-    plan: SavePlan
+    about: Manifest
+    planned: Planned
     planner: Planner
 
     def write(self) -> str:
-        """Write the files, with their digests, to the disk; return why it has failed, or ""."""
+        """Write the files, with their digests, to the disk; return why it has failed, or "".
+
+        A rank that is alone puts the checkpoint together, too.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             writer = FileSystemWriter(self.folder, sync_files=False)  # `_Files` does it
             writer.fs = files = _Files()
-            storage = writer.write_data(self.plan, self.planner).value()
+            storage = writer.write_data(self.planned.plan, self.planner).value()
             places = {each.index: each.storage_data for each in storage}
             part = {"token": self.token, "files": files.facts, "storage": places}
             path = part_path(self.folder, self.rank)
@@ -157,13 +178,32 @@ class Job:
             unfinished.rename(path)
         except Exception as error:
             return reason(error, self.folder)
+        return self.put_together() if self.about.world_size == 1 else ""
+
+    def put_together(self) -> str:
+        """Write `.metadata` and the manifest from the parts of all ranks, to the disk, on rank 0.
+
+        Return why it has failed, or "".
+        """
+        ranks = range(self.about.world_size)
+        try:
+            parts = [_read_part(self.folder, rank, self.token) for rank in ranks]
+            self.planned.write_metadata(parts)
+            files = {name: each for own in parts for name, each in own["files"].items()}
+            files[METADATA] = facts(self.folder / METADATA)
+            replace(self.about, files=files).write(self.folder)
+            for rank in ranks:
+                part_path(self.folder, rank).unlink()
+            sync(self.folder)
+        except Exception as error:
+            return reason(error, self.folder)
         return ""
 
     def staged(self) -> tuple["Job", list[torch.Tensor]]:
         """Return the job as the writer gets it, and the tensors, which it finds in its memory."""
         values: dict[MetadataIndex, Any] = {}
         tensors: dict[MetadataIndex, torch.Tensor] = {}
-        for item in self.plan.items:
+        for item in self.planned.plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 value = self.planner.state_dict[item.index.fqn]
                 values[item.index] = value if type(value) in _PLAIN else self.planner.pickled(value)
@@ -176,8 +216,7 @@ class Job:
             else:
                 values[item.index] = tensor.cpu()
         values |= zip(tensors, places([*tensors.values()]), strict=True)
-        plan = replace(self.plan, planner_data=None)  # only rank 0 needs it, and has it
-        return replace(self, plan=plan, planner=Staged(values)), [*tensors.values()]
+        return replace(self, planner=Staged(values)), [*tensors.values()]
 
 
 class Staged(Planner):
@@ -205,7 +244,7 @@ def part_path(folder: Path, rank: int) -> Path:
     return folder / f".part-{rank}"
 
 
-def read_part(folder: Path, rank: int, token: str) -> dict[str, Any]:
+def _read_part(folder: Path, rank: int, token: str) -> dict[str, Any]:
     """Return the files and the places of a rank's part; an OSError if it is not there."""
     path = part_path(folder, rank)
     with open_regular(path, parts=0) as file:

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -28,7 +28,6 @@ from hpctrain import marks
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.readers import Readers
-from hpctrain.checkpoint.saving import part
 from hpctrain.checkpoint.saving.late_copy import CHANGED
 from hpctrain.checkpoint.saving.part import Job, Planned, Planner, reason
 from hpctrain.checkpoint.saving.writer import Writer
@@ -51,16 +50,14 @@ _SHOWN = 3  # ranks that have failed
 class Save:
     """A save that is under way, or was committed.
 
-    `manifest` lacks the files, and `best` is the step of the best checkpoint, which stays.
+    `best` is the step of the best checkpoint, which stays.
     """
 
-    manifest: Manifest
     best: int
-    planned: Planned
     job: Job
     again: Callable[[], str]  # writes this rank's part, and returns why it has failed
     error: str | None = None  # why this rank has failed, "" if not; None while its writer writes
-    complete: bool = False  # on rank 0: all but its name is there
+    complete: bool = False  # on rank 0: it was put together
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
     began: float = field(default_factory=time.monotonic)
@@ -139,19 +136,20 @@ class Saves:
             raise StorageError(f"{run} is gone, so no checkpoint can be written")
         epochs.end_if_over(run, self._ranks.attempt_key)
         planner.set_up_planner(state, is_coordinator=self._ranks.is_main)
-        layout, planned = planner.layout, Planned(temporary)
+        layout = planner.layout
         # One that has died in between may have left parts, so the folder is removed before this.
         known = objects.all_gather([secrets.token_hex(8), layout == self._layout])
         if all(same for _, same in known):
-            planned.plan, planned.metadata = self._planned.plan, self._planned.metadata
+            self._planned.reset(temporary)
         else:
+            self._planned = Planned(temporary)
             try:
-                dcp.save(state, storage_writer=planned, planner=planner)
+                dcp.save(state, storage_writer=self._planned, planner=planner)
             except (OSError, dcp.api.CheckpointException) as error:
                 raise self._unwritten(about.step, reason(error, temporary)) from error
-        self._layout, self._planned = layout, planned
-        job = Job(temporary, self._ranks.rank, known[0][0], planned.plan, planner)
-        save = Save(about, best, planned, job, job.write)
+            self._layout = layout
+        job = Job(temporary, self._ranks.rank, known[0][0], about, self._planned, planner)
+        save = Save(best, job, job.write, complete=about.world_size == 1)
         if stage and self.writer is not None and (again := self.writer.stage(job, storages)):
             save.again = again
         else:
@@ -217,7 +215,7 @@ class Saves:
             if not reasons:
                 self._end(save)
                 return
-            failed = self._unwritten(save.manifest.step, reasons)
+            failed = self._unwritten(save.job.about.step, reasons)
             if CHANGED in reasons:  # there is no whole copy
                 log.warning("%s; the next step is saved instead", failed)
                 self.under_way, self.owed = None, True
@@ -242,7 +240,7 @@ class Saves:
                 error = why
             time.sleep(_RESCUE_PAUSE_S)
         if error:
-            log.warning("%s", self._unwritten(save.manifest.step, error))
+            log.warning("%s", self._unwritten(save.job.about.step, error))
 
     def close(self) -> None:
         """End the writer, and what is removed."""
@@ -274,7 +272,7 @@ class Saves:
 
     def _end(self, save: Save) -> None:
         self.under_way = None
-        self.committed.append(save.manifest)
+        self.committed.append(save.job.about)
         # A save that stops the training takes as long as one in the background, not as its copy.
         marks.took(marks.SAVE, time.monotonic() - save.began)
 
@@ -282,12 +280,12 @@ class Saves:
         """Let rank 0 commit a save whose parts are written; return why it has failed, or ""."""
         if save.committed or not self._ranks.is_main:
             return ""
-        folder, final = save.job.folder, self.path(save.manifest.step)
+        folder, final = save.job.folder, self.path(save.job.about.step)
         epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
+        if not save.complete and (error := save.job.put_together()):
+            return error
+        save.complete = True
         try:
-            if not save.complete:
-                self._put_together(save)
-                save.complete = True
             if folder.is_dir():  # else it was renamed, and what followed has failed
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
@@ -299,18 +297,6 @@ class Saves:
             return reason(error, folder)
         save.committed = True
         return ""
-
-    def _put_together(self, save: Save) -> None:
-        """Write `.metadata` and the manifest from the parts of all ranks, to the disk."""
-        folder, ranks = save.job.folder, range(self._ranks.world_size)
-        parts = [part.read_part(folder, rank, save.job.token) for rank in ranks]
-        save.planned.write_metadata(parts)
-        files = {name: each for own in parts for name, each in own["files"].items()}
-        files[part.METADATA] = part.facts(folder / part.METADATA)
-        replace(save.manifest, files=files).write(folder)
-        for rank in ranks:
-            part.part_path(folder, rank).unlink()
-        sync(folder)
 
     def _remove_old(self, best: int) -> None:
         needed = {self.path(step) for step in (*self._readers.needed(), *self._kept)}

@@ -104,8 +104,6 @@ class NoMeter:
     def begin(self, *_: Any) -> None:
         pass
 
-    waited = begin
-
     after_step = load_state_dict = close = begin
 
 

@@ -131,8 +131,6 @@ class RunParts:
     def _go_on_saving(self, *, wait: bool = False) -> None:
         """Go on with a checkpoint that is written in the background; `wait` until it is there."""
         saves = self.checkpointer.saves
-        self.meter.waited(saves.waited_s)
-        saves.waited_s = 0.0
         if saves.under_way is not None:
             spent = partial(self.meter.spent, "checkpoint")
             if wait:

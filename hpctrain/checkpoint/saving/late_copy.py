@@ -4,10 +4,9 @@
             states of the optimizer are left to a thread, or to a stream of the GPU
     step    forward ── backward ── wait for the rest of the copy ── optimizer
 
-As a rule only the optimizer changes these tensors, but a model may do so in its forward pass, as
-`nn.Embedding(max_norm=1.0)` does. So the first save copies all at once, and the step after it shows
-which tensors have the same bits until its optimizer. One that changes in a later step is seen by
-its version counter; then the save is given up, and the step is followed by another one.
+A model may change parameters in its forward pass, as `nn.Embedding(max_norm=1.0)` does. So the
+first save copies all at once, and the step after it shows which tensors keep their bits until its
+optimizer. One that changes in a later step is seen by its version; that save is given up.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,41 +20,27 @@ CHANGED = "the model has changed a parameter in its forward pass, while it was c
 
 
 class LateCopy:
-    """Copies tensors of one save at a time.
-
-    Attributes:
-        torn: Whether a tensor was changed while the last copy was made; known after `settle`.
-    """
+    """Copies tensors of one save at a time; `torn` if one was changed meanwhile."""
 
     def __init__(self) -> None:
         self.torn = False
         self._steady: set[int] | None = None  # addresses; None until a step has shown them
         self._sums: list[tuple[torch.Tensor, int]] = []  # before that step
         self._copied: list[tuple[torch.Tensor, tuple[int, int]]] = []
-        self._thread: Thread | None = None
+        self._thread = Thread()
         self._event: torch.cuda.Event | None = None
         self._then: Callable[[], None] | None = None
 
-    def chosen(
-        self, tensors: Sequence[torch.Tensor], storages: Collection[int], *, pinned: bool
-    ) -> list[bool]:
-        """Return which tensors are copied late: none at the first call, which watches them.
-
-        They lie in `storages`, the addresses of what a forward pass leaves as it is. A GPU copies
-        beside its work only to `pinned` memory.
-        """
+    def chosen(self, tensors: Sequence[torch.Tensor], storages: Collection[int]) -> list[bool]:
+        """Return which of the tensors, all in `storages` or not, are copied late: at first none."""
         able = [t.untyped_storage().data_ptr() in storages and _can_be_summed(t) for t in tensors]
         pairs = [*zip(tensors, able, strict=True)]
         if self._steady is None:
             self._sums = [(tensor, _sum(tensor)) for tensor, is_able in pairs if is_able]
-            return [False] * len(tensors)
-        return [
-            is_able and tensor.data_ptr() in self._steady and (pinned or not tensor.is_cuda)
-            for tensor, is_able in pairs
-        ]
+        return [is_able and t.data_ptr() in (self._steady or ()) for t, is_able in pairs]
 
     def begin(self, pairs: Sequence[Pair], then: Callable[[], None]) -> None:
-        """Begin to copy tensors to places in memory of the host, and call `then` after it."""
+        """Begin to copy tensors to memory of the host, pinned for a GPU; call `then` after it."""
         self.torn, self._copied = False, [(tensor, _mark(tensor)) for _, tensor in pairs]
         if on_gpu := [pair for pair in pairs if pair[1].is_cuda]:
             stream = torch.cuda.Stream()
@@ -66,23 +51,16 @@ class LateCopy:
             # A thread that asks a GPU would disturb a graph that the training captures.
             self._event, self._then, then = stream.record_event(), then, lambda: None
         here = [pair for pair in pairs if not pair[1].is_cuda]
-        if not here:
-            then()
-            return
         self._thread = Thread(target=self._copy, args=(here, then), name="hpctrain-copy")
         self._thread.start()
 
     def _copy(self, pairs: Sequence[Pair], then: Callable[[], None]) -> None:
         try:
-            torch._foreach_copy_([place for place, _ in pairs], [tensor for _, tensor in pairs])
+            if pairs:
+                torch._foreach_copy_([place for place, _ in pairs], [own for _, own in pairs])
         except RuntimeError:  # its memory was freed
             self.torn = True
         then()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether `settle` has something to do."""
-        return bool(self._copied or self._sums)
 
     def is_done(self) -> bool:
         """Return whether all is copied, and `settle` has seen that nothing was changed."""
@@ -99,13 +77,12 @@ class LateCopy:
             same = [tensor for tensor, before in self._sums if _sum(tensor) == before]
             self._steady, self._sums = {tensor.data_ptr() for tensor in same}, []
         if self._copied:
-            if self._thread is not None:
-                self._thread.join()
+            self._thread.join()
             if self._event is not None:
                 torch.cuda.current_stream().wait_event(self._event)
             self.torn |= any(_mark(tensor) != mark for tensor, mark in self._copied)
             self._steady = set() if self.torn else self._steady
-            self._copied, self._thread = [], None
+            self._copied = []
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
@@ -113,8 +90,8 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _can_be_summed(tensor: torch.Tensor) -> bool:
-    aligned = tensor.data_ptr() % 8 == tensor.nbytes % 8 == 0
-    return tensor.is_contiguous() and aligned and tensor.nbytes > 0 and not tensor.is_inference()
+    aligned = tensor.data_ptr() % 8 == tensor.nbytes % 8 == 0 < tensor.nbytes
+    return aligned and tensor.is_contiguous() and not tensor.is_inference()
 
 
 def _sum(tensor: torch.Tensor) -> int:

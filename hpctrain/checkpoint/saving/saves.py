@@ -10,6 +10,7 @@ its part once more, by itself and from the same copy; if that fails as well, it 
 """
 
 import logging
+import math
 import pickle
 import secrets
 import shutil
@@ -42,6 +43,7 @@ from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _RESCUE_S, _RESCUE_PAUSE_S = 30.0, 0.2  # for the parts of other ranks, after an error
+_LEAST_RATE = 20e6  # bytes/s: after an error nobody waits for a slower disk, which may hang
 _LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
 
@@ -73,7 +75,6 @@ class Saves:
         under_way: The save that has begun and is not committed, if there is one on all ranks.
         writer: The writer of this rank; without one its part is written while it waits.
         owed: Whether a save was given up, so that the next step is to be saved; alike on all ranks.
-        waited_s: How long steps have waited for copies, until somebody takes it.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Saves:
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
         self.writer: Writer | None = None
-        self.owed, self.waited_s = False, 0.0
+        self.owed = False
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step, whether it exists or not."""
@@ -163,11 +164,8 @@ class Saves:
 
     def settle(self) -> None:
         """Wait for what is still copied; a step calls this before it changes the state."""
-        if self.writer is not None and self.writer.late.is_waiting:
-            marks.go_on()
-            began = time.monotonic()
+        if self.writer is not None:
             self.writer.late.settle()
-            self.waited_s += time.monotonic() - began
 
     def flags(self) -> list[float]:
         """Return this rank's part of the reduction: writes, has failed, has to commit."""
@@ -234,7 +232,9 @@ class Saves:
         save, self.under_way = self.under_way, None
         if save is None or save.committed:
             return
-        error, until = self._wait(save), time.monotonic() + _RESCUE_S
+        staged = 0 if self.writer is None else self.writer.nbytes
+        error = self._wait(save, _RESCUE_S + staged / _LEAST_RATE)
+        until = time.monotonic() + _RESCUE_S
         while not error and (why := self._commit(save)):
             if time.monotonic() > until:
                 error = why
@@ -253,9 +253,12 @@ class Saves:
             save.error = self.writer.error
         return save.error
 
-    def _wait(self, save: Save) -> str:
+    def _wait(self, save: Save, limit_s: float = math.inf) -> str:
         self.settle()
+        until = time.monotonic() + limit_s
         while (error := self._error(save)) is None:
+            if time.monotonic() > until:
+                return f"it is not on the disk after {limit_s:.0f} s"
             time.sleep(_LOOK_S)
         return error
 

@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from hpctrain.checkpoint.saving.late_copy import CHANGED, LateCopy
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
@@ -64,8 +66,9 @@ class Writer:
             return None
         memory = self._memory.bytes()
         pairs = [*zip([place.within(memory) for place in placed], tensors, strict=True)]
-        late = self.late.chosen(tensors, storages, pinned=self._memory.is_pinned)
-        marked = [*zip(pairs, late, strict=True)]
+        # A GPU copies beside its work only to pinned memory.
+        storages = storages if self._memory.is_pinned or not torch.cuda.is_initialized() else ()
+        marked = [*zip(pairs, self.late.chosen(tensors, storages), strict=True)]
         self._memory.put([pair for pair, is_late in marked if not is_late], begin, content)
         self._memory.report = None
         then = partial(self._tell, begin, length)
@@ -75,13 +78,13 @@ class Writer:
     def _tell(self, begin: int, length: int) -> None:
         """Let the process do the job that lies there."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # `error` tells that it is dead
+        with suppress(BrokenPipeError, ValueError):  # `error` tells that it is dead
             self.process.stdin.write(f"{begin} {length}\n".encode())
             self.process.stdin.flush()
 
     def _has_room(self, size: int) -> bool:
         """Make the memory as large as that; return False, and say why, if it cannot be."""
-        if len(self._memory.bytes()) >= size:
+        if self.nbytes >= size:
             return True
         why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
         try:
@@ -95,6 +98,11 @@ class Writer:
             log.warning("saves stop the training: a copy takes %s (%s)", readable(size), why)
         self._said = why
         return False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the memory."""
+        return len(self._memory.bytes())
 
     @property
     def error(self) -> str | None:
@@ -112,7 +120,10 @@ class Writer:
         if self.process.poll() is not None:
             self.close()
             log.warning("the process that writes checkpoints was killed; it is started again")
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # it is tried again before the next save
+                log.warning("it cannot be started: %s", error)
 
     def close(self) -> None:
         """End the process after its last job; one that was never asked may still be starting."""

@@ -76,7 +76,7 @@ class Meter:
         self._blocked = BlockedClock(self._on_gpu) if account.devices > 1 else None
         self._given: list[tuple[int, Step]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
-        self._checkpoint_s = self._evaluation_s = self._asleep_s = self._copy_s = 0.0
+        self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
         self._paused, self._recorded = False, -float("inf")
 
     def begin(self, step: int) -> None:
@@ -120,12 +120,6 @@ class Meter:
                 self._record()
             elif part == "evaluation":
                 self._evaluation_s = took
-
-    def waited(self, seconds: float) -> None:
-        """Count seconds of a step in which it has waited for the copy of a checkpoint."""
-        self._copy_s += seconds
-        self._checkpoint_s += seconds
-        self._account.move("checkpoint", seconds)
 
     def report(self, counts: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the steps since the last report; all ranks call this together.
@@ -235,11 +229,9 @@ class Meter:
             self._account.move("compile", took.compiled)
         # A compiler that this thread waits for is no other rank.
         if self._measures_communication and not took.compiled:
-            known = took.worked + took.waited + took.blocked + after + self._copy_s
-            asleep = max(0.0, took.at - known)
+            asleep = max(0.0, took.at - took.worked - took.waited - took.blocked - after)
             self._asleep_s += asleep
             self._account.move("communication", asleep)
-        self._copy_s = 0.0
 
     def _count_samples(self) -> None:
         for consumed, given in self._given:

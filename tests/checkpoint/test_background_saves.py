@@ -6,22 +6,27 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
+from hpctrain.checkpoint.saving.late_copy import CHANGED, LateCopy
 from hpctrain.errors import StorageError
 from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
 from hpctrain.step_names import step_name, step_of
+from hpctrain.tasks import Classification
 from hpctrain.training.hooks import Hook, Hooks, RunState
 from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
@@ -115,6 +120,111 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
     found, other = Manifest.read(saved.path(1)), Manifest.read(tmp_path / "waited")
     assert found.progress == other.progress == {"step": 1, "metrics": {"x": 1.5}}
     assert [each.step for each in saved.saves.committed] == [1, 1]
+    saved.saves.close()
+
+
+def both_ways(saved: Checkpointer, number: int, aside: Path) -> dict[str, bytes]:
+    """Save a step while the training waits, put that aside, and begin the same in the background.
+
+    Return the content of the first one.
+    """
+    random = torch.get_rng_state()
+    saved.save(number, {})
+    os.rename(saved.path(number), aside)
+    torch.set_rng_state(random)
+    saved.save(number, {}, background=True)
+    return contents(aside)
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a copy begin only when somebody waits for it."""
+    waits, copy, settle = threading.Event(), LateCopy._copy, LateCopy.settle
+
+    def late(self: LateCopy, pairs: Any, *args: Any) -> None:
+        if pairs:
+            waits.wait()
+        copy(self, pairs, *args)
+
+    def settled(self: LateCopy) -> None:
+        waits.set()
+        settle(self)
+        waits.clear()
+
+    monkeypatch.setattr(LateCopy, "_copy", late)
+    monkeypatch.setattr(LateCopy, "settle", settled)
+
+
+@pytest.mark.usefixtures("lazy")
+def test_the_optimizer_waits_for_what_is_copied_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = list[int]()
+    save = dcp.save
+    monkeypatch.setattr(dcp, "save", lambda *a, **b: (planned.append(1), save(*a, **b)))
+    step = make()
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    saved.save(1, {}, background=True)
+    go_on(step, saved)
+    saved.save(2, {}, background=True)  # with the optimizer's state, which was made by then
+    go_on(step, saved)
+    assert len(planned) == 2
+    waited = both_ways(saved, 3, tmp_path / "waited")
+    assert len(planned) == 2, "the plan of the save before is used again"
+    assert saved.saves.writer is not None
+    assert len(saved.saves.writer.late._copied) == 3 * len(step.model.parameters), "and moments"
+    before = weights(step)
+    step(batch(8), 1e-2)
+    assert not torch.equal(weights(step), before)
+    saved.saves.finish()
+    assert contents(saved.path(3)) == waited != {}
+    assert not damage(saved.path(3))
+    saved.saves.close()
+
+
+class Changing(nn.Module):
+    """Changes one parameter in each forward pass, and others when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.own = nn.Linear(64, 10), nn.Parameter(torch.ones(10))
+        self.all = False
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.own.data.mul_(0.5)
+        if self.all:
+            with torch.no_grad():
+                self.layer.weight.clamp_(-0.01, 0.01)
+        found: torch.Tensor = self.layer(image.flatten(1).float()) * self.own
+        return found
+
+
+@pytest.mark.usefixtures("lazy")
+def test_what_a_forward_pass_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = alone(module := Changing())
+    optimizer = torch.optim.SGD(model.parameters, lr=0.1)
+    step = TrainStep(model, Classification(), optimizer, clip_norm=None, stop=Stop())
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    saved.save(1, {}, background=True)
+    go_on(step, saved)
+    waited = both_ways(saved, 2, tmp_path / "waited")
+    assert saved.saves.writer is not None
+    late = {tensor.data_ptr() for tensor, _ in saved.saves.writer.late._copied}
+    assert late == {module.layer.weight.data_ptr(), module.layer.bias.data_ptr()}
+    go_on(step, saved)
+    assert contents(saved.path(2)) == waited != {}
+    module.all = True
+    saved.save(3, {}, background=True)
+    with caplog.at_level(logging.WARNING):
+        go_on(step, saved)
+    assert saved.saves.owed
+    assert f"({CHANGED}); the next step is saved instead" in caplog.text
+    waited = both_ways(saved, 4, tmp_path / "again")
+    go_on(step, saved)
+    assert contents(saved.path(4)) == waited
+    assert not saved.saves.owed
+    assert [step_of(path) for path in checkpoints(saved.saves.folder)] == [4, 2]
     saved.saves.close()
 
 

@@ -5,8 +5,8 @@
     step    forward ── backward ── wait for the rest of the copy ── optimizer
 
 A model may change parameters in its forward pass, as `nn.Embedding(max_norm=1.0)` does. So the
-first save copies all at once, and the step after it shows which tensors keep their bits until its
-optimizer. One that changes in a later step is seen by its version; that save is given up.
+first save of a tensor copies it at once, and the step after it shows whether it keeps its bits
+until the optimizer. One that changes in a later step is seen by its version; that save is given up.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,7 @@ class LateCopy:
 
     def __init__(self) -> None:
         self.torn = False
-        self._steady: set[int] | None = None  # addresses; None until a step has shown them
+        self._steady: dict[int, bool] = {}  # by address, what a step has shown
         self._sums: list[tuple[torch.Tensor, int]] = []  # before that step
         self._copied: list[tuple[torch.Tensor, tuple[int, int]]] = []
         self._thread = Thread()
@@ -32,12 +32,12 @@ class LateCopy:
         self._then: Callable[[], None] | None = None
 
     def chosen(self, tensors: Sequence[torch.Tensor], storages: Collection[int]) -> list[bool]:
-        """Return which of the tensors, all in `storages` or not, are copied late: at first none."""
+        """Return which tensors, in `storages` or not, are copied late: none at its first save."""
         able = [t.untyped_storage().data_ptr() in storages and _can_be_summed(t) for t in tensors]
         pairs = [*zip(tensors, able, strict=True)]
-        if self._steady is None:
-            self._sums = [(tensor, _sum(tensor)) for tensor, is_able in pairs if is_able]
-        return [is_able and t.data_ptr() in (self._steady or ()) for t, is_able in pairs]
+        new = [t for t, is_able in pairs if is_able and t.data_ptr() not in self._steady]
+        self._sums = [(tensor, _sum(tensor)) for tensor in new]
+        return [is_able and self._steady.get(t.data_ptr(), False) for t, is_able in pairs]
 
     def begin(self, pairs: Sequence[Pair], then: Callable[[], None]) -> None:
         """Begin to copy tensors to memory of the host, pinned for a GPU; call `then` after it."""
@@ -73,15 +73,15 @@ class LateCopy:
 
     def settle(self) -> None:
         """Let what changes the tensors wait for the copy, if there is one."""
-        if self._sums:
-            same = [tensor for tensor, before in self._sums if _sum(tensor) == before]
-            self._steady, self._sums = {tensor.data_ptr() for tensor in same}, []
+        self._steady |= {t.data_ptr(): _sum(t) == before for t, before in self._sums}
+        self._sums = []
         if self._copied:
             self._thread.join()
             if self._event is not None:
                 torch.cuda.current_stream().wait_event(self._event)
             self.torn |= any(_mark(tensor) != mark for tensor, mark in self._copied)
-            self._steady = set() if self.torn else self._steady
+            if self.torn:
+                self._steady = dict.fromkeys(self._steady, False)
             self._copied = []
 
 

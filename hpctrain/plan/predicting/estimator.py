@@ -114,19 +114,19 @@ class Estimator:
         if self.calibration is not None:
             time = None if time is None else self.calibration.time(time)
             memory = self.calibration.bytes(memory)
+        limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
+        ranks, saves = launch.tasks_per_node, layout.config.checkpoint
+        whole = self.checkpoint_bytes(layout.config)
+        copy, kept = whole / layout.nodes, ranks * memory.host
+        staged = staged_bytes(copy, kept, ranks, saves.staging_gb, launch.mem_gb)
         losses = None
         if self.failures is not None and time is not None:
-            saves = layout.config.checkpoint
             by_time = math.ceil(saves.every_s / time.step_s) if saves.every_s else None
             losses = self.failures.losses(
-                *(layout.nodes, self.checkpoint_bytes(layout.config), time.step_s),
-                self.budget.steps,
+                *(layout.nodes, whole, time.step_s, self.budget.steps),
                 min(filter(None, (saves.every_steps, by_time)), default=None),
+                background=staged > 0,
             )
-        limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
-        ranks = launch.tasks_per_node
-        copy, kept = self.checkpoint_bytes(layout.config) / layout.nodes, ranks * memory.host
-        staged = staged_bytes(copy, kept, ranks, layout.config.checkpoint.staging_gb, launch.mem_gb)
         fit = worst(
             on_gpu(memory.total, limit, complete=memory.activations is not None),
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),

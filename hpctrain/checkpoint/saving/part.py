@@ -172,7 +172,7 @@ class Job:
             storage = writer.write_data(self.planned.plan, self.planner).value()
             places = {each.index: each.storage_data for each in storage}
             part = {"token": self.token, "files": files.facts, "storage": places}
-            path = part_path(self.folder, self.rank)
+            path = _part_path(self.folder, self.rank)
             unfinished = path.with_suffix(".tmp")
             unfinished.write_bytes(pickle.dumps(part))
             unfinished.rename(path)
@@ -193,7 +193,7 @@ class Job:
             files[METADATA] = facts(self.folder / METADATA)
             replace(self.about, files=files).write(self.folder)
             for rank in ranks:
-                part_path(self.folder, rank).unlink()
+                _part_path(self.folder, rank).unlink()
             sync(self.folder)
         except Exception as error:
             return reason(error, self.folder)
@@ -239,14 +239,14 @@ class Staged(Planner):
         return io.BytesIO(value if isinstance(value, bytes) else self.pickled(value))
 
 
-def part_path(folder: Path, rank: int) -> Path:
+def _part_path(folder: Path, rank: int) -> Path:
     """Return the file in which a rank says that it has written its part."""
     return folder / f".part-{rank}"
 
 
 def _read_part(folder: Path, rank: int, token: str) -> dict[str, Any]:
     """Return the files and the places of a rank's part; an OSError if it is not there."""
-    path = part_path(folder, rank)
+    path = _part_path(folder, rank)
     with open_regular(path, parts=0) as file:
         found = Unpickler(file).load()
     if not isinstance(found, dict) or found.get("token") != token:

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -144,8 +144,9 @@ class Saves:
         known = objects.all_gather([secrets.token_hex(8), plan == self._plan])
         try:
             if all(is_same for _, is_same in known):
-                self.folder.mkdir(exist_ok=True)
                 self._planned.reset(temporary)
+                with suppress(OSError):  # else the job says why
+                    temporary.mkdir(parents=True, exist_ok=True)
             else:
                 planned = Planned(temporary)
                 dcp.save(state, storage_writer=planned, planner=planner)

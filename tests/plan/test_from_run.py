@@ -62,8 +62,8 @@ def test_the_saves_and_the_start_of_a_run_tell_what_failures_cost(run: Path) -> 
     assert (asked.rate, asked.restart_s) == (1e6, 3600)  # its saves are too small to tell
     assert "1 MB/s (doctor); the next start is after 60.0 min (--restart)" in asked.text
     one, other = (found.losses(4, 2e12, 1.0, None, 600, background=b) for b in (False, True))
-    assert other.save_s == pytest.approx(one.save_s / 10)
-    assert other.restart_s == pytest.approx(one.restart_s + 2 * one.save_s)
+    assert other.save_s == pytest.approx(one.save_s / 5)
+    assert other.restart_s == pytest.approx(one.restart_s + 2.5 * one.save_s)
     assert other.lost < one.lost
     assert other.every_steps < one.every_steps
 

@@ -5,7 +5,6 @@ import logging
 import os
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,7 +210,7 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
     before = list(logging.getLogger().handlers)
 
     def attempt(rank: int, error: Exception) -> None:
-        with kept(run / "logs", RankInfo("torchrun", rank, rank, 0, 4, 4)):
+        with kept(run / "logs", RankInfo("torchrun", rank, rank, world_size=4, local_world_size=4)):
             logging.getLogger("anywhere").warning("a line")
             raise error
 
@@ -220,9 +219,10 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
             attempt(rank, ValueError(text))
     with pytest.raises(ConfigError):
         attempt(2, ConfigError("KEY=1: wrong"))
-    slurm = RankInfo("slurm", 3, 3, 0, 4, 4)
-    single = replace(slurm, launcher="single")
-    with kept(run / "logs", slurm), kept(run / "absent" / "logs", single):
+    with (
+        kept(run / "logs", RankInfo("slurm", 3, 3, world_size=4, local_world_size=4)),
+        kept(run / "absent" / "logs", RankInfo("single")),
+    ):
         assert logging.getLogger().handlers == before
     assert logging.getLogger().handlers == before
     logs = rank_logs(Facts.read(run))

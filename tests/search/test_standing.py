@@ -68,7 +68,7 @@ def test_status_of_a_search_that_goes_on(
     assert words(text)[3:5] == [["2", "30", "4", "1", "3", "0.033333"], ["3", "90", "1"]]
     assert words(text)[7][2] == "promoted"
     assert "No worker runs: the same command goes on; the logs of its workers: " in text
-    # A worker holds the lock of trial 5; that of trial 4 is on a host whose locks are not seen.
+    # Workers hold the locks of trials 4 and 5.
     (sweep / "trials").mkdir()
     for number in (5, 4):
         run = tmp_path / f"digits-{number:08d}"
@@ -76,8 +76,9 @@ def test_status_of_a_search_that_goes_on(
         content["attempts"][-1] |= {"host": "n7"}
         (run / "run.json").write_text(json.dumps(content))
         (run / "progress.json").write_text(json.dumps({"step": 41, "time": time.time()}))
-    with open(sweep / "trials" / "5", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(sweep / "trials" / "4", "w") as four, open(sweep / "trials" / "5", "w") as five:
+        fcntl.flock(four, fcntl.LOCK_EX)
+        fcntl.flock(five, fcntl.LOCK_EX)
         text = shown(capsys, status, "--dir", tmp_path, "2026")
     rows = words(text)
     assert rows[2:5] == [

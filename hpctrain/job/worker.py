@@ -81,11 +81,14 @@ def _follow(folder: Path, ranks: RankInfo) -> int:
 
 
 def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
+    def stopped() -> bool:
+        return bool(signals.noted or stop_request.read(folder))
+
     code = 0
-    while not (code or signals.noted):
+    while not (code or stopped()):
         epochs.end_if_over(folder, ranks.attempt_key)
         with pieces.signs(folder):
-            piece = worker.next(lambda: bool(signals.noted))
+            piece = worker.next(stopped)
         if piece is None:
             break
         code = _train(worker, piece, folder, ranks)
@@ -131,6 +134,8 @@ def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
     if not can_go_on:
         log.error("CUDA cannot be used any more in this process: the ranks are started again")
         return _TERMINATED
+    if stop_request.read(folder):  # the worker was cancelled: the trial waits for another command
+        stop_request.clear(run.path)
     # The run was cancelled, and not the job.
     return 0 if code and stop_request.read(run.path) else code
 

@@ -10,6 +10,7 @@ GPUs count their ranks, in rank-hours.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, eta_s, judge
 from hpctrain.slurm.allocations import allocations
 
+log = logging.getLogger(__name__)
 _FILE = "budget.json"
 BY_LIMIT = "like no measured run, so with their time limit"
 _LOCK_S = 120.0  # a worker reads run directories and calls sacct while it holds the lock
@@ -224,20 +226,24 @@ def may_begin(
     """
     if Budget.of(sweep) is None:
         return "yes"
-    with file_lock(sweep / f".{_FILE}.lock", patience(_LOCK_S, str(sweep / _FILE), nap=0.2)):
-        if (budget := Budget.of(sweep)) is None:  # another command has just removed it
-            return "yes"
-        like_runs.forget()
-        share = Share.of(load(run / "config.yaml"))
-        pieces = {job: piece for job, piece in budget.pieces.items() if job != worker}
-        budget = replace(budget, shares={**budget.shares, str(run): share}, pieces=pieces)
-        standing, hours = budget.standing(sweep), budget.needs(run, until)
-        fits = hours <= standing.left
-        if fits:
-            end = time.time() + 3600 * hours / share.devices
-            pieces[worker] = Piece(devices=share.devices, end=end)
-        budget.write(sweep)
-        return "yes" if fits else "later" if standing.coming else "never"
+    try:
+        with file_lock(sweep / f".{_FILE}.lock", patience(_LOCK_S, str(sweep / _FILE), nap=0.2)):
+            if (budget := Budget.of(sweep)) is None:  # another command has just removed it
+                return "yes"
+            like_runs.forget()
+            share = Share.of(load(run / "config.yaml"))
+            pieces = {job: piece for job, piece in budget.pieces.items() if job != worker}
+            budget = replace(budget, shares={**budget.shares, str(run): share}, pieces=pieces)
+            standing, hours = budget.standing(sweep), budget.needs(run, until)
+            fits = hours <= standing.left
+            if fits:
+                end = time.time() + 3600 * hours / share.devices
+                pieces[worker] = Piece(devices=share.devices, end=end)
+            budget.write(sweep)
+            return "yes" if fits else "later" if standing.coming else "never"
+    except TimeoutError as error:  # many workers ask, or sacct is slow
+        log.warning("%s; asking again", error)
+        return "later"
 
 
 def _jobs(facts: Facts) -> list[str]:

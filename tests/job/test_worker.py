@@ -16,6 +16,7 @@ from hpctrain.job import pieces, worker
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
 from tests.job.test_pause import weights
 from tests.made_runs import make_run
@@ -227,3 +228,11 @@ def test_a_rank_ends_when_rank_0_gives_no_sign_of_life(
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(Ended, match="rank 0 gives no sign of life"):
         next(pieces.follow(tmp_path, AttemptKey("7")))
+
+
+def test_a_worker_that_was_cancelled_asks_for_no_more_trials(tmp_path: Path) -> None:
+    stop_request.write(tmp_path, "ann")
+    asked: list[object] = []
+    idle: Any = SimpleNamespace(next=asked.append)
+    assert worker._lead(idle, tmp_path, RankInfo("single", worker=str(tmp_path))) == 0
+    assert asked == []

@@ -105,6 +105,9 @@ def test_the_choice_of_a_job_is_in_its_run_directory(
     assert layout.text.startswith("NVIDIA H100 SXM 80 GB: zero1 on 2 ranks, micro-batches of 32")
     assert load_config(run.config_file, layout.overrides).parallel.zero == 1
     assert (RunDir.of(config, run.data_digest).name, run.config_file.read_bytes()) == (name, frozen)
+    # Who asks for the run again may do so without launch.gpu_type, or with another layout.
+    freeze(config, run, list(WORDS))
+    assert ChosenLayout.of(run.path).text == ""
     # A job on a GPU that is not known has the layout as it was given.
     monkeypatch.setattr(by_kind, "_title", lambda: "NVIDIA X1")
     by_kind.main(["--run", str(run.path)])

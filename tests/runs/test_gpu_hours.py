@@ -13,6 +13,7 @@ from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.sweeps import within_budget
+from hpctrain.lock import file_lock
 from hpctrain.runs import budget
 from hpctrain.runs.budget import Budget, Share, may_begin
 from hpctrain.runs.run_dir import RunDir
@@ -148,6 +149,10 @@ def test_a_worker_begins_nothing_that_cannot_end(
         sweep
     )  # the others are done
     assert may_begin(sweep, third, 50, "3_2") == "never"
+    # Many workers ask, and accounting is slow: this one asks again.
+    monkeypatch.setattr(budget, "_LOCK_S", 0.0)
+    with file_lock(sweep / ".budget.json.lock", lambda: None):
+        assert may_begin(sweep, third, 50, "3_2") == "later"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])

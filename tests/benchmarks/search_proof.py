@@ -1,7 +1,7 @@
 """How much of a full grid a search with rungs trains, and whether it finds the grid's best trial.
 
     python -m hpctrain -m experiment=digits hydra/launcher=submitit_local GRID DIGITS
-    python -m data_prep sample flow data/flow --size 32 --steps 8
+    python -m data_prep sample flow data/flow --size 32 --steps 4
     python -m hpctrain -m experiment=flow hydra/launcher=submitit_local GRID FLOW
     python -m tests.benchmarks.search_proof runs/sweeps/DATE --eta 4 3 --workers 4
 
@@ -10,7 +10,7 @@ GRID    hydra/sweeper=optuna hydra/sweeper/sampler=grid hydra.sweeper.n_trials=2
 DIGITS  hydra.sweeper.rungs=[73,220] train.max_steps=660 train.eval_every=660 metric=val/loss
         optimizer.lr=1e-3,3e-3,1e-2 'model.hidden=[64,64],[128,128],[256,256]'
         model.dropout=0.0,0.1,0.3
-FLOW    hydra.sweeper.rungs=[62,187] train.max_steps=560 train.eval_every=560 hooks=[]
+FLOW    hydra.sweeper.rungs=[31,93] train.max_steps=280 train.eval_every=280 hooks=[]
         optimizer.lr=5e-4,2e-3,8e-3 model.width=8,12,16 'model.modes=[4,4],[8,8],[12,12]'
 
 The last rung is the length of the experiment. The grids were written here before they were trained.

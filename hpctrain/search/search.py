@@ -179,7 +179,11 @@ class Search:
         sampler = studies.sampler(self._settings.sampler, 0)
         study = optuna.create_study(direction=self._settings.direction, sampler=sampler)
         while True:
-            yield study.ask(self._space).params
+            try:
+                yield study.ask(self._space).params
+            except ValueError as error:  # a grid of an interval
+                target = self._settings.sampler["_target_"]
+                raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
 
     def _show(self, config: Config, folder: Path) -> None:
         """Show what `launch.dry_run` asks for: the first trials, and the script of the workers."""

@@ -1,4 +1,4 @@
-"""search.json in the folder of a search: which study it is, and what its workers need to go on.
+"""search.json in the folder of a search: what is searched, and what the workers need to go on.
 
 sweeps/2026-01-31_12-00-00/
 search.json    this file
@@ -8,6 +8,9 @@ decision       the lock under which a worker decides what it does next
 trials/7       the lock of trial 7: its owner holds it
 workers/0/     a worker: worker.json, logs/
 workers/array-0/   job.sh, tasks, batch/, job_id: the array of these workers
+
+Optuna's study has the trials and two attributes: `folder`, that of the search, and `ended`, which
+says why the search is over. All else is here.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import msgspec
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError
-from hpctrain.record import Count, Record, read, written
+from hpctrain.record import read, written
+from hpctrain.search.settings import Settings
 from hpctrain.secrets import expand, reference
 
 if TYPE_CHECKING:
@@ -29,22 +33,16 @@ if TYPE_CHECKING:
 _NAME = "search.json"
 
 
-class SearchFile(Record, frozen=True, kw_only=True):
+class SearchFile(Settings, frozen=True, kw_only=True):
     """The content of search.json."""
 
     VERSION: ClassVar[int] = 1
 
     study: str
     storage: str  # the path of the journal, or a URL of Optuna
-    metric: str
-    direction: str
-    n_trials: Count
-    n_jobs: Count = 1
-    max_failure_rate: float = 1.0
-    min_reports: Count = 0
-    since: Count = 0  # the trials of earlier commands, whose failures do not count any more
-    sampler: dict[str, Any] = msgspec.field(default_factory=dict)
-    space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each key
+    uid: str = ""  # of the parent run in MLflow
+    sweeps: dict[str, str] = msgspec.field(default_factory=dict)  # the words of each searched key
+    space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each
     overrides: tuple[str, ...] = ()  # of every trial
     choices: tuple[str, ...] = ()  # the searched keys that choose files, such as `model`
     cwd: str = ""  # where the command was given
@@ -56,9 +54,15 @@ class SearchFile(Record, frozen=True, kw_only=True):
     def of(cls, sweep: Path) -> SearchFile | None:
         """Return the content of search.json; None if the sweep is no search."""
         try:
-            return read(cls, sweep / _NAME)
+            return read(SearchFile, sweep / _NAME)
         except FileNotFoundError:
             return None
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """In words what cannot change in a study."""
+        facts = {"direction": self.direction, "metric": self.metric, "rungs": [*self.rungs]}
+        return {key: f"{key}={value}" for key, value in facts.items()} | self.sweeps
 
     def write(self, sweep: Path) -> None:
         """Write search.json, with references to the secrets of the environment."""
@@ -76,16 +80,14 @@ class SearchFile(Record, frozen=True, kw_only=True):
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            return optuna.load_study(
-                storage=storage_of(expand(self.storage)), study_name=self.study
-            )
+            return optuna.load_study(study_name=self.study, storage=storage_of(self.storage))
         except KeyError as error:
             raise ConfigError(f"{self.storage}: it has no study {self.study}") from error
 
 
 def storage_of(text: str) -> Any:
     """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path."""
-    if "://" in text:
+    if "://" in (text := expand(text)):
         return text
     from hpctrain.search.study_file import study_storage  # it imports Optuna
 

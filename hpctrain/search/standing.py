@@ -214,7 +214,9 @@ class Standing:
     def facts(self) -> dict[str, Any]:
         """Return the search for `print_json`."""
         found, best = self.found, self.best
-        return asdict(found) | {
+        keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "widths", "ended")
+        return {key: getattr(found, key) for key in keys} | {
+            "keys": [*found.space],
             "trials": [asdict(each) | {"state": self.state(each)} for each in found.trials],
             "rungs": self.rungs(),
             "best": None if best is None else best.number,

@@ -15,9 +15,10 @@ import copy
 import functools
 import hashlib
 import itertools
-import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +45,19 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _MOST = 1000  # combinations of choices
+_ALIKE = "launch", "site", "network"
 
 
+@dataclass(frozen=True)
 class Bases:
-    """The composed configs without the searched values, by the searched choices.
+    """The composed configs without the searched values, by a name of the searched choices.
 
     `cwd` is where the command was given: relative paths of a config belong to it.
     """
 
-    def __init__(self, texts: Mapping[str, str], choices: Iterable[str], cwd: str) -> None:
-        self._texts, self.choices, self._cwd = dict(texts), [*choices], cwd
+    texts: Mapping[str, str]
+    choices: Sequence[str]
+    cwd: str
 
     @classmethod
     def of(
@@ -68,66 +72,38 @@ class Bases:
             if isinstance(found, CategoricalDistribution)
             and any(composer.is_choice(f"{key}={value}") for value in found.choices)
         }
-        combinations = list(itertools.islice(itertools.product(*choices.values()), _MOST + 1))
-        if len(combinations) > _MOST:
+        if math.prod(map(len, choices.values())) > _MOST:
             raise ConfigError(
                 f"{' '.join(choices)}: more than {_MOST} combinations of choices; search over "
                 "fewer of them"
             )
-        texts = {}
-        for values in combinations:
+        texts, alike = {}, list[Any]()
+        for values in itertools.product(*choices.values()):
             own = [f"{key}={value}" for key, value in zip(choices, values, strict=True)]
             try:
                 tree = composer([*fixed, *own])
                 texts[_name(own)] = reference(OmegaConf.to_yaml(tree))
+                alike.append(OmegaConf.to_container(OmegaConf.masked_copy(tree, [*_ALIKE])))
             except (HydraException, OmegaConfBaseException) as error:
                 raise ConfigError(explain(error, known_keys())) from error
-        return cls(texts, choices, os.getcwd())
+        for section in _ALIKE:
+            if any(each[section] != alike[0][section] for each in alike):
+                raise ConfigError(
+                    f"{' '.join(choices)}: the choices differ in {section}.*, which a worker has "
+                    "from its start; a search needs the same for all trials"
+                )
+        return cls(texts, [*choices], os.getcwd())
 
     @classmethod
-    def read(cls, folder: Path, choices: Iterable[str], cwd: str) -> Bases:
+    def read(cls, folder: Path, choices: Sequence[str], cwd: str) -> Bases:
         """Return those that `write` has left."""
-        texts = {file.stem: file.read_text() for file in folder.glob("*.yaml")}
-        return cls(texts, choices, cwd)
+        return cls({file.stem: file.read_text() for file in folder.glob("*.yaml")}, choices, cwd)
 
     def write(self, folder: Path) -> None:
         """Write them."""
         folder.mkdir(exist_ok=True)
-        for name, text in self._texts.items():
+        for name, text in self.texts.items():
             write_atomically(folder / f"{name}.yaml", text)
-
-    def check_alike(self) -> None:
-        """Raise a ConfigError if choices differ in what a worker has from its start."""
-        if len(self._texts) == 1:
-            return
-        kinds: dict[str, str] = {}
-        for text in self._texts.values():
-            base: Any = OmegaConf.create(text)
-            for section in ("launch", "site", "network"):
-                value = json.dumps(OmegaConf.to_container(base[section]), sort_keys=True)
-                if kinds.setdefault(section, value) != value:
-                    raise ConfigError(
-                        f"{' '.join(self.choices)}: the choices differ in {section}.*, which a "
-                        "worker has from its start; a search needs the same for all trials"
-                    )
-
-    def config(self, params: Mapping[str, Any]) -> Config:
-        """Return the typed config of a trial; what does not fit is a ConfigError."""
-        given = [f"{key}={value}" for key, value in params.items()]
-        name = _name([f"{key}={params[key]}" for key in self.choices if key in params])
-        if name not in self._texts:
-            raise ConfigError(f"{' '.join(given)}: the search has no base for these choices")
-        values = [
-            quoted(text) for key, text in zip(params, given, strict=True) if key not in self.choices
-        ]
-        try:
-            tree = _tree(self._texts[name])
-            overrides = OverridesParser.create().parse_overrides(values)
-            ConfigLoaderImpl._apply_overrides_to_config(overrides, tree)
-            with _inside(self._cwd):
-                return scaled(from_omegaconf(tree))
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(explain(error, known_keys())) from error
 
     def run(self, params: Mapping[str, Any]) -> tuple[Config, RunDir]:
         """Return the checked config of a trial and its run directory, which need not exist.
@@ -135,16 +111,25 @@ class Bases:
         A config with which no run is possible, or that does not give the metric, is an
         HpctrainError.
         """
-        config = self.config(params)
+        given = {key: f"{key}={value}" for key, value in params.items()}
+        base = self.texts[_name([given[key] for key in self.choices])]
+        values = [quoted(text) for key, text in given.items() if key not in self.choices]
+        try:
+            tree = copy.deepcopy(_parsed(base))
+            overrides = OverridesParser.create().parse_overrides(values)
+            ConfigLoaderImpl._apply_overrides_to_config(overrides, tree)
+            with contextlib.chdir(self.cwd):
+                config = scaled(from_omegaconf(tree))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(explain(error, known_keys())) from error
+        except OSError as error:
+            raise StorageError(
+                f"{error.filename}: {error.strerror} (paths of this search begin in {self.cwd})"
+            ) from error
         run = check(config)
         if missing := list(metrics.problems(config, needed=True)):
             raise ConfigError("\n".join(missing))
         return config, run
-
-
-def _tree(text: str) -> DictConfig:
-    """Return a base to which values can be given."""
-    return copy.deepcopy(_parsed(text))
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,12 +143,3 @@ def _parsed(text: str) -> DictConfig:
 
 def _name(choices: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(choices).encode()).hexdigest()[:8]
-
-
-def _inside(folder: str) -> contextlib.AbstractContextManager[None]:
-    if folder == os.getcwd():
-        return contextlib.nullcontext()
-    try:
-        return contextlib.chdir(folder)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be entered here ({error.strerror})") from error

@@ -17,6 +17,8 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from hpctrain.search.rule import Action, choose
 from hpctrain.search.trials import Found, Trial
 
@@ -25,12 +27,14 @@ def replay(grid: Found, order: list[Trial], workers: int) -> tuple[Trial, int, f
     """Return the trial that wins, the steps of all pieces, and the share of time of no worker."""
     rungs = grid.rungs
     now: dict[int, Trial] = {}
-    found = replace(grid, trials=(), ended="", widths=(1,) * len(rungs), n_trials=len(order))
+    found = structs.replace(
+        grid, trials=(), ended="", widths=(1,) * len(rungs), n_trials=len(order)
+    )
     free, clock, spent, idle = workers, 0, 0, 0
     busy: list[tuple[int, int]] = []  # the time of the end of a piece, and its trial
     while True:
         while free:
-            found = replace(found, trials=tuple(now[number] for number in sorted(now)))
+            found = structs.replace(found, trials=tuple(now[number] for number in sorted(now)))
             choice = choose(found, 1)
             if choice.action is Action.END:
                 assert found.best is not None
@@ -78,7 +82,7 @@ def main() -> None:
     print(f"{len(trials)} trials, rungs {grid.rungs}, best {grid.metric}={best.values[last]:.6g}")
     for eta in options.eta:
         for noise in options.noise:
-            told = replace(grid, etas=(eta,) * (len(grid.rungs) - 1))
+            told = structs.replace(grid, etas=(eta,) * (len(grid.rungs) - 1))
             shares, idle, ranks, values, hits = [], [], [], [], 0
             for seed in range(options.seeds):
                 draws = random.Random(seed)

@@ -42,10 +42,10 @@ def test_a_study_does_not_change_what_it_searches(
         (["seed=range(0,8)"], "this study has seed=range(0,9) (now seed=range(0,8))"),
         (
             ["seed=range(0,9)", "hydra.sweeper.rungs=[1,4]"],
-            "has rungs: [1, 3, 9], and now [1, 4, 9]",
+            "has rungs=[1, 3, 9] (now rungs=[1, 4, 9])",
         ),
-        (["seed=range(0,9)", "hydra.sweeper.direction=minimize"], "has direction: maximize"),
-        (["seed=range(0,9)", "metric=val/loss"], "has metric: val/accuracy, and now val/loss"),
+        (["seed=range(0,9)", "hydra.sweeper.direction=minimize"], "has direction=maximize"),
+        (["seed=range(0,9)", "metric=val/loss"], "has metric=val/accuracy (now metric=val/loss)"),
     ):
         assert words in refused(begin, capsys, *GIVEN, *changed)
     other = "hydra.sweeper.study_name=other"

@@ -20,7 +20,7 @@ GIVEN = {
 
 
 def settings(max_steps: int | None = 8000, nodes: int = 1, **given: Any) -> Settings:
-    return Settings.of(GIVEN | given, "val/loss", max_steps, range(nodes, nodes + 1))
+    return Settings.checked(GIVEN | given, "val/loss", max_steps, range(nodes, nodes + 1))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),
         ({"n_trials": 2.5}, "n_trials=2.5: it must be at least 1"),
         ({"max_failure_rate": 2}, "max_failure_rate=2: it must be a share"),
-        ({"min_reports": 0}, "min_reports=0: it must be a number of trials"),
+        ({"min_reports": 0}, "min_reports=0: it must be at least 1, or null"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: str) -> None:

@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.search import study, trial_run
+from hpctrain.search import sampler, trial_run
 from hpctrain.search.trials import Found
 from hpctrain.search.workers import Piece, Worker
 from tests.search.conftest import Begin, worker
@@ -58,7 +58,7 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     assert {trial.state for trial in found.trials} == {"finished", "pruned"}
     assert all(trial.reason for trial in found.at("pruned"))
     assert len({trial.run for trial in found.trials}) == 9
-    assert found.spent == sum(trial.step for trial in found.trials) < found.full == 9 * 9
+    assert sum(trial.step for trial in found.trials) < 9 * 9
     # A larger search goes on, and its workers know at once.
     again = begin(*RUNGS, "hydra.sweeper.n_trials=10")
     assert again == sweep
@@ -88,14 +88,14 @@ def _die(*_: object, **__: object) -> None:
 def _work_until_killed(sweep: Path, phase: str) -> None:
     """Work as `train_all`, and be killed where `phase` says."""
     mine = worker(sweep)
-    asked = study.ask
+    asked = sampler.ask
 
     def ask_and_die(*arguments: Any) -> None:
         asked(*arguments)
         _die()
 
     if phase == "after ask":
-        study.ask = ask_and_die  # type: ignore[assignment]
+        sampler.ask = ask_and_die  # type: ignore[assignment]
     if phase == "freezing":
         trial_run.missing_checkpoints.may_start_again = _die  # type: ignore[assignment]
     if phase == "frozen":

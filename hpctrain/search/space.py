@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 # A worker reads these when it starts, and trains all its trials with them.
 _OF_WORKERS = ("launch", "site", "network", "hydra", "output_dir")
-_IN_WORKERS = ("train.deterministic", "train.expandable_segments")  # environment variables of torch
+_IN_WORKERS = (
+    *("train.deterministic", "train.expandable_segments"),  # environment variables of torch
+    *("parallel.device", "evaluation.job"),
+)
 _LENGTHS = ("train.max_steps", "train.max_epochs")
 
 

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
@@ -44,15 +45,16 @@ from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
 from hpctrain.search.rule import NOTHING_LEFT
-from hpctrain.search.sampler import sampler
-from hpctrain.search.search_file import SearchFile, storage_of
 from hpctrain.search.settings import Settings
-from hpctrain.search.space import check_keys, distributions
+from hpctrain.search.space import check_keys, distributions, sampler
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import Found, SearchFile, storage_of
 from hpctrain.secrets import mask, reference, referenced
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import UnreachableError
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 # These config keys do not change what is searched, so a study is found again without them.
 _NOT_IN_NAME = ("hydra", "name", "output_dir", "tracking", "launch", "site")
@@ -98,7 +100,8 @@ class Search:
                 "'model.hidden=choice([64],[256,256])' or 'seed=range(0,5)'"
             )
         check_keys(swept, rungs=len(self._settings.rungs) > 1)
-        self._texts = {key: reference(str(swept[key].input_line)) for key in sorted(swept)}
+        texts = {key: reference(str(swept[key].input_line)) for key in sorted(swept)}
+        self._settings = msgspec.structs.replace(self._settings, sweeps=texts)
         self._space = distributions(swept)
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]
         if self._settings.metric != config.metric:
@@ -120,33 +123,24 @@ class Search:
             self._show(config, folder)
             return
         sweeps = Path(config.output_dir) / "sweeps"
-        created = [each for each in (sweeps, sweeps.parent) if not each.exists()]
-        sweeps.mkdir(parents=True, exist_ok=True)
-        file = self._file(config, str(sweeps / f"{self._name}.optuna"))
-        try:
-            if why := why_no_locks(sweeps, alone=not self._cluster):
-                raise ConfigError(
-                    f"output_dir={config.output_dir}: a search needs locks that all nodes see, and "
-                    f"{why}; take a folder of another file system"
-                )
-            folder = self._begin(file, folder)
-        except HpctrainError:
-            for each in created:
-                each.rmdir()
-            raise
+        there = next(each for each in (sweeps, *sweeps.parents) if each.exists())
+        if why := why_no_locks(there, alone=not self._cluster):
+            raise ConfigError(
+                f"output_dir={config.output_dir}: a search needs locks that all nodes see, and "
+                f"{why}; take a folder of another file system"
+            )
+        storage = self._storage or str(sweeps / f"{self._name}.optuna")
+        study, folder = self._study(storage, folder)
         code = snapshot.take(config.launch, config.output_dir, config.data.path)
         if code:
             code.write()
             say_copy(code)
-            path = tuple(map(str, code.pythonpath))
-            file = msgspec.structs.replace(file, code=code.digest, pythonpath=path)
-        self._write(file, folder)
+        found = self._write(study, storage, folder, config, code)
         budget.of_search(folder, config)
-        if not _look(folder).ended:
-            if not self._cluster:
-                self._run_here(config, folder, code)
-            elif not self._submit(config, folder):
-                return
+        if not found.ended and not self._cluster:
+            self._run_here(config, folder, code)
+        elif not found.ended and not self._submit(config, folder):
+            return
         self._report(_look(folder), folder)
 
     def _probe(self) -> Config:
@@ -164,9 +158,8 @@ class Search:
             raise error
         self._settings.check_widths(config)
         if not self._cluster:
-            local_runs.check(config)
-            if max(self._settings.widths) > 1:
-                local_runs.check(replace(config, launch=replace(config.launch, nodes=2)))
+            launch = replace(config.launch, nodes=max(self._settings.widths))
+            local_runs.check(replace(config, launch=launch))
         for _, problem in unmatched([Entry([], config, run)]):
             raise problem
         for key in ("pack", "gpu_type"):
@@ -192,24 +185,8 @@ class Search:
             say(f"trial {number}: " + " ".join(f"{key}={value}" for key, value in params.items()))
         print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
 
-    def _file(self, config: Config, journal: str) -> SearchFile:
-        from optuna.distributions import distribution_to_json
-
-        return SearchFile(
-            **msgspec.structs.asdict(self._settings),
-            study=self._name,
-            storage=self._storage or journal,
-            uid=uuid.uuid4().hex,
-            sweeps=self._texts,
-            space={key: distribution_to_json(each) for key, each in self._space.items()},
-            overrides=tuple(self._fixed),
-            choices=tuple(self._bases.choices),
-            cwd=self._bases.cwd,
-            output_dir=config.output_dir,
-        )
-
-    def _begin(self, file: SearchFile, folder: Path) -> Path:
-        """Make the study if it is not there; return the folder in which its search was begun.
+    def _study(self, storage: str, folder: Path) -> tuple[Study, Path]:
+        """Return the study, made if it is not there, and the folder in which its search was begun.
 
         A study that searches something else, or a folder that has another search, is a ConfigError.
         """
@@ -217,22 +194,22 @@ class Search:
 
         known = SearchFile.of(folder)
         other = f"the search {known.study}" if known else "a sweep"
-        if known.study != file.study if known else (folder / "sweep.json").exists():
+        if known.study != self._name if known else (folder / "sweep.json").exists():
             raise ConfigError(
                 f"hydra.sweep.dir={folder}: this folder has {other} already, and the search "
-                f"{file.study} needs one of its own"
+                f"{self._name} needs one of its own"
             )
         study = optuna.create_study(
-            study_name=file.study,
-            storage=storage_of(file.storage),
-            direction=file.direction,
+            study_name=self._name,
+            storage=storage_of(storage),
+            direction=self._settings.direction,
             load_if_exists=True,
         )
         begun = Path(study.user_attrs.get("folder", folder))
         if (before := SearchFile.of(begun)) is None:
             study.set_user_attr("folder", str(folder))
-            return folder
-        old, new = before.fixed, file.fixed
+            return study, folder
+        old, new = before.fixed, self._settings.fixed
         changed = "; ".join(
             f"{old.get(key, f'no {key}')} (now {new.get(key, 'left out')})"
             for key in old | new
@@ -240,29 +217,49 @@ class Search:
         )
         if changed:
             raise ConfigError(
-                f"hydra.sweeper.study_name={file.study}: this study has {mask(changed)}: trials of "
+                f"hydra.sweeper.study_name={self._name}: this study has {mask(changed)}: trials of "
                 "both could not be compared. Take another hydra.sweeper.study_name, or null for "
                 "one of its own"
             )
-        return begun
+        return study, begun
 
-    def _write(self, file: SearchFile, folder: Path) -> None:
+    def _write(
+        self,
+        study: Study,
+        storage: str,
+        folder: Path,
+        config: Config,
+        code: snapshot.Snapshot | None,
+    ) -> Found:
         """Write what the workers need; a larger `n_trials` reaches those that live already."""
+        from optuna.distributions import distribution_to_json
+
+        before = SearchFile.of(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._bases.write(folder / "bases")
-        if before := SearchFile.of(folder):
-            file = msgspec.structs.replace(file, uid=before.uid)
-        else:
+        write_atomically(folder / "bases.json", written(self._bases))
+        if before is None:
             provenance.store(folder / "provenance", provenance.collect())
             (folder / "sweep.json").write_text(written([]))
+        file = SearchFile(
+            **msgspec.structs.asdict(self._settings),
+            study=self._name,
+            storage=storage,
+            uid=before.uid if before else uuid.uuid4().hex,
+            space={key: distribution_to_json(each) for key, each in self._space.items()},
+            overrides=tuple(self._fixed),
+            output_dir=config.output_dir,
+            code=code.digest if code else None,
+            pythonpath=tuple(map(str, code.pythonpath)) if code else (),
+        )
         file.write(folder)
-        study = file.open()
         found = Found.read(file, study, folder)
         if count := len(found.trials):
             done = sum(trial.ended for trial in found.trials)
-            print(f"study {file.study} continues: {done} trials done, {count - done} under way")
+            print(f"study {self._name} continues: {done} trials done, {count - done} under way")
         if found.ended and (found.new or not all(trial.ended for trial in found.trials)):
             study.set_user_attr("ended", "")
+            found = msgspec.structs.replace(found, ended="")
+        return found
 
     def _submit(self, config: Config, folder: Path) -> bool:
         """Submit the workers; return whether the search is over, for which `launch.wait` waits."""
@@ -321,7 +318,7 @@ class Search:
         """Return a name that depends on the search, so that the same command finds its study."""
         kept = [str(key) for key in config if key not in _NOT_IN_NAME]
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, kept))
-        space = sorted(self._texts.values())
+        space = sorted(self._settings.sweeps.values())
         parts: list[Any] = [plain, space, self._settings.direction]
         if len(self._settings.rungs) > 1:
             parts.append(self._settings.rungs)

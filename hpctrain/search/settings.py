@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+import operator
+import sys
+from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -15,7 +16,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.record import Count, Record
 
-_COUNT = "it must be at least 1"
+_DIRECTIONS = "minimize", "maximize"
 
 
 class Settings(Record, frozen=True, kw_only=True):
@@ -35,6 +36,13 @@ class Settings(Record, frozen=True, kw_only=True):
     min_reports: Count = 0
     max_failure_rate: float = 1.0
     sampler: dict[str, Any] = msgspec.field(default_factory=dict)
+    sweeps: dict[str, str] = msgspec.field(default_factory=dict)  # the words of each searched key
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """In words what cannot change in a study, by its key."""
+        facts = {"direction": self.direction, "metric": self.metric, "rungs": [*self.rungs]}
+        return {key: f"{key}={value}" for key, value in facts.items()} | self.sweeps
 
     @classmethod
     def checked(
@@ -51,34 +59,32 @@ class Settings(Record, frozen=True, kw_only=True):
         }
         metric = given.get("metric") or metric
         rate, least = given["max_failure_rate"], given.get("min_reports")
-        share = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1
         for key, fits, allowed in (
-            (
-                "direction",
-                given["direction"] in ("minimize", "maximize"),
-                f"minimize or maximize {metric}?",
-            ),
-            ("n_trials", _is_count(given["n_trials"]), _COUNT),
-            ("n_jobs", _is_count(given["n_jobs"]), _COUNT),
-            ("max_failure_rate", share, "it must be a share of the trials, from 0 to 1"),
-            ("min_reports", least is None or _is_count(least), f"{_COUNT}, or null"),
+            ("direction", given["direction"] in _DIRECTIONS, f"minimize or maximize {metric}?"),
+            ("n_trials", _is_count(given["n_trials"]), "it must be at least 1"),
+            ("n_jobs", _is_count(given["n_jobs"]), "it must be at least 1"),
+            ("max_failure_rate", _is_number(rate, 0, 1), "it must be a share, from 0 to 1"),
+            ("min_reports", least is None or _is_count(least), "it must be at least 1, or null"),
         ):
             if not fits:
                 _refuse(key, given, allowed)
-        etas = _etas(given)
+        etas = _listed(given, "eta", 3)
+        if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
+            _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
         rungs = _rungs(given, max_steps, etas)
-        etas *= len(rungs) - 1 if len(etas) == 1 else 1
-        if len(etas) != len(rungs) - 1:
-            why = f"it needs one number, or {len(rungs) - 1}: one for each rung but the last one"
-            _refuse("eta", given, why)
+        widths = _listed(given, "widths", nodes[0])
+        if wrong := [width for width in widths if not _is_count(width)]:
+            _refuse("widths", given, f"{wrong[0]} is no number of nodes, which is at least 1")
+        if given.get("widths") is not None and len(nodes) > 1:
+            _refuse("widths", given, "launch.nodes must be one number then, and no range")
         return cls(
             direction=given["direction"],
             metric=metric,
             n_trials=given["n_trials"],
             n_jobs=given["n_jobs"],
             rungs=rungs,
-            etas=etas,
-            widths=_widths(given, len(rungs), nodes),
+            etas=_for_each(given, "eta", etas, len(rungs) - 1),
+            widths=_for_each(given, "widths", widths, len(rungs)),
             min_reports=least or 0,
             max_failure_rate=float(rate),
             sampler={str(key): value for key, value in given["sampler"].items()},
@@ -93,29 +99,16 @@ class Settings(Record, frozen=True, kw_only=True):
                 )
 
 
-def _etas(given: Mapping[str, Any]) -> tuple[float, ...]:
-    eta = given.get("eta", 3)
-    etas = eta if isinstance(eta, list) and eta else [eta]
-    for each in etas:
-        number = isinstance(each, int | float) and not isinstance(each, bool)
-        if not number or not 1 <= each < math.inf:
-            _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
-    return tuple(map(float, etas))
-
-
-def _rungs(
-    given: Mapping[str, Any], max_steps: int | None, etas: Sequence[float]
-) -> tuple[int, ...]:
+def _rungs(given: Mapping[str, Any], max_steps: int | None, etas: list[Any]) -> tuple[int, ...]:
     rungs, first = given.get("rungs"), given.get("first_rung")
     if rungs is None and first is None:
         return (max_steps or 0,)
     if rungs is not None and first is not None:
         _refuse("rungs", given, "give it or hydra.sweeper.first_rung, not both")
-    key, steps = ("first_rung", [first]) if rungs is None else ("rungs", rungs)
-    if not isinstance(steps, list) or not steps:
-        _refuse(key, given, "it must be a list of global steps, such as [500,2000]")
+    key = "rungs" if first is None else "first_rung"
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
+    steps = _listed(given, key)
     for before, step in itertools.pairwise([0, *steps]):
         if not _is_count(step):
             _refuse(key, given, f"{step} is no global step, which is a whole number from 1 on")
@@ -128,26 +121,30 @@ def _rungs(
             _refuse("eta", given, "with hydra.sweeper.first_rung it must be more than 1")
         # The last eta holds for all further rungs.
         factors = itertools.chain(etas, itertools.repeat(etas[-1]))
-        exact = itertools.accumulate(factors, lambda step, eta: step * eta, initial=float(first))
+        exact = itertools.accumulate(factors, operator.mul, initial=float(first))
         steps = [round(step) for step in itertools.takewhile(lambda s: s < max_steps - 0.5, exact)]
     return (*dict.fromkeys((*steps, max_steps)),)
 
 
-def _widths(given: Mapping[str, Any], count: int, nodes: range) -> tuple[int, ...]:
-    widths = given.get("widths")
-    if widths is None:
-        return (nodes[0],) * count
-    if not isinstance(widths, list) or len(widths) != count:
-        _refuse("widths", given, f"it must be a list of {count} numbers: nodes for each rung")
-    if wrong := [width for width in widths if not _is_count(width)]:
-        _refuse("widths", given, f"{wrong[0]} is no number of nodes, which is at least 1")
-    if len(nodes) > 1:
-        _refuse("widths", given, "launch.nodes must be one number then, and no range")
-    return tuple(widths)
+def _listed(given: Mapping[str, Any], key: str, default: Any = None) -> list[Any]:
+    """Return the values of a key that is a list or one value."""
+    value = default if given.get(key) is None else given[key]
+    return value if isinstance(value, list) and value else [value]
+
+
+def _for_each(given: Mapping[str, Any], key: str, values: list[Any], count: int) -> tuple[Any, ...]:
+    if len(values) not in (1, count):
+        but = " but the last one" if key == "eta" else ""
+        _refuse(key, given, f"it needs one number, or {count}: one for each rung{but}")
+    return tuple(values * count)[:count]
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _refuse(key: str, given: Mapping[str, Any], why: str) -> NoReturn:

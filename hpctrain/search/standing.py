@@ -20,8 +20,7 @@ from hpctrain.console import Table
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.search.search_file import SearchFile
-from hpctrain.search.trials import Found, Trial
+from hpctrain.search.trials import Found, SearchFile, Trial
 from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm.queue import UnreachableError
 

@@ -1,6 +1,6 @@
 """The configs of trials, composed where a worker runs: without Hydra's files, and without edits.
 
-    command line ── Composer ── a base for each combination of choices ── bases/3fa92c1b.yaml
+    command line ── Composer ── a base for each combination of choices ── bases.json
     model=unet optimizer.lr=3e-4 ── the base of model=unet ── optimizer.lr=3e-4 ── typed Config
 
 A base is the composed config with its interpolations, but without the searched values. So a file in
@@ -18,9 +18,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,8 +33,8 @@ from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.rules import metrics
 from hpctrain.config.schema import Config
-from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.record import Record
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import reference
@@ -48,16 +46,14 @@ _MOST = 1000  # combinations of choices
 _ALIKE = "launch", "site", "network"
 
 
-@dataclass(frozen=True)
-class Bases:
-    """The composed configs without the searched values, by a name of the searched choices.
+class Bases(Record, frozen=True, kw_only=True):
+    """The content of bases.json: the composed configs, by a name of the searched choices."""
 
-    `cwd` is where the command was given: relative paths of a config belong to it.
-    """
+    LARGEST: ClassVar[int] = 64 << 20
 
-    texts: Mapping[str, str]
-    choices: Sequence[str]
-    cwd: str
+    texts: dict[str, str]  # in YAML, without the searched values
+    choices: tuple[str, ...]  # the searched keys that choose files, such as `model`
+    cwd: str  # where the command was given: relative paths of a config belong to it
 
     @classmethod
     def of(
@@ -92,18 +88,7 @@ class Bases:
                     f"{' '.join(choices)}: the choices differ in {section}.*, which a worker has "
                     "from its start; a search needs the same for all trials"
                 )
-        return cls(texts, [*choices], os.getcwd())
-
-    @classmethod
-    def read(cls, folder: Path, choices: Sequence[str], cwd: str) -> Bases:
-        """Return those that `write` has left."""
-        return cls({file.stem: file.read_text() for file in folder.glob("*.yaml")}, choices, cwd)
-
-    def write(self, folder: Path) -> None:
-        """Write them."""
-        folder.mkdir(exist_ok=True)
-        for name, text in self.texts.items():
-            write_atomically(folder / f"{name}.yaml", text)
+        return cls(texts=texts, choices=tuple(choices), cwd=os.getcwd())
 
     def run(self, params: Mapping[str, Any]) -> tuple[Config, RunDir]:
         """Return the checked config of a trial and its run directory, which need not exist.

@@ -1,7 +1,19 @@
-"""The trials of a search: the one reader of a study, for the rule, `status` and `report`.
+"""A search as it is stored: search.json and Optuna's study. This is the one reader of both.
 
     search.json ── storage ── Found ── best
                                └── Trial: number, params, run, values by rung, state
+
+sweeps/2026-01-31_12-00-00/
+search.json    this file
+bases.json     the composed config of each combination of choices (`trial_config`)
+sweep.json     the runs of the trials, for `status`, `report`, `cancel` and so on
+decision       the lock under which a worker decides what it does next
+trials/7       the lock of trial 7: its owner holds it
+workers/0/     a worker: worker.json, logs/
+workers/array-0/   job.sh, tasks, batch/, job_id: the array of these workers
+
+Optuna's study has the trials and two attributes: `folder`, that of the search, and `ended`, which
+says why the search is over. All else is here.
 
 A trial that is paused at a rung is RUNNING for Optuna, for which PRUNED is final. So a state is
 read from three facts: Optuna's own state, the rungs that have a value, and whether a worker holds
@@ -14,20 +26,77 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError
 from hpctrain.lock import is_locked
-from hpctrain.search.search_file import SearchFile
+from hpctrain.record import read, written
+from hpctrain.search.settings import Settings
+from hpctrain.secrets import expand, reference
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 _ENDED = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 # Attributes of a trial: the number of rungs that it shall reach. The others are in the texts below.
 GOAL = "goal"
+
+
+class SearchFile(Settings, frozen=True, kw_only=True):
+    """The content of search.json."""
+
+    VERSION: ClassVar[int] = 1
+
+    study: str
+    storage: str  # the path of the journal, or a URL of Optuna
+    uid: str = ""  # of the parent run in MLflow
+    space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each key
+    overrides: tuple[str, ...] = ()  # of every trial
+    output_dir: str = ""  # with the run directories
+    code: str | None = None  # the digest of the code snapshot
+    pythonpath: tuple[str, ...] = ()  # its folders
+
+    @classmethod
+    def of(cls, sweep: Path) -> SearchFile | None:
+        """Return the content of search.json; None if the sweep is no search."""
+        try:
+            return read(SearchFile, sweep / "search.json")
+        except FileNotFoundError:
+            return None
+
+    def write(self, sweep: Path) -> None:
+        """Write search.json, with references to the secrets of the environment."""
+        write_atomically(sweep / "search.json", reference(written(self)))
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return Optuna's distribution of each searched key."""
+        from optuna.distributions import json_to_distribution
+
+        return {key: json_to_distribution(text) for key, text in self.space.items()}
+
+    def open(self) -> Study:
+        """Return Optuna's study; one that is not there is a ConfigError."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            return optuna.load_study(study_name=self.study, storage=storage_of(self.storage))
+        except KeyError as error:
+            raise ConfigError(f"{self.storage}: it has no study {self.study}") from error
+
+
+def storage_of(text: str) -> Any:
+    """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path."""
+    if "://" in (text := expand(text)):
+        return text
+    from hpctrain.search.study_file import study_storage  # it imports Optuna
+
+    return study_storage(Path(text))
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,13 @@ from hpctrain.causes import NON_FINITE
 from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError, StorageError
 from hpctrain.lock import file_lock
+from hpctrain.record import read
 from hpctrain.runs.budget import may_begin
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.search import rule, sampler, trial_run, worker_arrays
+from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
-from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import GOAL, Found, owner_lock
+from hpctrain.search.trials import GOAL, Found, SearchFile, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
@@ -165,7 +165,7 @@ class Worker:
             self._end(found, choice.reason)
         number = choice.trial.number if choice.trial else None
         if choice.action is Action.ASK:
-            number = sampler.ask(self._study, found)
+            number = space.ask(self._study, found)
         if number is None:
             return None
         self._trial(number).set_user_attr(GOAL, choice.goal)
@@ -186,8 +186,7 @@ class Worker:
             if name := stored.user_attrs.get("run"):
                 run = RunDir.open(Path(found.output_dir) / name)
             else:
-                bases = Bases.read(self._sweep / "bases", found.choices, found.cwd)
-                config, run = bases.run(stored.params)
+                config, run = read(Bases, self._sweep / "bases.json").run(stored.params)
                 if twin := next((each for each in found.trials if each.run == run.name), None):
                     raise trial_run.Pruned(f"the same run as trial {twin.number}")
                 trial_run.freeze(self._sweep, found, config, run, stored.params)

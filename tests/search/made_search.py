@@ -6,8 +6,8 @@ import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
 from optuna.trial import Trial, TrialState
 
-from hpctrain.search.search_file import SearchFile
 from hpctrain.search.study_file import study_storage
+from hpctrain.search.trials import SearchFile
 from tests.made_runs import make_sweep
 from tests.report.accounts import attempt, metrics, write_run
 

@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.search import sampler, trial_run
+from hpctrain.search import space, trial_run
 from hpctrain.search.trials import Found
 from hpctrain.search.workers import Piece, Worker
 from tests.search.conftest import Begin, worker
@@ -88,14 +88,14 @@ def _die(*_: object, **__: object) -> None:
 def _work_until_killed(sweep: Path, phase: str) -> None:
     """Work as `train_all`, and be killed where `phase` says."""
     mine = worker(sweep)
-    asked = sampler.ask
+    asked = space.ask
 
     def ask_and_die(*arguments: Any) -> None:
         asked(*arguments)
         _die()
 
     if phase == "after ask":
-        sampler.ask = ask_and_die  # type: ignore[assignment]
+        space.ask = ask_and_die  # type: ignore[assignment]
     if phase == "freezing":
         trial_run.missing_checkpoints.may_start_again = _die  # type: ignore[assignment]
     if phase == "frozen":

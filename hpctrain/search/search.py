@@ -141,7 +141,7 @@ class Search:
             self._run_here(config, folder, code)
         elif not found.ended and not self._submit(config, folder):
             return
-        self._report(_look(folder), folder)
+        self._report(Found.of(folder), folder)
 
     def _probe(self) -> Config:
         """Return the config of a valid trial; raise an error if no trial has one.
@@ -240,7 +240,7 @@ class Search:
         if before is None:
             provenance.store(folder / "provenance", provenance.collect())
             (folder / "sweep.json").write_text(written([]))
-        file = SearchFile(
+        SearchFile(
             **msgspec.structs.asdict(self._settings),
             study=self._name,
             storage=storage,
@@ -250,9 +250,8 @@ class Search:
             output_dir=config.output_dir,
             code=code.digest if code else None,
             pythonpath=tuple(map(str, code.pythonpath)) if code else (),
-        )
-        file.write(folder)
-        found = Found.read(file, study, folder)
+        ).write(folder)
+        found = Found.of(folder, study)
         if count := len(found.trials):
             done = sum(trial.ended for trial in found.trials)
             print(f"study {self._name} continues: {done} trials done, {count - done} under way")
@@ -265,7 +264,7 @@ class Search:
         """Submit the workers; return whether the search is over, for which `launch.wait` waits."""
         for note in notes([Entry([], config, RunDir(folder))], True):
             say(note, style="yellow")
-        found = _look(folder)
+        found = Found.of(folder)
         if config.launch.check:
             nowhere = folder / "workers" / "array-0"
             text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
@@ -283,11 +282,11 @@ class Search:
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
             return False
         pause = _POLL_S[0]
-        while not (found := _look(folder)).ended:
+        while not (found := Found.of(folder)).ended:
             try:
                 # Workers of other widths may be needed by now.
                 worker_arrays.submit_missing(folder, found, config)
-                if not worker_arrays.live(folder).total() and not _look(folder).ended:
+                if not worker_arrays.live(folder).total() and not Found.of(folder).ended:
                     raise LaunchError(
                         f"the workers of {folder.name} have ended, but not the search (their logs: "
                         f"{folder}/workers/*/logs); the same command goes on"
@@ -311,7 +310,7 @@ class Search:
             process.terminate()
             process.wait()
             raise
-        if not _look(folder).ended:
+        if not Found.of(folder).ended:
             raise LaunchError(f"the worker has ended, but not the search: see {worker}/logs")
 
     def _content_name(self, config: DictConfig) -> str:
@@ -343,9 +342,3 @@ class Search:
         print(f"{done} trials of study {self._name} finished")
         values = " ".join(f"{key}={value}" for key, value in best.params.items())
         print(f"best: {found.metric}={best.value} (trial {best.number}): {values}")
-
-
-def _look(folder: Path) -> Found:
-    found = Found.of(folder)
-    assert found is not None
-    return found

@@ -106,6 +106,7 @@ def ask(study: Study, found: Found) -> int:
     samplers then compare trials at the last rung of each.
     """
     import optuna
+    from optuna.trial import TrialState
 
     known = optuna.create_study(
         direction=found.direction, sampler=sampler(found.sampler, len(found.trials))
@@ -114,7 +115,9 @@ def ask(study: Study, found: Found) -> int:
     for trial in found.trials:
         each = copy.copy(stored[trial.number])
         if trial.values and not trial.ended:
-            each.state, each.datetime_complete = optuna.trial.TrialState.PRUNED, each.datetime_start
+            each.state, each.datetime_complete = TrialState.PRUNED, each.datetime_start
+        elif trial.state == "pruned" and not trial.values:
+            each.state = TrialState.FAIL  # else it is taken for the worst of all
         known.add_trial(each)
     for _ in range(_TRIES):
         if known.ask(found.distributions()).params not in [each.params for each in found.trials]:

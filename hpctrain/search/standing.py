@@ -50,7 +50,7 @@ class Standing:
         if sweep is None or (file := SearchFile.of(sweep)) is None:
             return None
         try:
-            found = Found.read(file, file.open(), sweep)
+            found = Found.of(sweep)
         except ImportError:
             log.warning("what the search has found is not known here: pip install optuna")
             return None

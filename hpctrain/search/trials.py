@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.lock import is_locked
 from hpctrain.record import read, written
 from hpctrain.search.settings import Settings
@@ -141,14 +141,14 @@ class Found(SearchFile, frozen=True, kw_only=True):
     trials: tuple[Trial, ...] = ()
 
     @classmethod
-    def of(cls, sweep: Path) -> Found | None:
-        """Return the search of a sweep's folder; None if it is no search."""
-        file = SearchFile.of(sweep)
-        return None if file is None else cls.read(file, file.open(), sweep)
+    def of(cls, sweep: Path, study: Study | None = None) -> Found:
+        """Return the search of a sweep's folder; a StorageError if it is no search.
 
-    @classmethod
-    def read(cls, file: SearchFile, study: Study, sweep: Path) -> Found:
-        """Return what the study has now; trials that were enqueued in it by others do not count."""
+        An open study saves time. Trials that others have enqueued in it do not count.
+        """
+        if (file := SearchFile.of(sweep)) is None:
+            raise StorageError(f"{sweep}: this folder is no search (search.json is missing)")
+        study = study or file.open()
         trials = (
             _trial(each, file.rungs, owner_lock(sweep, each.number))
             for each in study.get_trials(deepcopy=False)

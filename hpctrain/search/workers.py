@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.causes import NON_FINITE
 from hpctrain.config.frozen import load
-from hpctrain.errors import HpctrainError, StorageError
+from hpctrain.errors import HpctrainError
 from hpctrain.lock import file_lock
 from hpctrain.record import read
 from hpctrain.runs.budget import may_begin
@@ -34,7 +34,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import GOAL, Found, SearchFile, owner_lock
+from hpctrain.search.trials import GOAL, Found, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
@@ -78,15 +78,7 @@ class Worker:
         self._left = self._folder / worker_arrays.LEFT
         self._left.unlink(missing_ok=True)
         self._owned = ExitStack()  # the lock of the trial that this worker has
-        self._study = self._file.open()
-
-    @property
-    def _file(self) -> SearchFile:
-        """search.json as it is now: the command may have given the search more trials."""
-        file = SearchFile.of(self._sweep)
-        if file is None:
-            raise StorageError(f"{self._sweep}: this folder is no search (search.json is missing)")
-        return file
+        self._study = Found.of(self._sweep).open()
 
     def next(self, stopped: Callable[[], bool] = lambda: False) -> Piece | None:
         """Return what to train next, which this worker owns then; None if there is nothing more.
@@ -129,7 +121,7 @@ class Worker:
 
     def report(self, piece: Piece, value: float) -> None:
         """Store the metric at the rung of a piece, and give the trial back."""
-        record, rungs = RunDir(piece.run).read(), self._file.rungs
+        record, rungs = RunDir(piece.run).read(), self._found().rungs
         finished = record.state == "finished"
         # A run may have ended before the rung, as by train.max_epochs: it counts at the last one.
         step = rungs[-1 if finished else piece.goal - 1] or record.reached or 0
@@ -155,7 +147,7 @@ class Worker:
         return file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S))
 
     def _found(self) -> Found:
-        return Found.read(self._file, self._study, self._sweep)
+        return Found.of(self._sweep, self._study)
 
     def _begin(self, found: Found, choice: Choice) -> int | None:
         """Do what was decided, under the lock; return the number of the trial to train."""

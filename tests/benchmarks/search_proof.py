@@ -74,7 +74,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     grid = Found.of(options.sweep)
-    assert grid is not None
     trials = grid.at("finished")
     last = grid.rungs[-1]
     best = min(trials, key=lambda trial: grid.rank_at(trial, last))

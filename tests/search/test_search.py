@@ -52,7 +52,6 @@ def test_a_study_does_not_change_what_it_searches(
     said = refused(begin, capsys, *GIVEN, "seed=range(0,9)", other, f"hydra.sweep.dir={sweep}")
     assert "this folder has the search mine already" in said
     found = Found.of(sweep)
-    assert found is not None
     assert (found.rungs, found.n_trials, found.direction) == ((1, 3, 9), 99, "maximize")
 
 
@@ -161,7 +160,6 @@ def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> 
         command = [sys.executable, "-m", "hpctrain", "work", str(folder)]
         assert forkserver.run(command, cwd=tmp_path, timeout=300).returncode == 0
         search_now = Found.of(sweep)
-        assert search_now is not None
         assert search_now.ended
         found.append(search_now)
     killed, alone = found

@@ -50,7 +50,6 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     sweep = begin(*RUNGS, "hydra.sweeper.n_trials=9")
     train_all(worker(sweep), worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert found.ended
     assert found.best is not None
     ranked = sorted(found.trials, key=lambda trial: found.rank_at(trial, 1))
@@ -64,7 +63,6 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     assert again == sweep
     train_all(worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert len(found.trials) == 10
 
 
@@ -75,7 +73,6 @@ def test_a_database_of_optuna_holds_a_search_too(begin: Begin, tmp_path: Path) -
     )
     train_all(worker(sweep), worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert found.best is not None
     assert optuna.load_study(storage=f"sqlite:///{tmp_path}/x.db", study_name=found.study).trials
     assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
@@ -129,7 +126,6 @@ def test_a_kill_in_any_phase_loses_nothing(begin: Begin) -> None:
         assert child.exitcode == -signal.SIGKILL, phase
     train_all(worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert found.ended
     assert len(found.trials) == 9
     assert all(trial.ended and trial.params for trial in found.trials)

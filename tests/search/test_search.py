@@ -38,16 +38,13 @@ def test_a_study_does_not_change_what_it_searches(
 ) -> None:
     sweep = begin(*GIVEN, "seed=range(0,9)")
     assert begin(*GIVEN, "seed=range(0,9)", "hydra.sweeper.n_trials=99") == sweep
-    for changed, words in (
-        (["seed=range(0,8)"], "this study has seed=range(0,9) (now seed=range(0,8))"),
-        (
-            ["seed=range(0,9)", "hydra.sweeper.rungs=[1,4]"],
-            "has rungs=[1, 3, 9] (now rungs=[1, 4, 9])",
-        ),
-        (["seed=range(0,9)", "hydra.sweeper.direction=minimize"], "has direction=maximize"),
-        (["seed=range(0,9)", "metric=val/loss"], "has metric=val/accuracy (now metric=val/loss)"),
-    ):
-        assert words in refused(begin, capsys, *GIVEN, *changed)
+    changed = ("hydra.sweeper.rungs=[1,4]", "hydra.sweeper.direction=minimize", "metric=val/loss")
+    said = refused(begin, capsys, *GIVEN, "seed=range(0,8)", *changed)
+    assert (
+        "this study has direction=maximize (now direction=minimize); metric=val/accuracy (now "
+        "metric=val/loss); rungs=[1, 3, 9] (now rungs=[1, 4, 9]); seed=range(0,9) (now "
+        "seed=range(0,8)): trials of both could not be compared"
+    ) in said
     other = "hydra.sweeper.study_name=other"
     said = refused(begin, capsys, *GIVEN, "seed=range(0,9)", other, f"hydra.sweep.dir={sweep}")
     assert "this folder has the search mine already" in said

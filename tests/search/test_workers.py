@@ -8,10 +8,12 @@ from typing import Any
 
 import optuna
 import pytest
+from msgspec.structs import replace
+from optuna.distributions import IntDistribution, distribution_to_json
 
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import space, trial_run
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import Found, _trial
 from hpctrain.search.workers import Piece, Worker
 from tests.search.conftest import Begin, worker
 
@@ -64,6 +66,46 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     train_all(worker(sweep))
     found = Found.of(sweep)
     assert len(found.trials) == 10
+
+
+def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
+    """`train.max_epochs` may end a run at step 2, between the rungs at 1 and 3."""
+    sweep = begin(*RUNGS, "hydra.sweeper.n_trials=1")
+    mine = worker(sweep)
+    first = mine.next()
+    assert first is not None
+    mine.report(first, stand_in(first, 0.5))
+    second = mine.next()
+    assert second is not None
+    assert (second.until, second.run) == (3, first.run)
+    with RunDir(second.run).lock():
+        RunDir(second.run).begin_attempt()
+        RunDir(second.run).end_attempt("finished", result={"step": 2, second.metric: 0.75})
+    mine.report(second, 0.75)
+    assert mine.next() is None
+    (trial,) = Found.of(sweep).trials
+    assert (trial.state, trial.rung, trial.values) == ("finished", 3, {1: 0.5, 9: 0.75})
+
+
+def test_a_grid_is_asked_for_each_value_once(tmp_path: Path) -> None:
+    study = optuna.create_study()
+    grid = {"_target_": "optuna.samplers.GridSampler", "search_space": {"seed": [0, 1, 2]}}
+    space_of = {"seed": distribution_to_json(IntDistribution(0, 2))}
+    asked = Found(
+        study="digits",
+        storage="",
+        direction="minimize",
+        metric="val/loss",
+        n_trials=3,
+        sampler=grid,
+        space=space_of,
+    )
+    for number in range(3):
+        assert space.ask(study, asked) == number
+        if number == 1:  # also after a trial that has failed
+            study.tell(number, state=optuna.trial.TrialState.FAIL)
+        asked = replace(asked, trials=tuple(_trial(each, (9,), tmp_path) for each in study.trials))
+    assert {trial.params["seed"] for trial in asked.trials} == {0, 1, 2}
 
 
 @pytest.mark.slow

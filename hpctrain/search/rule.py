@@ -47,7 +47,7 @@ def choose(found: Found, width: int) -> Choice:
     if reason := found.ended or _too_many_failed(found):
         return Choice(Action.END, reason=reason)
     for trial in _promotable(found):
-        return _go_on(found, trial, trial.rung + 1, width)
+        return _go_on(found, trial, width)
     for trial in found.left:
         if found.widths[trial.goal - 1] == width:
             return Choice(Action.TAKE, trial, trial.goal)
@@ -60,9 +60,8 @@ def choose(found: Found, width: int) -> Choice:
         return Choice(Action.WAIT if comes else Action.LEAVE)
     paused = [trial for trial in found.at("paused") if _is_finite(trial)]
     if paused and not found.at("finished"):
-        highest = max(trial.rung for trial in paused)
-        trial = min((each for each in paused if each.rung == highest), key=found.rank)
-        return _go_on(found, trial, highest + 1, width)
+        trial = min(paused, key=lambda each: (-each.rung, found.rank(each)))
+        return _go_on(found, trial, width)
     return Choice(Action.END, reason=NOTHING_LEFT)
 
 
@@ -76,9 +75,9 @@ def wanted(found: Found, width: int) -> int:
     return min(todo, max(1, found.n_jobs * found.widths[0] // width))
 
 
-def _go_on(found: Found, trial: Trial, goal: int, width: int) -> Choice:
-    own = found.widths[goal - 1] == width
-    return Choice(Action.TAKE if own else Action.MARK, trial, goal)
+def _go_on(found: Found, trial: Trial, width: int) -> Choice:
+    own = found.widths[trial.rung] == width
+    return Choice(Action.TAKE if own else Action.MARK, trial, trial.rung + 1)
 
 
 def _promotable(found: Found) -> Iterator[Trial]:

@@ -237,9 +237,6 @@ class Search:
         before = SearchFile.of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "bases.json", written(self._bases))
-        if before is None:
-            provenance.store(folder / "provenance", provenance.collect())
-            (folder / "sweep.json").write_text(written([]))
         SearchFile(
             **msgspec.structs.asdict(self._settings),
             study=self._name,
@@ -251,6 +248,9 @@ class Search:
             code=code.digest if code else None,
             pythonpath=tuple(map(str, code.pythonpath)) if code else (),
         ).write(folder)
+        if not (folder / "sweep.json").exists():
+            provenance.store(folder / "provenance", provenance.collect())
+            write_atomically(folder / "sweep.json", written([]))
         found = Found.of(folder, study)
         if count := len(found.trials):
             done = sum(trial.ended for trial in found.trials)

@@ -86,7 +86,7 @@ def _distribution(override: Override) -> BaseDistribution:
 
 def sampler(given: Mapping[str, Any], trials: int = 0) -> BaseSampler:
     """Return the sampler that `hydra.sweeper.sampler` describes, for the trial after so many."""
-    arguments = {str(key): value for key, value in given.items()}
+    arguments = {**given}
     target = str(arguments.pop("_target_"))
     # The same random numbers must not come again, except where they only put a grid in order.
     if arguments.get("seed") is not None and not target.endswith("GridSampler"):

@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,10 +269,8 @@ class Search:
         if config.launch.check:
             nowhere = folder / "workers" / "array-0"
             text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
-            try:
+            with suppress(UnreachableError):  # busy: the submission waits longer
                 say(f"a worker: {sbatch.expected_start(text, config)}")
-            except UnreachableError as error:
-                say(f"not checked whether the jobs can start: {error}", style="yellow")
         sent = worker_arrays.submit_missing(folder, found, config, first=True)
         workers = ", ".join(
             f"{count} with {width} node{'s' * (width > 1)}" for width, count in sent.items()

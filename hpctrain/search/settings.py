@@ -78,16 +78,13 @@ class Settings(Record, frozen=True, kw_only=True):
         if given.get("widths") is not None and len(nodes) > 1:
             _refuse("widths", given, "launch.nodes must be one number then, and no range")
         return cls(
-            direction=given["direction"],
+            **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
-            n_trials=given["n_trials"],
-            n_jobs=given["n_jobs"],
             rungs=rungs,
             etas=_for_each(given, "eta", etas, len(rungs) - 1),
             widths=_for_each(given, "widths", widths, len(rungs)),
             min_reports=least or 0,
             max_failure_rate=float(rate),
-            sampler={str(key): value for key, value in given["sampler"].items()},
         )
 
     def check_widths(self, config: Config) -> None:

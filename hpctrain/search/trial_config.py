@@ -11,8 +11,6 @@ line with KEY=VALUE had made when the search began.
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import hashlib
 import itertools
 import math
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.composing.compose import scaled
@@ -100,7 +98,8 @@ class Bases(Record, frozen=True, kw_only=True):
         base = self.texts[_name([given[key] for key in self.choices])]
         values = [quoted(text) for key, text in given.items() if key not in self.choices]
         try:
-            tree = copy.deepcopy(_parsed(base))
+            tree: Any = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(base))
+            OmegaConf.set_struct(tree, True)
             overrides = OverridesParser.create().parse_overrides(values)
             ConfigLoaderImpl._apply_overrides_to_config(overrides, tree)
             with contextlib.chdir(self.cwd):
@@ -115,15 +114,6 @@ class Bases(Record, frozen=True, kw_only=True):
         if missing := list(metrics.problems(config, needed=True)):
             raise ConfigError("\n".join(missing))
         return config, run
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> DictConfig:
-    """Parse a base, which takes 0.1 s."""
-    tree = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
-    assert isinstance(tree, DictConfig)
-    OmegaConf.set_struct(tree, True)
-    return tree
 
 
 def _name(choices: Sequence[str]) -> str:

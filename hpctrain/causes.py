@@ -85,7 +85,7 @@ FILE_SYSTEM = _cause("file system", r"^OSError: \[Errno (28|30)\]")  # it is ful
 # EIO, and a Lustre, NFS or FUSE client that has lost its server: another node may have not.
 LOST_MOUNT = _cause(
     "lost mount",
-    r"^OSError: \[Errno (5|107|108|116|121)\]",
+    r"^(OSError|BrokenPipeError): \[Errno (5|107|108|116|121)\]",  # Python calls 108 so
     r"^(Storage|Data)Error: .*[('](Input/output error|Stale file handle|Remote I/O error|Transport "
     r"endpoint is not connected|Cannot send after transport endpoint shutdown)[)']",
 )

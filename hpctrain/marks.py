@@ -41,13 +41,14 @@ class _Marks(NamedTuple):
     phase: float = START_UP
     long_work: float = 0.0  # more than 0: it may take any time
     left: float = 0.0  # 1: no marks are made any more, because the rank ends
+    begun: float = 0.0  # since when: a process may train one run after another
     # Not by the main thread:
     alive: float = 0.0  # of the last sign of the thread
     answered: float = 0.0
     asked: float = 0.0  # of the last question where the rank is
 
 
-_NUMBER, _OF_RANK, _ALL, _STAY = map(struct.Struct, ("d", "5d", "8d", "2d"))
+_NUMBER, _OF_RANK, _ALL, _STAY = map(struct.Struct, ("d", "6d", "9d", "2d"))
 _ALIVE, _ANSWERED, _ASKED = (8 * _Marks._fields.index(n) for n in ("alive", "answered", "asked"))
 _STAYS = _ALL.size  # for each phase, how often it was left, and the longest time of the last time
 _TEXT = 256  # where the answer begins
@@ -115,12 +116,13 @@ class _Rank:
 
     def __init__(self, page: Any) -> None:
         self.page, self.at, self.longest = page, monotonic(), 0.0
+        self.begun = self.at
         self.step = self.phase = self.long_work = self.left = 0
         self.has_stepped, self.counts = False, [0] * len(PHASES)
         self.write()
 
     def write(self) -> None:
-        known = self.at, self.step, self.phase, self.long_work, self.left
+        known = self.at, self.step, self.phase, self.long_work, self.left, self.begun
         _OF_RANK.pack_into(self.page, 0, *known)
 
 

@@ -47,6 +47,11 @@ class Submission(Record, frozen=True):
     time: Time = 0.0
     pack: Annotated[int, Meta(ge=1, le=10**7)] = 1  # how many runs share the job
 
+    @property
+    def of_worker(self) -> bool:
+        """Whether the job is that of a worker of a search, which trains one trial after another."""
+        return Path(self.script).parent.parent.name == "workers"
+
 
 class BestValue(Record, frozen=True, kw_only=True):
     """The best value of a metric so far, and its step."""
@@ -210,7 +215,13 @@ class RunRecord(Record, frozen=True):
     def has_left_job(self) -> bool:
         """Whether the run has ended for good, while the job that it shares may go on."""
         ended = self.state == "finished" or self.attempt.verdict in ("failed", "cancel", "stopped")
-        return self.shares_job and self.state in ("finished", "failed", "interrupted") and ended
+        others = self.shares_job or self.by_worker
+        return others and self.state in ("finished", "failed", "interrupted") and ended
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether a worker of a search has trained the run last."""
+        return self.submission is not None and self.submission.of_worker
 
     @property
     def paused_at(self) -> int | None:

@@ -73,8 +73,8 @@ ALLOWED = {
         "training"
     ),
     "commands": (
-        "checkpoint.files config launch runs search.standing search.worker_arrays slurm "
-        "tracking.pending_upload "
+        "checkpoint.files config launch runs search.standing search.trials "
+        "search.worker_arrays slurm tracking.pending_upload "
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (

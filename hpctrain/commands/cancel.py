@@ -7,6 +7,7 @@ FAILED would be wrong, and COMPLETED would start the jobs that depend on it with
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -23,10 +24,17 @@ from hpctrain.run_record import is_own_run
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import add_arguments, are_folders, one_sweep, select
+from hpctrain.runs.state.select import (
+    add_arguments,
+    are_folders,
+    one_sweep,
+    search_of,
+    searches_of,
+    select,
+)
 from hpctrain.runs.state.shared_job import has_others, runs_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
-from hpctrain.search.worker_arrays import in_queue
+from hpctrain.search.worker_arrays import in_queue, local_workers
 from hpctrain.slurm import queue
 from hpctrain.slurm.queue import me
 from hpctrain.terminal import printable
@@ -110,19 +118,16 @@ def main(argv: list[str]) -> int:
 
 def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Facts]:
     """Return the runs, with the workers of the searches that are meant in place of their trials."""
-    several = options.all or are_folders(options.runs)
-    searches = {_search_of(run) for run in runs} if several else set()
-    sweep = one_sweep(options.dir, options.runs)
-    if sweep is not None and (sweep / "search.json").is_file():
-        searches, runs = {sweep}, []
-    others = [run for run in runs if _search_of(run) is None or _search_of(run) not in searches]
-    return others + [worker for each in searches if each for worker in in_queue(each)]
-
-
-def _search_of(run: Facts) -> Path | None:
-    """Return the folder of the search of which a worker has trained the run."""
-    sweep = Path(run.submission.script).parents[2] if run.submission else None
-    return sweep if sweep is not None and (sweep / "search.json").is_file() else None
+    sweep, searches = one_sweep(options.dir, options.runs), list[Path]()
+    if options.all or are_folders(options.runs):
+        folders = map(Path, options.runs or [options.dir])
+        searches = [search for folder in folders for search in searches_of(folder)]
+    elif sweep is not None and (sweep / "search.json").is_file():
+        searches, runs = [sweep], [run for run in runs if run.submission is None]
+    for worker in itertools.chain.from_iterable(map(local_workers, searches)):
+        stop_request.write(worker, me())  # it ends after its trial, which is asked, too
+    others = [run for run in runs if search_of(run.submission) not in searches]
+    return others + [worker for each in searches for worker in in_queue(each)]
 
 
 def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
@@ -190,7 +195,7 @@ def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[s
         return "skip", f"{state.name}, nothing to do"
     if not (is_own_run(run.path) or is_own(run.path / "worker.json")):
         return "skip", f"{state.name}, skipped: it is the run of another user, who can cancel it"
-    if run.job is not None and not _is_of(run) and _search_of(run):
+    if run.job is not None and not _is_of(run) and search_of(run.submission):
         return "file", "asked to save and stop; its worker goes on with other trials"
     if run.job is not None and not _is_of(run):
         return "skip", f"skipped: job {run.job_id} is not of this run, as its list of runs says"

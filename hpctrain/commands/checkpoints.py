@@ -84,7 +84,6 @@ class Row:
             "layout": found and found.layout,
             "kept": self.kept,
             "metric": main_metric and main_metric[0],
-            # JSON has no NaN.
             "metrics": self.metrics,
             "problem": self.problem,
         }

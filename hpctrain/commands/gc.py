@@ -33,7 +33,7 @@ from rich.filesize import decimal
 
 from hpctrain.checkpoint.files.manifest import Manifest, is_healthy
 from hpctrain.disk import TEMPORARY
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.evaluation_requests import without_result
@@ -41,6 +41,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.search.trials import SearchFile
 from hpctrain.step_names import is_step_name, step_name
 from hpctrain.terminal import printable
 
@@ -210,6 +211,13 @@ def _code(
     for entry in _entries(folder / "functions"):
         if code := code_of(Path(entry.path)):
             used[code].add(any(_entries(Path(entry.path) / "results")))
+    for entry in _entries(folder / "sweeps"):
+        try:
+            search = SearchFile.of(Path(entry.path))
+        except DamageError:
+            return  # it may use any snapshot, too
+        if search and search.code:  # its workers wait, or train trials of other code
+            used[search.code].add(False)
     for entry in _entries(folder / "code"):
         if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
             continue

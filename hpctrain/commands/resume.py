@@ -19,7 +19,7 @@ from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import add_arguments, are_folders, select
+from hpctrain.runs.state.select import add_arguments, are_folders, one_sweep, search_of, select
 from hpctrain.runs.state.state import State, judge
 from hpctrain.slurm import sbatch
 from hpctrain.terminal import printable
@@ -52,12 +52,19 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
-    now = time.time()
+    meant, now = one_sweep(options.dir, names), time.time()
+    if meant is not None and (meant / "search.json").is_file():
+        raise ConfigError(
+            f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
+            "trial to its end, also one that was pruned"
+        )
     found: list[tuple[Facts, State]] = [
         (run, judge(run, now)) for run in gather(select(options.dir, names))
     ]
     named = bool(names) and not are_folders(names)
     chosen = [run for run, state in found if _is_chosen(run, state, named=named)]
+    if not named or len(found) > len(names):  # the workers of a search decide which trials go on
+        chosen = [run for run in chosen if search_of(run.submission) is None]
     if away := [run for run in chosen if run.submission and not sbatch.available()]:
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "

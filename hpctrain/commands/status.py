@@ -1,7 +1,6 @@
 """`python -m hpctrain status [RUN|SWEEP...]`: show a table of runs and their states."""
 
 import argparse
-import math
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -164,8 +163,7 @@ class Row:
             "unevaluated": self.run.unevaluated,
             "metric": None if main_metric is None else main_metric[0],
             "best": None if found is None else {"value": found[0], "step": found[1]},
-            # JSON has no NaN.
-            "metrics": {k: v if math.isfinite(v) else None for k, v in values.items()},
+            "metrics": values,
         }
 
 
@@ -203,8 +201,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     try:
         if options.watch is None:
-            rows = look(options)
-            _show(options, rows, _search(options, rows))
+            _show(options)
         else:
             _watch(options)
     except KeyboardInterrupt:
@@ -240,13 +237,9 @@ def _most_important(rows: list[Row], count: int) -> list[Row]:
 def _watch(options: argparse.Namespace) -> None:
     console = Console()
     if options.json or not console.is_terminal:
-        while True:
-            rows = look(options)
-            search = _search(options, rows)
-            _show(options, rows, search)
-            if not _under_way(rows, search):
-                return
+        while _show(options):
             time.sleep(options.watch)
+        return
     begun = False
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -273,22 +266,26 @@ def _under_way(rows: list[Row], search: Standing | None) -> bool:
     return search.is_under_way if search else any(row.state.name in UNDER_WAY for row in rows)
 
 
-def _show(options: argparse.Namespace, rows: list[Row], search: Standing | None) -> None:
-    console, most = Console(), len(rows) if options.all else _ROWS
+def _show(options: argparse.Namespace) -> bool:
+    """Print how the runs are; return whether one is under way."""
+    rows, console = look(options), Console()
+    search = _search(options, rows)
     if options.json:
         told: Any = [row.facts() for row in rows]
         print_json({"search": search.facts(), "runs": told} if search else told)
     elif search:
         console.print(_of_search(search, rows, len(rows) if options.all else _TRIALS))
     else:
+        most = len(rows) if options.all else _ROWS
         console.print(_table(rows, _where(options), console.width, most))
+    return _under_way(rows, search)
 
 
 def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
-    lines = [*search.said(), *search.at_work()]
+    lines = [*search.said(), *search.at_work(), *_budgets(rows)]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
-    return Group(head, *search.tables(most), *map(Cell, lines), *_problems(rows))
+    return Group(head, *search.shown(most), *map(Cell, lines), *_problems(rows))
 
 
 def _table(
@@ -312,10 +309,14 @@ def _table(
         table.add_row(*row.cells(shared))
     lines = _reasons(shown, width, swept=_COLUMNS.index("swept") not in table.shown(width))
     lines = lines[:reasons] + _problems(shown)
-    lines = [Cell(str(each)) for each in standings([(r.run, r.state) for r in rows])] + lines
+    lines = [*map(Cell, _budgets(rows)), *lines]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
+
+
+def _budgets(rows: list[Row]) -> list[str]:
+    return [str(each) for each in standings([(row.run, row.state) for row in rows])]
 
 
 def _problems(rows: list[Row]) -> list[Text]:

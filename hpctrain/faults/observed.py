@@ -120,7 +120,7 @@ def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[subprocess.P
     ranks, folder, me = job.ranks, logs / FOLDER, Process.current()
     folder.mkdir(exist_ok=True)
     file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
-    place = Place(ranks.rank, me.pid, me.started, page.descriptor)
+    place = Place(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
     write_atomically(file, written(place), sync=False)
     if ranks.local_rank == 0:
         files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]

@@ -113,8 +113,13 @@ class _Observer:
                 file = self._folder / f"node{self._place.node_rank}.{number}"
                 place = read(Place, file, parts=3)
                 # The file may be of an attempt before.
-                if Process(self._host, place.pid, place.started).alive:
-                    self._ranks[number] = Rank(place, self._host)
+                if not Process(self._host, place.pid, place.started).alive:
+                    continue
+                rank = Rank(place, self._host)
+                if rank.is_of_attempt:
+                    self._ranks[number] = rank
+                else:
+                    rank.close()
 
     def _look(self, since: float) -> tuple[Hang, ...]:
         """Return the ranks that are dead or late; say which are slow."""

@@ -58,6 +58,7 @@ class Place(Record, frozen=True):
     pid: Count
     started: Count
     descriptor: Count
+    begun: Seconds = 0.0  # as its page says it; later ones are those of another attempt
 
 
 class Job(Record, frozen=True):
@@ -83,10 +84,23 @@ class Rank:
         self._stacks, self._line = marks.SIZE, ""  # up to where they are known, the line in them
         self._late_since = -1.0  # the last mark of a rank that is late
 
+    def close(self) -> None:
+        """Close the page."""
+        os.close(self._file)
+
     @property
     def has_ended(self) -> bool:
-        """Whether the rank ends, or is dead."""
-        return bool(self._page.marks().left) or "" in [*self._letters][-1:]
+        """Whether the rank ends, or is dead, or trains another run."""
+        return self._has_left or "" in [*self._letters][-1:]
+
+    @property
+    def _has_left(self) -> bool:
+        return bool(self._page.marks().left) or not self.is_of_attempt
+
+    @property
+    def is_of_attempt(self) -> bool:
+        """Whether what it marks is of the attempt that has told where its page is."""
+        return self._page.marks().begun == self.place.begun
 
     @property
     def step(self) -> float:
@@ -109,7 +123,7 @@ class Rank:
         """
         marked, now = self._page.marks(), time.monotonic()
         self._letters.append(self._process.state)
-        if marked.left:
+        if self._has_left:
             return None
         phase, pid = int(marked.phase), self.place.pid
         late_s, late = now - max(marked.at, since), marked.at == self._late_since

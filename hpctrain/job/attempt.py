@@ -202,8 +202,8 @@ class Attempt(NoAttempt):
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         run, step, slurm = self._run, outcome.step, self._ranks.launcher == "slurm"
         run.update()  # NFS caches the content of a folder until the client writes there
-        asked = [run.path, *map(Path, filter(None, [self._ranks.worker]))]
-        request = next(filter(None, map(stop_request.read, asked)), None)
+        asked = map(stop_request.read, self._ranks.folders(run.path))
+        request = next(filter(None, asked), None)
         cause = request.cause if request else USER_STOP
         end = End(cause, reason) if request or not slurm else stopped(reason, policy.left_s())
         answer = policy.answer(run.read(), end, Room(), step)

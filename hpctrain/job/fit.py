@@ -10,8 +10,7 @@ import faulthandler
 import logging
 import sys
 from contextlib import nullcontext, suppress
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,21 +54,15 @@ from hpctrain.training.trainer import Outcome, Trainer
 log = logging.getLogger(__name__)
 _EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
+_MODULES = frozenset(sys.modules)  # those before the first training of this process
 
 
-def train(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    began: float | None = None,
-    until: int | None = None,
-) -> int:
+def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
     """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
-    It pauses after the global step `until`. The exit code is 0, or 130 or 143 when the run was
-    stopped on request and saved. A node that has failed the checks of `launch.preflight` is a
-    NodeError. Errors are recorded in the run directory. The attempt has `began` with this process,
-    or at a time of `time.monotonic`.
+    The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
+    failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
+    directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
@@ -106,7 +99,7 @@ def train(
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             account = _account(run, ranks, began)
-            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account, until)
+            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
@@ -128,7 +121,6 @@ def _fit(
     tracker: Tracker,
     stop: Stop,
     account: Account,
-    until: int | None,
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 
@@ -139,7 +131,7 @@ def _fit(
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
     marks.open_page().where = partial(where, ranks.world_size, stacks)
-    before = _modules_before() if ranks.worker else frozenset(sys.modules)
+    before = _MODULES if ranks.worker else frozenset(sys.modules)
     with (
         named_if_late(run.path, ranks, config.parallel.timeout_s),
         lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
@@ -149,7 +141,7 @@ def _fit(
         while True:
             account.enter("startup")
             trainer = build(config, run, ranks, device, tracker, stop, account)
-            trainer.until = until
+            trainer.until = ranks.until
             if ranks.is_main:
                 trained_code.record(config, run, modules.loaded(before))
             with suppress(RolledBack):
@@ -160,14 +152,8 @@ def _fit(
 
 def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
     """End a rank 0 that has outlived its job: it holds the lock of the run."""
-    for folder in (run.path, *([Path(ranks.worker)] if ranks.worker else [])):
+    for folder in ranks.folders(run.path):
         epochs.end_if_over(folder, ranks.attempt_key)
-
-
-@cache
-def _modules_before() -> frozenset[str]:
-    """Return the modules that were there before the first training of this process."""
-    return frozenset(sys.modules)
 
 
 def _account(run: RunDir, ranks: RankInfo, began: float | None) -> Account:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
 
     run = RunDir.open(path)
     log_to_stderr()
-    ranks = ranks or RankInfo.from_env()
+    ranks = replace(ranks or RankInfo.from_env(), until=until)
     began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
         chosen = ChosenLayout.of(run.path)
@@ -88,7 +89,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
-        return _train_to_the_end(config, run, ranks, [], began=began, until=until)
+        return _train_to_the_end(config, run, ranks, [], began=began)
 
 
 def _train_to_the_end(
@@ -98,11 +99,10 @@ def _train_to_the_end(
     argv: list[str],
     again: bool = False,
     began: float | None = None,
-    until: int | None = None,
 ) -> int:
-    if until is not None and run.read().paused_at == until:
+    if ranks.until is not None and run.read().paused_at == ranks.until:
         if ranks.is_main:
-            print(f"{run.name} is paused at step {until} already")
+            print(f"{run.name} is paused at step {ranks.until} already")
         return 0
     if not again and run.read().state == "finished":
         if ranks.is_main:
@@ -123,7 +123,7 @@ def _train_to_the_end(
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
     with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
-        code = _train_attempt(config, run, ranks, began, until)
+        code = _train_attempt(config, run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
@@ -153,9 +153,7 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
         log.warning("%s", error)
 
 
-def _train_attempt(
-    config: Config, run: RunDir, ranks: RankInfo, began: float | None, until: int | None
-) -> int:
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
     from hpctrain.faults.observed import observed
     from hpctrain.job import compile_cache
     from hpctrain.rendezvous import flight_recorder, leaving
@@ -191,7 +189,7 @@ def _train_attempt(
         if first:
             gc.freeze()
             gc.enable()
-        return train(config, run, ranks, began, until)
+        return train(config, run, ranks, began)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:

@@ -11,7 +11,6 @@ only grows, in place, so a client of NFS that opens it sees what another one has
 """
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -58,12 +57,10 @@ def follow(worker: Path, key: AttemptKey) -> Iterator[Piece]:
     """Yield the lines of these ranks as rank 0 adds them; this process ends if rank 0 is silent."""
     size, nap, heard = 0, _NAP_S[0], time.monotonic()
     while True:
-        found, now = _read(worker, size)
-        for piece in found:
-            if piece.key == key:
-                yield piece
-        if now > size:
-            size, nap, heard = now, _NAP_S[0], time.monotonic()
+        before, (found, size) = size, _read(worker, size)
+        yield from (piece for piece in found if piece.key == key)
+        if size > before:
+            nap, heard = _NAP_S[0], time.monotonic()
         if time.monotonic() - heard > _SILENT_S:
             end_at_once(f"rank 0 gives no sign of life in {worker / FILE}, so this rank ends, too")
         time.sleep(nap)
@@ -90,11 +87,8 @@ def signs(worker: Path) -> Iterator[None]:
 
 
 def _append(worker: Path, line: str) -> None:
-    descriptor = os.open(worker / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(descriptor, f"{line}\n".encode())
-    finally:
-        os.close(descriptor)
+    with open(worker / FILE, "ab", buffering=0) as file:
+        file.write(f"{line}\n".encode())
 
 
 def _read(worker: Path, since: int = 0) -> tuple[list[Piece], int]:

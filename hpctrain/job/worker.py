@@ -81,11 +81,14 @@ def _follow(folder: Path, ranks: RankInfo) -> int:
 
 
 def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
+    def stopped() -> bool:
+        return bool(signals.noted or stop_request.read(folder))
+
     code = 0
-    while not (code or signals.noted):
+    while not (code or stopped()):
         epochs.end_if_over(folder, ranks.attempt_key)
         with pieces.signs(folder):
-            piece = worker.next(lambda: bool(signals.noted))
+            piece = worker.next(stopped)
         if piece is None:
             break
         code = _train(worker, piece, folder, ranks)
@@ -108,18 +111,18 @@ def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
         hang.symlink_to(run.path / "hang.json")
         pieces.add(folder, key, run=str(run.path), until=piece.until or 0)
         began = time.monotonic()
-        answer, code = "", 0
+        code, failed = 0, None
         try:
             code = train_frozen(run.path, piece.until, ranks)
         except Exception as error:
-            answer = _answer(error, run, ranks)
-        forget()
-        if answer != "restart":  # else with smaller micro-batches
+            failed = _has_failed(error, run, ranks)
+        can_go_on = forget()
+        if failed is not False:  # else again, with smaller micro-batches
             break
     log.info("%s: trained for %.1f s", run.name, time.monotonic() - began)
     record = run.read()
     value = (record.result or {}).get(piece.metric)
-    if answer:
+    if failed:
         worker.failed(piece, record.attempt.error)
     elif code:
         worker.left(piece)
@@ -128,37 +131,36 @@ def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
     else:
         worker.report(piece, value)
     pieces.add(folder, key)
-    if answer and not _gpu_works():
+    if not can_go_on:
         log.error("CUDA cannot be used any more in this process: the ranks are started again")
         return _TERMINATED
+    if stop_request.read(folder):  # the worker was cancelled: the trial waits for another command
+        stop_request.clear(run.path)
     # The run was cancelled, and not the job.
     return 0 if code and stop_request.read(run.path) else code
 
 
-def _answer(error: Exception, run: RunDir, ranks: RankInfo) -> str:
-    """Return what follows from the error of a training: "restart", or "failed" for good.
-
-    What this process cannot go on from is raised again.
-    """
+def _has_failed(error: Exception, run: RunDir, ranks: RankInfo) -> bool:
+    """Return whether a trial has failed for good; what this process cannot go on from is raised."""
     if ranks.world_size > 1:
         raise error
-    answer, smaller = judge(run, 1, ranks.attempt_key, inside=True), False
+    answer = judge(run, 1, ranks.attempt_key, inside=True)
     if is_over(answer):
         close_tracking(run, 1)
-    else:
-        smaller = answer == "restart" and run.read().attempt.cause == GPU_MEMORY.name
-        if not smaller:
-            raise error
-    ours = isinstance(error, HpctrainError)
-    log.error("%s: %s", run.name, error, exc_info=None if ours else error)
-    return "restart" if smaller else "failed"
+    elif answer != "restart" or run.read().attempt.cause != GPU_MEMORY.name:
+        raise error
+    log.error("%s: %s", run.name, error, exc_info=not isinstance(error, HpctrainError))
+    return is_over(answer)
 
 
-def forget() -> None:
-    """Drop what a training has left in this process beside its settings of torch."""
+def forget() -> bool:
+    """Drop what a training has left in this process beside its settings of torch.
+
+    Return whether CUDA can still be used: after some errors of a kernel no call succeeds.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
-        return
+        return True
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()  # it compiles a function for so many shapes, and then no more
     if inductor := sys.modules.get("torch._inductor.config"):
@@ -167,17 +169,11 @@ def forget() -> None:
         debug._clear_sharding_prop_cache()  # it knows the names of the process groups
     gc.collect()
     torch.manual_seed(_FRESH_SEED)
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _gpu_works() -> bool:
-    """Return whether CUDA can still be used: after some errors of a kernel no call succeeds."""
-    torch = sys.modules["torch"]
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
     except RuntimeError:
         return False
     return True

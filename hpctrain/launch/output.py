@@ -1,9 +1,11 @@
 """The output of a sweep: a table with one row per run, progress bars, and single lines."""
 
+from __future__ import annotations
+
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import (
     BarColumn,
@@ -18,9 +20,11 @@ from rich.progress import (
 from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table
-from hpctrain.launch.entry import Entry
 from hpctrain.secrets import mask
 from hpctrain.terminal import indented
+
+if TYPE_CHECKING:
+    from hpctrain.launch.entry import Entry
 
 ROWS = 40  # longer tables are cut
 T = TypeVar("T")

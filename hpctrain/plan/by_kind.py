@@ -1,6 +1,6 @@
 """`launch.gpu_type`: the layout of a run on each kind of GPU on which its job may start.
 
-    submission ── by_kind CONFIG... ── JSON: the choice on each kind ── shown, or refused
+    submission ── by_kind CONFIG... ── a line for each kind ── shown, or refused
     batch script ── by_kind --run DIR... ── layout.json ── all ranks (`hpctrain.job.here`)
 
 What the command or the config says itself is kept: parallel, the micro-batches, and activation
@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
@@ -35,8 +34,8 @@ _NOT_CHOSEN = ("device", "backend", "timeout_s", "sync")  # keys of parallel tha
 
 def choices(
     config: Config, kinds: Iterable[Hardware], overrides: Iterable[str] = ()
-) -> Iterator[tuple[Hardware, ChosenLayout | None, str]]:
-    """Yield the best layout on each kind, or None and why nothing fits."""
+) -> Iterator[ChosenLayout | str]:
+    """Yield the best layout on each kind, or why nothing fits."""
     kept = _kept(config, [text.partition("=")[0] for text in overrides])
     task = instantiate("task", config.task)
     estimator, _ = Estimator.of_config(config, task, of_data(config.data))
@@ -46,14 +45,25 @@ def choices(
         fixed = kept - {"accumulate"} if config.train.micro_batch_size == "auto" else kept
         ranking = rank(config, estimator, hardware, [size], fixed)
         if not ranking.best:
-            why = "; ".join(f"{name}: {reason}" for name, reason in ranking.excluded.items())
-            yield hardware, None, why
+            yield "; ".join(f"{name}: {reason}" for name, reason in ranking.excluded.items())
             continue
         best = ranking.best[0]
         added = [text for text in best.layout.overrides if not _is_kept(text, kept)]
         micro = f"micro-batches of {best.layout.batch.micro} samples"
         text = f"{hardware.title}: {best.layout.label}, {micro} ({best.reason})"
-        yield hardware, ChosenLayout(text=text, overrides=tuple(added)), ""
+        yield ChosenLayout(text=text, overrides=tuple(added))
+
+
+def lines(config: Config, overrides: Iterable[str]) -> Iterator[str]:
+    """Yield the choice on each kind in words; one on which nothing fits is a ConfigError."""
+    kinds = config.launch.gpu_features
+    for kind, found in zip(kinds, choices(config, map(smallest, kinds), overrides), strict=True):
+        if isinstance(found, str):
+            raise ConfigError(
+                f"launch.gpu_type={config.launch.gpu_type}: nothing fits on {kind} ({found}); "
+                "leave it out, or ask for more nodes"
+            )
+        yield f"on {kind}: {' '.join([found.text, *found.overrides])}"
 
 
 def _kept(config: Config, named: list[str]) -> set[str]:
@@ -84,51 +94,42 @@ def _title() -> str:
 
 
 def _choose(run: RunDir, title: str) -> None:
-    """Write layout.json for the GPUs of this node, or log why the layout is as it was given.
-
-    Another attempt on another kind has another layout; checkpoints fit to each.
-    """
+    """Write layout.json for the GPUs of this node, or log why the layout is as it was given."""
     hardware = of_device(title)
     if hardware is None:
         log.warning("launch.gpu_type: %r is no known GPU: the layout is as given", title)
         return
-    ((_, found, why),) = choices(load(run.config_file), [hardware], run.read().overrides)
-    if found is None:
-        log.warning("launch.gpu_type: nothing is foreseen to fit on %s: %s", title, why)
+    (found,) = choices(load(run.config_file), [hardware], run.read().overrides)
+    if isinstance(found, str):
+        log.warning("launch.gpu_type: nothing is foreseen to fit on %s: %s", title, found)
     else:
         write_atomically(run.path / "layout.json", written(found))
 
 
 def main(argv: list[str]) -> int:
-    """Choose for run directories, or print a list of [kind, text, why not] for each config."""
+    """Choose for run directories; or print the choices for configs, or what is wrong with one.
+
+    A config is a JSON list: the words for its runs, its path, and their overrides.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    if argv[0] == "--run":
-        runs = [RunDir.open(Path(each)) for each in argv[1:]]
-        for run in runs:  # what an attempt on another kind has chosen
-            (run.path / "layout.json").unlink(missing_ok=True)
-        title = _title()
-        for run in runs:
+    if argv[0] != "--run":
+        for about, path, *overrides in map(json.loads, argv):
             try:
-                _choose(run, title)
-            except HpctrainError as error:
-                log.warning("launch.gpu_type: the layout is as given: %s", error)
+                for line in lines(load(Path(path)), overrides):
+                    print(f"{about} {line}")
+            except ConfigError as error:
+                print(*str(error).splitlines(), f"[{about}]")
+                return error.exit_code
         return 0
-    found: list[Any] = []
-    for path, *overrides in map(json.loads, argv):
-        config = load(Path(path))
-        kinds = {kind: smallest(kind) for kind in config.launch.gpu_features}
+    runs = [RunDir.open(Path(each)) for each in argv[1:]]
+    for run in runs:  # what an attempt on another kind has chosen
+        (run.path / "layout.json").unlink(missing_ok=True)
+    title = _title()
+    for run in runs:
         try:
-            told = [*choices(config, kinds.values(), overrides)]
-        except ConfigError as error:
-            found.append([["", "", str(error)]])
-            continue
-        found.append(
-            [
-                [kind, " ".join([each.text, *each.overrides]) if each else "", why]
-                for kind, (_, each, why) in zip(kinds, told, strict=True)
-            ]
-        )
-    print(json.dumps(found))
+            _choose(run, title)
+        except HpctrainError as error:
+            log.warning("launch.gpu_type: the layout is as given: %s", error)
     return 0
 
 

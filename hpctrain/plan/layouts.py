@@ -211,9 +211,9 @@ def _layout(
     config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
 ) -> Layout:
     fsdp = replace(config.parallel.fsdp, offload="offload" in degrees)
-    sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | degrees
+    sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "weights": None} | degrees
     sizes.pop("offload", None)
-    parallel = replace(config.parallel, weights=None, fsdp=fsdp, **sizes)
+    parallel = replace(config.parallel, fsdp=fsdp, **sizes)
     batch: dict[str, Any] = {"accumulate": parts, "micro_batch_size": None}
     train = replace(config.train, activation_checkpointing=mode, **batch)
     launch = replace(config.launch, nodes=nodes, tasks_per_node=per_node)

@@ -20,7 +20,7 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import node_weights, time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
-from hpctrain.hardware import known, load, of_section, smallest
+from hpctrain.hardware import known, load, of_section
 from hpctrain.plan.budget import Limits, hours_of
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
@@ -89,11 +89,8 @@ def main(argv: list[str]) -> int:
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
     if config.launch.gpu_type:
-        pairs = {kind: smallest(kind) for kind in config.launch.gpu_features}
-        told = by_kind.choices(config, pairs.values(), given.overrides)
-        for kind, (_, each, why) in zip(pairs, told, strict=True):
-            text = each.text if each else f"nothing fits: {why}"
-            console.print(f"launch.gpu_type {kind}: {text}", soft_wrap=True)
+        for line in by_kind.lines(config, given.overrides):
+            console.print(f"launch.gpu_type {line}", soft_wrap=True)
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}

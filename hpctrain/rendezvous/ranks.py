@@ -49,6 +49,7 @@ class RankInfo:
         worker: The folder of the worker whose ranks these are, which train one run after another
             (`hpctrain.job.worker`); "" elsewhere.
         piece: How many trainings these processes have made before, as ranks of a worker.
+        until: The global step at which the run pauses; None for its end.
     """
 
     launcher: str
@@ -66,6 +67,7 @@ class RankInfo:
     step_id: int = 0
     worker: str = ""
     piece: int = 0
+    until: int | None = None
 
     def __post_init__(self) -> None:
         for value, count, name in (
@@ -106,6 +108,10 @@ class RankInfo:
         """Whether there are several ranks, and all of them are certainly on this node."""
         # The variables of torchrun, when they are set by hand, need not tell the number of nodes.
         return self.world_size > 1 and self.num_nodes == 1 and self.launcher != "torchrun"
+
+    def folders(self, run: Path) -> list[Path]:
+        """Return the directories that tell when these ranks end: of the run, and of the worker."""
+        return [run, *map(Path, filter(None, [self.worker]))]
 
     def host(self, rank: int) -> str:
         """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""

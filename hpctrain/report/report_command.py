@@ -148,7 +148,7 @@ def _several(
 
     drawn = sweep_charts.scaling_charts(scaling) if scaling else []
     drawn += sweep_charts.settings_charts(found, metrics) if found else []
-    drawn += sweep_charts.search_charts(search, accounts) if search else []
+    drawn += [sweep_charts.search_chart(search.found, accounts)] if search else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:
         page = html_view.sweep_page(accounts, sweep, found, drawn, lines, search)

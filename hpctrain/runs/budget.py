@@ -10,6 +10,7 @@ GPUs count their ranks, in rank-hours.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, eta_s, judge
 from hpctrain.slurm.allocations import allocations
-from hpctrain.tracking.journal import journal_path, last_record
 
+log = logging.getLogger(__name__)
 _FILE = "budget.json"
 BY_LIMIT = "like no measured run, so with their time limit"
 _LOCK_S = 120.0  # a worker reads run directories and calls sacct while it holds the lock
@@ -65,15 +66,10 @@ class Share(Record, frozen=True):
 
 
 class Piece(Record, frozen=True):
-    """What a worker of a search does now: it trains a trial up to a step."""
+    """What a worker of a search does now: it trains a trial up to a step, until about `end`."""
 
-    hours: Finite
     devices: Count
-    began: Time
-
-    def still(self, now: float) -> float:
-        """Return the hours that it will still take."""
-        return max(0.0, self.hours - self.devices * (now - self.began) / 3600)
+    end: Time
 
 
 @dataclass(frozen=True)
@@ -159,20 +155,21 @@ class Budget(Record, frozen=True):
         seen |= {one.path: (one, judge(one, now).name) for one in found}
         runs = [(*seen[Path(run)], s) for run, s in self.shares.items() if Path(run) in seen]
         spent, source = self._spent(sweep, [(facts, share) for facts, _, share in runs], now)
-        if self.search:
-            coming = [hours for each in self.pieces.values() if (hours := each.still(now))]
-            return _Standing(self, spent, sum(coming), len(coming), 0, source)
-        going = [(facts, state, share) for facts, state, share in runs if state in UNDER_WAY]
-        coming = [_still(*each, now) for each in going]
+        going = [] if self.search else [each for each in runs if each[1] in UNDER_WAY]
+        coming = [each.devices * max(0.0, each.end - now) / 3600 for each in self.pieces.values()]
+        for facts, state, share in going:
+            left_s = eta_s(facts, now) if state == "running" else None
+            by_speed = None if left_s is None else share.devices * left_s / 3600
+            coming.append(self.needs(facts.path) if by_speed is None else by_speed)
         unknown = sum(not share.measured and state == "queued" for _, state, share in going)
-        return _Standing(self, spent, sum(coming), len(going), unknown, source)
+        under_way = len(going) or sum(map(bool, coming))
+        return _Standing(self, spent, sum(coming), under_way, unknown, source)
 
     def _spent(self, sweep: Path, runs: list[tuple[Facts, Share]], now: float) -> tuple[float, str]:
         """Return what was taken, and who has counted it; several runs may have shared a job."""
-        of = {job: share for facts, share in runs for job in _jobs(facts)}
-        arrays = {*self.jobs, *_arrays(sweep)}
-        asked_for = {array if (array := job.partition("_")[0]) in arrays else job for job in of}
-        booked = allocations(asked_for | arrays) or {}
+        jobs = {facts.path: _jobs(facts) for facts, _ in runs}
+        of = {job: share for facts, share in runs for job in jobs[facts.path]}
+        booked = allocations({*of, *self.jobs, *_arrays(sweep)}) or {}
         most = max((share.per_node for share in self.shares.values()), default=1)
         hours = 0.0
         for job, times in booked.items():
@@ -181,11 +178,14 @@ class Budget(Record, frozen=True):
                 if one.start is not None:
                     devices = (self.gpus and one.gpus) or one.nodes * per_node
                     hours += devices * max(0.0, (one.end or now) - one.start) / 3600
-        by_itself = [each for each in runs if not any(job in booked for job in _jobs(each[0]))]
-        own = sum(_counted(facts, share, now) for facts, share in by_itself)
-        sources = {"booked by Slurm": hours, "counted by the runs, without Slurm's accounting": own}
-        told = [name for name, some in sources.items() if some]
-        return hours + own, " and ".join(told) or "nothing has run"
+        counted = sum(
+            (facts.trained_s(None, all_ranks=True) or 0.0) * share.per_rank / 3600
+            for facts, share in runs
+            if booked.keys().isdisjoint(jobs[facts.path])
+        )
+        without = "counted by the runs, without Slurm's accounting"
+        told = [name for name, some in (("booked by Slurm", hours), (without, counted)) if some]
+        return hours + counted, " and ".join(told) or "nothing has run"
 
 
 def _budgets_of(runs: Iterable[Path]) -> dict[Path, Budget]:
@@ -226,19 +226,24 @@ def may_begin(
     """
     if Budget.of(sweep) is None:
         return "yes"
-    with file_lock(sweep / f".{_FILE}.lock", patience(_LOCK_S, str(sweep / _FILE), nap=0.2)):
-        if (budget := Budget.of(sweep)) is None:  # another command has just removed it
-            return "yes"
-        like_runs.forget()
-        share = Share.of(load(run / "config.yaml"))
-        pieces = {job: piece for job, piece in budget.pieces.items() if job != worker}
-        budget = replace(budget, shares={**budget.shares, str(run): share}, pieces=pieces)
-        standing, hours = budget.standing(sweep), budget.needs(run, until)
-        fits = hours <= standing.left
-        if fits:
-            pieces[worker] = Piece(hours=hours, devices=share.devices, began=time.time())
-        budget.write(sweep)
-        return "yes" if fits else "later" if standing.coming else "never"
+    try:
+        with file_lock(sweep / f".{_FILE}.lock", patience(_LOCK_S, str(sweep / _FILE), nap=0.2)):
+            if (budget := Budget.of(sweep)) is None:  # another command has just removed it
+                return "yes"
+            like_runs.forget()
+            share = Share.of(load(run / "config.yaml"))
+            pieces = {job: piece for job, piece in budget.pieces.items() if job != worker}
+            budget = replace(budget, shares={**budget.shares, str(run): share}, pieces=pieces)
+            standing, hours = budget.standing(sweep), budget.needs(run, until)
+            fits = hours <= standing.left
+            if fits:
+                end = time.time() + 3600 * hours / share.devices
+                pieces[worker] = Piece(devices=share.devices, end=end)
+            budget.write(sweep)
+            return "yes" if fits else "later" if standing.coming else "never"
+    except TimeoutError as error:  # many workers ask, or sacct is slow
+        log.warning("%s; asking again", error)
+        return "later"
 
 
 def _jobs(facts: Facts) -> list[str]:
@@ -249,20 +254,3 @@ def _arrays(sweep: Path) -> set[str]:
     """Return the ids of the arrays that were submitted from the folder of a sweep."""
     files = (*sweep.glob("*/job_id"), *sweep.glob("*/*/job_id"))
     return {word for file in files for word in text_of(file).split() if word.isdecimal()}
-
-
-def _still(facts: Facts, state: str, share: Share, now: float) -> float:
-    """Return the hours that a run will still take: by its speed, or else as was foreseen."""
-    if state == "running" and (seconds := eta_s(facts, now)) is not None:
-        return share.devices * seconds / 3600
-    done, last = facts.progress.step or 0, facts.progress.max_steps
-    return share.hours * max(0.0, 1 - done / last) if last else share.hours
-
-
-def _counted(facts: Facts, share: Share, now: float) -> float:
-    """Return the hours that a run has counted itself, times its devices."""
-    last = last_record(journal_path(facts.path), "device_s")
-    if last is not None:
-        return float(last["device_s"]) * share.per_rank / 3600
-    ranks = facts.attempt.world_size
-    return (facts.trained_s(None) or 0.0) * ranks * share.per_rank / 3600

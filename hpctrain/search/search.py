@@ -177,7 +177,11 @@ class Search:
         proposing = sampler(self._settings.sampler)
         study = optuna.create_study(direction=self._settings.direction, sampler=proposing)
         while True:
-            yield study.ask(self._space).params
+            try:
+                yield study.ask(self._space).params
+            except ValueError as error:  # a grid of an interval
+                target = self._settings.sampler["_target_"]
+                raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
 
     def _show(self, config: Config, folder: Path) -> None:
         """Show what `launch.dry_run` asks for: the first trials, and the script of the workers."""

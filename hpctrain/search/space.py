@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import pkgutil
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -86,13 +87,16 @@ def _distribution(override: Override) -> BaseDistribution:
 
 def sampler(given: Mapping[str, Any], trials: int = 0) -> BaseSampler:
     """Return the sampler that `hydra.sweeper.sampler` describes, for the trial after so many."""
+    from optuna.exceptions import ExperimentalWarning
+
     arguments = {**given}
     target = str(arguments.pop("_target_"))
     # The same random numbers must not come again, except where they only put a grid in order.
     if arguments.get("seed") is not None and not target.endswith("GridSampler"):
         arguments["seed"] += trials
     try:
-        found: BaseSampler = pkgutil.resolve_name(target)(**arguments)
+        with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
+            found: BaseSampler = pkgutil.resolve_name(target)(**arguments)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
     return found

@@ -6,7 +6,6 @@ run directories ──── state, step, time ───┴── Standing
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,24 +24,18 @@ from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm.queue import UnreachableError
 
 log = logging.getLogger(__name__)
-_ALIVE_S = 60.0  # a run that trains writes its progress more often
-
-HEADS = (
-    *("rung", "step", "waiting", "training", "failed"),
-    *("reached", "promoted", "paused", "pruned", "best"),
-)
+Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A search, with its runs by name, at a time in seconds since the epoch."""
+    """A search, with its runs by name."""
 
     found: Found
     runs: Mapping[str, Facts]
     workers: Sequence[Facts] | None  # in the queue; None if the scheduler does not answer
     sweep: Path  # the folder of the search
     space: dict[str, Any]  # Optuna's distribution of each parameter
-    now: float
 
     @classmethod
     def of(cls, sweep: Path | None, runs: Iterable[Facts]) -> Self | None:
@@ -57,72 +50,58 @@ class Standing:
         workers = None
         with suppress(UnreachableError):
             workers = in_queue(sweep)
-        known = {facts.name: facts for facts in runs}
-        return cls(found, known, workers, sweep, file.distributions(), time.time())
-
-    def state(self, trial: Trial) -> str:
-        """Return the state of a trial. The lock of its owner may not be seen on this host."""
-        facts = self.runs.get(trial.run)
-        if trial.ended or facts is None or facts.recorded_state != "running":
-            return trial.state
-        return "training" if self.now - facts.progress.time < _ALIVE_S else trial.state
+        return cls(found, {run.name: run for run in runs}, workers, sweep, file.distributions())
 
     def rungs(self) -> list[dict[str, Any]]:
         """Return how many trials are on the way to each rung, and what became of those there."""
         found, rows = self.found, []
         for number, rung in enumerate(found.rungs, 1):
-            to_it = [self.state(trial) for trial in found.trials if trial.rung == number - 1]
+            to_it = [trial.state for trial in found.trials if trial.rung == number - 1]
             there = [trial for trial in found.trials if trial.rung >= number]
-            at_rest = [self.state(trial) for trial in there if trial.rung == number]
-            waiting = to_it.count("waiting") + to_it.count("promoted")
-            promoted = sum(trial.goal > number for trial in there)
+            at_rest = [trial.state for trial in there if trial.rung == number]
             # A rung of which the step is not known before is the last one.
             values = [trial.values.get(rung or trial.step, math.nan) for trial in there]
-            values = [value for value in values if math.isfinite(value)]
-            best = (max if found.direction == "maximize" else min)(values, default=None)
-            counts = len(there), promoted, at_rest.count("paused"), at_rest.count("pruned")
-            row = number, rung, waiting, to_it.count("training"), to_it.count("failed"), *counts
-            rows.append(dict(zip(HEADS, (*row, best), strict=True)))
+            best = max if found.direction == "maximize" else min
+            rows.append(
+                {
+                    "rung": number,
+                    "step": rung,
+                    "waiting": to_it.count("waiting") + to_it.count("promoted"),
+                    "training": to_it.count("training"),
+                    "failed": to_it.count("failed"),
+                    "reached": len(there),
+                    "promoted": sum(trial.goal > number for trial in there),
+                    "paused": at_rest.count("paused"),
+                    "pruned": at_rest.count("pruned"),
+                    "best": best(filter(math.isfinite, values), default=None),
+                }
+            )
         return rows
-
-    def cells(self) -> list[list[str]]:
-        """Return the same as texts, one for each of HEADS; "" for none."""
-        return [
-            ["" if not value and head != "best" else _text(value) for head, value in row.items()]
-            for row in self.rungs()
-        ]
 
     @property
     def best(self) -> Trial | None:
         """The best trial that has finished; before there is one, the best of the highest rung."""
         begun = [trial for trial in self.found.trials if trial.rung]
-        highest = max((trial.rung for trial in begun), default=0)
-        there = [trial for trial in begun if trial.rung == highest]
-        return self.found.best or min(there, key=self.found.rank, default=None)
+        so_far = min(begun, key=lambda each: (-each.rung, self.found.rank(each)), default=None)
+        return self.found.best or so_far
 
-    def hours(self, trial: Trial) -> float:
-        """Return the hours of all attempts at a trial, times their ranks; a GPU has one rank."""
-        if trial.run not in self.runs:
-            return 0.0
-        now = self.now if self.state(trial) == "training" else None
-        return (self.runs[trial.run].trained_s(now, all_ranks=True) or 0.0) / 3600
+    def _hours(self, trial: Trial) -> float:
+        run = self.runs.get(trial.run)
+        return (run.trained_s(None, all_ranks=True) or 0.0) / 3600 if run else 0.0
 
     @property
     def spent(self) -> float:
-        """The hours of all trials, times their ranks."""
-        return sum(map(self.hours, self.found.trials))
+        """The hours of all attempts at the trials, times their ranks; a GPU has one rank."""
+        return sum(map(self._hours, self.found.trials))
 
     @property
     def full(self) -> float | None:
         """About the same if all these trials had made the steps of the last rung, or None."""
-        rates = [
-            self.hours(trial) / made
-            for trial in self.found.trials
-            if trial.run in self.runs and (made := step(self.runs[trial.run]))
-        ]
+        begun = [trial for trial in self.found.trials if trial.run]
+        made = [(trial, step(self.runs[trial.run])) for trial in begun if trial.run in self.runs]
+        rates = [self._hours(trial) / steps for trial, steps in made if steps]
         last = self.found.rungs[-1]
-        begun = sum(trial.run != "" for trial in self.found.trials)
-        return sum(rates) / len(rates) * last * begun if rates and last else None
+        return sum(rates) / len(rates) * last * len(begun) if rates and last else None
 
     def said(self) -> list[str]:
         """Return in sentences which trial is the best, and what the search has cost and saved."""
@@ -141,40 +120,42 @@ class Standing:
             lines.append(f"{text}.")
         return lines
 
-    @property
-    def heads(self) -> list[str]:
-        """The titles of the columns of `trials`."""
-        steps = (f"at {step}" if step else "at the end" for step in self.found.rungs)
-        return ["trial", "run", "state", *steps, "values", "why"]
+    def tables(self) -> tuple[Rows, Rows]:
+        """Return the rungs, and the trials: those that train, then the best of the highest rung.
 
-    def trials(self) -> list[list[str]]:
-        """Return a row for each trial: those that train, then the best of the highest rung."""
-        return [
+        The first row of each has the heads.
+        """
+        found, rungs = self.found, self.rungs()
+        counts = [
+            ["" if not value and head != "best" else _text(value) for head, value in row.items()]
+            for row in rungs
+        ]
+        steps = [f"at {step}" if step else "at the end" for step in found.rungs]
+        trials = [
             [
                 *(str(trial.number), trial.run, self._doing(trial)),
-                *(_text(trial.values.get(step or trial.step)) for step in self.found.rungs),
+                *(_text(trial.values.get(step or trial.step)) for step in found.rungs),
                 *(values_of(trial), trial.reason),
             ]
-            for trial in sorted(self.found.trials, key=self._place)
+            for trial in sorted(found.trials, key=self._place)
         ]
+        return [[*rungs[0]], *counts], [["trial", "run", "state", *steps, "values", "why"], *trials]
 
     def _place(self, trial: Trial) -> tuple[bool, int, tuple[float, int]]:
         value = self.found.rank(trial) if trial.values else (0.0, trial.number)
-        return self.state(trial) != "training", -trial.rung, value
+        return trial.state != "training", -trial.rung, value
 
     def _doing(self, trial: Trial) -> str:
-        state = self.state(trial)
-        if state != "training" or trial.run not in self.runs:
-            return state
-        facts, goal = self.runs[trial.run], self.found.rungs[trial.goal - 1]
-        end = goal or facts.progress.max_steps or "?"
-        where = f"{facts.attempt.job_id} on {facts.attempt.host}".removeprefix(" on ")
-        return f"training {facts.progress.step or 0}/{end}, {where}"
+        if trial.state != "training" or (run := self.runs.get(trial.run)) is None:
+            return trial.state
+        end = self.found.rungs[trial.goal - 1] or run.progress.max_steps or "?"
+        where = f"{run.attempt.job_id} on {run.attempt.host}".removeprefix(" on ")
+        return f"training {run.progress.step or 0}/{end}, {where}"
 
-    def tables(self, most: int) -> Iterator[RenderableType]:
-        """Yield the tables of rungs and of at most so many trials."""
-        for heads, rows in ((HEADS, self.cells()), (self.heads, self.trials())):
-            table = Table(*heads, first_out=[len(heads) - 1, 1] if heads is not HEADS else ())
+    def shown(self, most: int) -> Iterator[RenderableType]:
+        """Yield the tables for a terminal, with at most so many trials."""
+        for (heads, *rows), last in zip(self.tables(), (0, 1), strict=True):
+            table = Table(*heads, first_out=[len(heads) - 1, 1] * last)
             for row in rows[:most]:
                 table.add_row(*row)
             yield table
@@ -192,8 +173,7 @@ class Standing:
     @property
     def is_under_way(self) -> bool:
         """Whether a worker runs or waits, as far as is known."""
-        trains = any(self.state(trial) == "training" for trial in self.found.trials)
-        return trains or bool(self.workers)
+        return bool(self.workers or self.found.at("training"))
 
     def at_work(self) -> list[str]:
         """Return in sentences what the workers do, and what the user may do now."""
@@ -212,13 +192,12 @@ class Standing:
 
     def facts(self) -> dict[str, Any]:
         """Return the search for `print_json`."""
-        found, best = self.found, self.best
         keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "widths", "ended")
-        return {key: getattr(found, key) for key in keys} | {
-            "keys": [*found.space],
-            "trials": [asdict(each) | {"state": self.state(each)} for each in found.trials],
+        return {key: getattr(self.found, key) for key in keys} | {
+            "keys": [*self.found.space],
+            "trials": [*map(asdict, self.found.trials)],
             "rungs": self.rungs(),
-            "best": None if best is None else best.number,
+            "best": self.best and self.best.number,
             "workers": [{"job": w.job_id, "state": w.recorded_state} for w in self.workers or ()],
             "device_hours": self.spent,
             "device_hours_without_rungs": self.full,

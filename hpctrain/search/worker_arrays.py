@@ -18,7 +18,6 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import LaunchError, StorageError
-from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.record import Count, Record, read, written
 from hpctrain.run_record import RunRecord, Submission
 from hpctrain.runs.state.facts import Facts
@@ -101,6 +100,12 @@ def live(sweep: Path) -> Counter[int]:
     )
 
 
+def local_workers(sweep: Path) -> list[Path]:
+    """Return the folders of the workers without Slurm that have not said that they end."""
+    folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
+    return [each for each in folders if not (WorkerFile.of(each).script or (each / LEFT).exists())]
+
+
 def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequence[int]) -> int:
     """Submit an array of workers; return for how many the cluster's limit of jobs leaves room.
 
@@ -139,6 +144,8 @@ def submit_missing(
     With `first`, at least one worker is there afterwards: whoever has killed all of them may have
     left nothing but paused trials.
     """
+    from hpctrain.launch.sweeps.submit_lock import submit_lock  # it imports submitit
+
     submitted, widths = {}, dict.fromkeys(found.widths)
     with submit_lock([Path(config.output_dir)]) as locks:
         there = live(sweep)

@@ -50,7 +50,7 @@ def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
                 times = since, _time(start), _time(end)
                 one = Allocation(*times, state, int(nodes), int(gpus[1]) if gpus else 0)
                 found[job].append(one)
-    return {job: sorted(each, key=lambda one: one.submitted) for job, each in found.items()}
+    return {job: sorted({*each}, key=lambda one: one.submitted) for job, each in found.items()}
 
 
 def _time(text: str) -> float | None:

@@ -52,7 +52,9 @@ def requeue(job_id: str) -> bool:
         time.sleep(_PAUSE_S)
     if state == "COMPLETING" and not _next_of_chain(job_id):
         command = ("sacct", "-X", "--noheader", "--parsable2", "--format=State", "--jobs", job_id)
-        state = ((ask(*command, quiet=True) or "").split() or [state])[0]
+        said = (ask(*command, quiet=True) or "").split()[:1]
+        # Its answer may be late, and RUNNING says nothing of a job that somebody has cancelled.
+        state = said[0] if said and said[0] in _ENDED_BY_SLURM else state
     if state not in ("RUNNING", "SIGNALING", *_ENDED_BY_SLURM):
         log.info("job %s is %s: not requeued", job_id, state)
         return False

@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
+from hpctrain.checkpoint.saving import saves as saves_module
+from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.errors import StorageError
 from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
@@ -95,11 +99,14 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.glob("*.distcp")}
 
 
-def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
+def test_both_ways_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, plan = list[bool](), dcp.save
+    monkeypatch.setattr(dcp, "save", lambda *a, **b: (planned.append(True), plan(*a, **b)))
     step = make(dropout=0.5)
-    step(batch(8), 1e-2)
     (tmp_path / "a").mkdir()
     saved = checkpointer(tmp_path / "a" / "checkpoints", step)
+    assert saved.save(0, {})
+    step(batch(8), 1e-2)  # the optimizer has a state from now on
     progress = {"step": 1, "metrics": {"x": 1.5}}
     random = torch.get_rng_state()
     assert saved.save(1, progress)
@@ -114,7 +121,8 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
     assert not damage(saved.path(1))
     found, other = Manifest.read(saved.path(1)), Manifest.read(tmp_path / "waited")
     assert found.progress == other.progress == {"step": 1, "metrics": {"x": 1.5}}
-    assert [each.step for each in saved.saves.committed] == [1, 1]
+    assert [each.step for each in saved.saves.committed] == [0, 1, 1]
+    assert len(planned) == 2, "what has the same layout as the save before is not planned anew"
     saved.saves.close()
 
 
@@ -201,6 +209,39 @@ def test_what_cannot_be_written_is_said_and_written_once_more(
     assert names == {"step-00000002", "step-00000003", "step-00000004.tmp"}, "step 1 is removed"
 
 
+def test_a_rescue_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saves_module, "_RESCUE_S", 0.0)
+    monkeypatch.setattr(saves_module, "_LEAST_RATE", float("inf"))
+    saved = checkpointer(tmp_path / "checkpoints", make())
+    writer = process_of(saved)
+    saved.save(1, {}, background=True)
+    saved.saves.rescue()
+    assert "the checkpoint was not written (it is not on the disk after 0 s)" in caplog.text
+    os.kill(writer, signal.SIGCONT)
+    saved.saves.close()
+
+
+def test_a_writer_that_cannot_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_: Writer) -> None:
+        raise BlockingIOError("no more processes")
+
+    step = make()
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    assert saved.saves.writer is not None
+    monkeypatch.setattr(Writer, "_start", refused)
+    saved.saves.writer.process.kill()
+    saved.saves.writer.process.wait()
+    saved.save(1, {}, background=True)
+    go_on(step, saved)
+    assert "it cannot be started: no more processes" in caplog.text
+    assert not damage(saved.path(1))
+    saved.saves.close()
+
+
 def on_two_ranks(folder: Path) -> list[tuple[int, bool, list[str]]]:
     """Save while the writer of rank 1 is stopped for five steps; return what this rank saw."""
     rank = torch.distributed.get_rank()
@@ -229,13 +270,19 @@ def test_the_sum_over_the_ranks_decides(tmp_path: Path) -> None:
     assert saves.writer is not None
     while saves.writer.error is None:
         time.sleep(0.005)
-    for others, committed, own in (([1, 0, 0], False, [0, 0, 1]), ([0, 0, 0], True, [0, 0, 0])):
+    for others, committed, own in (
+        ([1, 0, 0], False, [0, 0, 1]),
+        ([0, 0, 0], False, [0, 0, 1]),  # a thread puts it together
+        ([0, 0, 0], True, [0, 0, 0]),
+    ):
         flags = saves.flags()
         saves.offer([a + b for a, b in zip(flags, others, strict=True)])
         saves.advance()
         assert bool(checkpoints(saves.folder)) is committed
         assert saves.under_way is not None
         assert saves.flags() == own
+        if saves.under_way.complete is not None:
+            wait([saves.under_way.complete])
     saves.offer(saves.flags())
     saves.advance()
     assert saves.under_way is None

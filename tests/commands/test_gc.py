@@ -13,6 +13,7 @@ from hpctrain.checkpoint.files.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.search.trials import SearchFile
 from tests.conftest import run_module
 from tests.made_runs import (
     ATTEMPT,
@@ -61,6 +62,12 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     for stamp, run in (("gone", tmp_path / "gone-00000001"), ("here", half)):
         sweep = make_sweep(folder, stamp, [run])
         os.utime(sweep, (0, 0))
+    # The workers of a search wait in the queue, and no trial has begun.
+    (search := folder / "sweeps" / "search").mkdir()
+    SearchFile(
+        study="s", storage="s", metric="m", direction="minimize", n_trials=1, code="d" * 16
+    ).write(search)
+    old(folder / "code" / ("d" * 16) / "a.py")
 
     superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
     safe = superfluous | {
@@ -86,7 +93,12 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         "step-00000030",
         "step-00000040",
     ]
-    assert sorted(path.name for path in (folder / "code").iterdir()) == ["b" * 16, "link", "new"]
+    assert sorted(path.name for path in (folder / "code").iterdir()) == [
+        "b" * 16,
+        "d" * 16,
+        "link",
+        "new",
+    ]
     assert sorted(path.name for path in (outside / "checkpoints").iterdir()) == [
         "step-00000001",
         "step-00000002",

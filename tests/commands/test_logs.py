@@ -12,6 +12,7 @@ import pytest
 from hpctrain.commands import logs as logs_module
 from hpctrain.commands.logs import _start
 from hpctrain.errors import ConfigError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import find_fault, tail
 from hpctrain.runs.state.log_files import rank_logs
@@ -209,7 +210,7 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
     before = list(logging.getLogger().handlers)
 
     def attempt(rank: int, error: Exception) -> None:
-        with kept(run / "logs", "torchrun", rank):
+        with kept(run / "logs", RankInfo("torchrun", rank, rank, world_size=4, local_world_size=4)):
             logging.getLogger("anywhere").warning("a line")
             raise error
 
@@ -218,7 +219,10 @@ def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path)
             attempt(rank, ValueError(text))
     with pytest.raises(ConfigError):
         attempt(2, ConfigError("KEY=1: wrong"))
-    with kept(run / "logs", "slurm", 3), kept(run / "absent" / "logs", "single", 3):
+    with (
+        kept(run / "logs", RankInfo("slurm", 3, 3, world_size=4, local_world_size=4)),
+        kept(run / "absent" / "logs", RankInfo("single")),
+    ):
         assert logging.getLogger().handlers == before
     assert logging.getLogger().handlers == before
     logs = rank_logs(Facts.read(run))

@@ -123,10 +123,10 @@ def test_a_job_of_another_run_is_not_cancelled(listed: str, tmp_path: Path, no_s
     facts = Facts.read(run)
     facts.job = cancel.queue.Job("7_0", "PENDING", "None", "", "N/A")
     (script.parent / "tasks").write_text(listed)
-    action, message = cancel._action(facts, state.State("queued"), save=False)
+    action, message = cancel._action(facts, state.State("queued"), set(), save=False)
     assert (action, "not of this run" in message) == ("skip", True)
     (script.parent / "tasks").write_text(f"{run}\n")
-    assert cancel._action(facts, state.State("queued"), save=False)[0] == "cancel"
+    assert cancel._action(facts, state.State("queued"), set(), save=False)[0] == "cancel"
 
 
 def test_gc_and_training_follow_no_link_of_a_lock(

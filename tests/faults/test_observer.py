@@ -40,9 +40,12 @@ from hpctrain.faults.collectives import where
 from hpctrain.faults.limits import Limits
 from hpctrain.faults.observed import observed
 from hpctrain.faults.observer import Job, _Node, _Observer
+from hpctrain.faults.process_state import Place
+from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.shards.field import Field
+from hpctrain.tracking.uploader_process import Process
 from hpctrain.trained.restored import Restored
 from tests.faults.disturbed import command_line, descendants
 from tests.ranks import run_ranks
@@ -437,3 +440,28 @@ def frozen_cgroup() -> Iterator[Callable[[int | None], None]]:
         freeze(None)
         with suppress(OSError):  # the process has not ended yet
             folder.rmdir()
+
+
+def test_the_observer_of_a_run_ends_when_its_ranks_train_another_one(tmp_path: Path) -> None:
+    job = Job(ranks=RankInfo("slurm"), floor_s=30.0, times=10.0, timeout_s=600.0)
+    observer, page, me = _Observer(tmp_path, job), marks.open_page(), Process.current()
+    observer._folder.mkdir(parents=True)
+
+    def begin(folder: Path) -> None:
+        page.begin()
+        place = Place(0, me.pid, me.started, page.descriptor, page.marks().begun)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "node0.0").write_bytes(written(place).encode())
+
+    page.begin()
+    begin(observer._folder)
+    page.begin()  # the file is of an attempt before
+    observer._find_ranks()
+    assert observer._ranks == {}
+    begin(observer._folder)
+    observer._find_ranks()
+    assert not observer._ranks[0].has_ended
+    # Between two looks the rank has ended, and begun with another run.
+    marks.leave()
+    begin(tmp_path / "other")
+    assert observer._ranks[0].has_ended

@@ -9,6 +9,7 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hpctrain.errors import StorageError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.storage_failure import told
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import NET, Completed, only_run, run_json, run_module, runs
@@ -110,12 +111,12 @@ def test_only_failures_of_the_storage_are_retold(tmp_path: Path) -> None:
 
 
 def test_the_log_has_every_error_but_the_end_that_a_user_asks_for(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointException), kept(tmp_path, "single", 0):
+    with pytest.raises(CheckpointException), kept(tmp_path, RankInfo("single", rank=0)):
         raise CheckpointException("not written", {})
     (log,) = tmp_path.iterdir()
     assert "CheckpointException: " in log.read_text()
     log.unlink()
     for error in (SystemExit(1), KeyboardInterrupt()):
-        with pytest.raises(type(error)), kept(tmp_path, "single", 0):
+        with pytest.raises(type(error)), kept(tmp_path, RankInfo("single", rank=0)):
             raise error
     assert [path.read_text() for path in tmp_path.iterdir()] == ["", ""]

@@ -5,15 +5,21 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpctrain.causes import GPU_MEMORY
 from hpctrain.config.frozen import load
-from hpctrain.job import pieces
+from hpctrain.job import pieces, worker
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
 from tests.job.test_pause import weights
+from tests.made_runs import make_run
 
 Train = Callable[..., Completed]
 COMMON = (
@@ -69,6 +75,60 @@ def by_kind(folder: Path) -> dict[str, Path]:
     return {re.search(r"kind: (\w+)", text)[1]: run for run, text in texts.items()}  # type: ignore[index]
 
 
+def test_the_worker_goes_on_after_a_trial_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainings and the verdicts are stand-ins; the real ones are in the slow tests."""
+    given = [
+        RunDir(make_run(tmp_path, f"digits-0000000{n}", state="running", signature="s"))
+        for n in range(3)
+    ]
+    wrong, large, good = (SimpleNamespace(run=run.path, until=20, metric="loss") for run in given)
+    ends: dict[Path, list[Exception | None]] = {
+        wrong.run: [ZeroDivisionError()],
+        large.run: [MemoryError(), None],
+        good.run: [None],
+    }
+
+    def trained(run: Path, until: int, ranks: RankInfo) -> int:
+        if error := ends[run].pop(0):
+            attempt = {"cause": GPU_MEMORY.name, "error": "too large", "state": "failed"}
+            RunDir(run).update(attempts=[{"started": 1.0} | attempt])
+            raise error
+        RunDir(run).update(state="paused", result={"step": until, "loss": 0.5})
+        return 0
+
+    told: list[tuple[str, SimpleNamespace]] = []
+
+    left = [wrong, large, good]
+    given_by = SimpleNamespace(
+        next=lambda stopped: left.pop(0) if left else None,
+        failed=lambda piece, reason: told.append((reason, piece)),
+        report=lambda piece, value: told.append((str(value), piece)),
+    )
+
+    monkeypatch.setattr(worker, "train_frozen", trained)
+    monkeypatch.setattr(worker, "close_tracking", lambda run, code: None)
+    judged = {wrong.run: "", large.run: "restart"}
+    monkeypatch.setattr(worker, "judge", lambda run, *_, inside: judged[run.path])
+    monkeypatch.setattr(worker, "forget", lambda: True)
+    folder = tmp_path / "worker"
+    folder.mkdir()
+    ranks = RankInfo("single")
+    assert worker._lead(given_by, folder, ranks) == 0  # type: ignore[arg-type]
+    assert told == [("too large", wrong), ("0.5", large), ("0.5", good)]
+    lines = [json.loads(line) for line in (folder / "pieces").read_text().splitlines()]
+    begun = [line["run"] for line in lines if line.get("run")]
+    assert begun == [str(each.run) for each in (wrong, large, large, good)]
+    # CUDA cannot be used any more: the batch script starts the ranks again.
+    left += [wrong, good]
+    ends[wrong.run].append(ZeroDivisionError())
+    monkeypatch.setattr(worker, "forget", lambda: False)
+    assert worker._lead(given_by, folder, ranks) == 143  # type: ignore[arg-type]
+    assert left == [good]
+
+
+@pytest.mark.slow
 def test_one_process_trains_all_trials_though_some_fail(train: Train, tmp_path: Path) -> None:
     (tmp_path / "fragile.py").write_text(TASK)
     space = "+task.kind=choice(good,large,wrong)"
@@ -168,3 +228,11 @@ def test_a_rank_ends_when_rank_0_gives_no_sign_of_life(
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(Ended, match="rank 0 gives no sign of life"):
         next(pieces.follow(tmp_path, AttemptKey("7")))
+
+
+def test_a_worker_that_was_cancelled_asks_for_no_more_trials(tmp_path: Path) -> None:
+    stop_request.write(tmp_path, "ann")
+    asked: list[object] = []
+    idle: Any = SimpleNamespace(next=asked.append)
+    assert worker._lead(idle, tmp_path, RankInfo("single", worker=str(tmp_path))) == 0
+    assert asked == []

@@ -89,7 +89,9 @@ def test_the_ranks_of_a_run_here_see_the_gpus_of_the_command(
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(take_kept_gpus, "__defaults__", (environment,))
     monkeypatch.setattr(early_signals, "note", lambda: None)
-    monkeypatch.setattr(here, "train_frozen", lambda path: seen.append(dict(environment)) or 0)
+    monkeypatch.setattr(
+        here, "train_frozen", lambda path, until: seen.append(dict(environment)) or 0
+    )
     assert cli._run(["a run"]) == 0
     assert seen == [{} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}]
     # A rank that Slurm or torchrun has started keeps its own.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.composing.compose import compose
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config, DataConfig, LaunchConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
@@ -183,9 +183,8 @@ def test_a_run_whose_ranks_say_nothing_is_recorded_as_failed(tmp_path: Path) -> 
         ("+site.env.MASTER_PORT=29500", "with site.env.MASTER_PORT"),
     ],
 )
-def test_what_does_not_go_with_a_pack(keys: str, said: str) -> None:
-    composed = compose(["experiment=digits", "launch.pack=2", *keys.split()])
-    assert composed is not None
+def test_what_does_not_go_with_a_pack(keys: str, said: str, composer: Composer) -> None:
+    composed = composer.typed(["experiment=digits", "launch.pack=2", *keys.split()])
     with pytest.raises(ConfigError, match=f"launch.pack=2 {re.escape(said)}"):
         validate(composed)
 

@@ -138,7 +138,11 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
                 ),
                 (
                     "hydra/sweeper/sampler=none",
-                    "hydra/sweeper/sampler=none: no such choice; there are",
+                    "hydra/sweeper/sampler=none: no such choice; there are: grid, random, tpe",
+                ),
+                (
+                    "hydra/sweeper/sampler=grid model.dropout=interval(0,1)",
+                    "hydra.sweeper.sampler._target_=optuna.samplers.BruteForceSampler: FloatDistr",
                 ),
                 ("optimizer.lrr=1", "unknown key optimizer.lrr: did you mean optimizer.lr"),
                 ("train.max_epochs=0", "train.max_epochs=0: it must be at least 1"),

@@ -17,7 +17,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import measured_run
 from hpctrain.hardware import load, smallest
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.sweeps import gpu_kinds
+from hpctrain.launch.sweeps.before_queueing import gpu_kinds
 from hpctrain.plan import by_kind
 from hpctrain.run_record import ChosenLayout
 from hpctrain.runs.freeze import check, freeze
@@ -43,29 +43,27 @@ def made(composer: Composer, digits: Path, tmp_path: Path) -> Made:
 
 
 def test_what_was_set_is_kept(made: Made) -> None:
-    def chosen(*words: str, memory: float = 80.0) -> tuple[ChosenLayout | None, str]:
+    def chosen(*words: str, memory: float = 80.0) -> ChosenLayout | str:
         kind = replace(load("a100_80"), memory_bytes=int(memory * GIB))
-        ((_, found, why),) = by_kind.choices(made(*words), [kind], words)
-        return found, why
+        (found,) = by_kind.choices(made(*words), [kind], words)
+        return found
 
-    free, _ = chosen()
-    assert free is not None
+    free = chosen()
+    assert isinstance(free, ChosenLayout)
     assert {text.partition("=")[0] for text in free.overrides} >= {"parallel.zero"}
     assert "zero1 on 2 ranks" in free.text
-    own, _ = chosen("parallel.zero=3", "parallel.dp_shard=-1", "parallel.dp_replicate=1")
-    assert own is not None
+    own = chosen("parallel.zero=3", "parallel.dp_shard=-1", "parallel.dp_replicate=1")
+    assert isinstance(own, ChosenLayout)
     assert (own.overrides, "zero3 on 2 ranks" in own.text) == ((), True)
-    parts, _ = chosen("train.accumulate=4")
-    assert parts is not None
+    parts = chosen("train.accumulate=4")
+    assert isinstance(parts, ChosenLayout)
     assert "train.accumulate" not in str(parts.overrides)
     assert "micro-batches of 8 samples" in parts.text
-    sized, _ = chosen("train.micro_batch_size=4")
-    assert sized is not None
+    sized = chosen("train.micro_batch_size=4")
+    assert isinstance(sized, ChosenLayout)
     assert "micro-batches of 4 samples" in sized.text
     assert "train." not in str(sized.overrides)
-    nothing, why = chosen(memory=0.5)
-    assert nothing is None
-    assert "ddp on 2 ranks: " in why
+    assert "ddp on 2 ranks: " in str(chosen(memory=0.5))
 
 
 def test_the_job_may_start_on_any_of_the_kinds(made: Made) -> None:
@@ -89,7 +87,7 @@ def test_a_kind_on_which_nothing_fits_is_refused(
     fits, wrong = made(), made("train.global_batch_size=3")  # two ranks cannot divide it
     entries = [Entry([], each, RunDir.of(each, "digest")) for each in (fits, wrong)]
     with pytest.raises(ConfigError, match=r"nothing fits on a100 \(.*ddp on 2 ranks"):
-        gpu_kinds.check(entries)
+        gpu_kinds(entries)
     said = " ".join(capsys.readouterr().err.split())
     assert f"1 run like {entries[0].run.name} on a100: NVIDIA A100 SXM 40 GB: zero1 on 2" in said
 
@@ -107,6 +105,9 @@ def test_the_choice_of_a_job_is_in_its_run_directory(
     assert layout.text.startswith("NVIDIA H100 SXM 80 GB: zero1 on 2 ranks, micro-batches of 32")
     assert load_config(run.config_file, layout.overrides).parallel.zero == 1
     assert (RunDir.of(config, run.data_digest).name, run.config_file.read_bytes()) == (name, frozen)
+    # Who asks for the run again may do so without launch.gpu_type, or with another layout.
+    freeze(config, run, list(WORDS))
+    assert ChosenLayout.of(run.path).text == ""
     # A job on a GPU that is not known has the layout as it was given.
     monkeypatch.setattr(by_kind, "_title", lambda: "NVIDIA X1")
     by_kind.main(["--run", str(run.path)])

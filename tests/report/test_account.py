@@ -105,6 +105,10 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
     assert (time["idle"], time["startup"], time["restart"]) == (10, 14, 7)
     assert (time["lost"], time["shutdown"]) == (14, 7)
     assert "10 s of allocations in which the program did not begin" in notes(found)[0]
+    # A worker of a search has trained other trials before it, between its attempts, and after it.
+    RunDir(resumed).update(submission={"script": "/s/workers/array-0/job.sh", "user": "me"})
+    assert account(resumed).time["allocated"] == pytest.approx(42 + 25)
+    RunDir(resumed).update(submission=None)
     # In one job, a person or the batch script has started the second attempt.
     whole = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 77, "COMPLETED", 1)
     monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [whole]})

@@ -191,6 +191,8 @@ def last(error: str) -> str:
         ("StorageError: /runs/a: cannot be written (Disk quota exceeded)", QUOTA),
         ("OSError: [Errno 28] No space left on device", FILE_SYSTEM),
         ("OSError: [Errno 116] Stale file handle", LOST_MOUNT),
+        # What Python makes of the error of a Lustre client that its server has thrown out.
+        ("BrokenPipeError: [Errno 108] Cannot send after transport endpoint shutdown", LOST_MOUNT),
         ("OSError: [Errno 5] Input/output error: '/app/naifu555'", LOST_MOUNT),
         ("OSError: [Errno 107] Transport endpoint is not connected", LOST_MOUNT),
         ("StorageError: /runs/a: cannot be written (Stale file handle)", LOST_MOUNT),

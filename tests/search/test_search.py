@@ -150,12 +150,12 @@ def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> 
                 begun = sum(len(record["attempts"]) for record in records)
                 return begun > least and "running" in [record["state"] for record in records]
 
-            cluster.wait_for(trains, 120, "a training")
+            cluster.wait_for(trains, 400, "a training")
             process.send_signal(signal.SIGKILL)
             process.wait()
         folder = new_worker(sweep, WorkerFile())
         command = [sys.executable, "-m", "hpctrain", "work", str(folder)]
-        assert forkserver.run(command, cwd=tmp_path, timeout=300).returncode == 0
+        assert forkserver.run(command, cwd=tmp_path, timeout=900).returncode == 0
         search_now = Found.of(sweep)
         assert search_now.ended
         found.append(search_now)

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpctrain.commands import logs, status
+from hpctrain.commands import cancel, logs, resume, status
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.report import report_command
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.select import latest_run
+from hpctrain.search import worker_arrays
+from hpctrain.slurm.queue import Job, Queue
 from hpctrain.tracking.journal import last_record
 from tests.search.conftest import worker
 from tests.search.made_search import make_search
@@ -63,7 +68,7 @@ def test_status_of_a_search_that_goes_on(
     assert words(text)[3:5] == [["2", "30", "4", "1", "3", "0.033333"], ["3", "90", "1"]]
     assert words(text)[7][2] == "promoted"
     assert "No worker runs: the same command goes on; the logs of its workers: " in text
-    # A worker holds the lock of trial 5; that of trial 4 is on a host whose locks are not seen.
+    # Workers hold the locks of trials 4 and 5.
     (sweep / "trials").mkdir()
     for number in (5, 4):
         run = tmp_path / f"digits-{number:08d}"
@@ -71,8 +76,9 @@ def test_status_of_a_search_that_goes_on(
         content["attempts"][-1] |= {"host": "n7"}
         (run / "run.json").write_text(json.dumps(content))
         (run / "progress.json").write_text(json.dumps({"step": 41, "time": time.time()}))
-    with open(sweep / "trials" / "5", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(sweep / "trials" / "4", "w") as four, open(sweep / "trials" / "5", "w") as five:
+        fcntl.flock(four, fcntl.LOCK_EX)
+        fcntl.flock(five, fcntl.LOCK_EX)
         text = shown(capsys, status, "--dir", tmp_path, "2026")
     rows = words(text)
     assert rows[2:5] == [
@@ -126,3 +132,44 @@ def test_the_report_tells_whether_pruning_was_safe(
     assert "Variance of" not in text
     told = json.loads(shown(capsys, report_command, "--dir", tmp_path, "2026", "--json"))
     assert (len(told["runs"]), told["search"]["best"]) == (24, 5)
+
+
+def test_cancel_finds_workers_that_have_no_trial_yet(
+    tmp_path: Path, no_slurm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_search(tmp_path, over=False)
+    here = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile())
+    script = sweep / "workers" / "array-0" / "job.sh"
+    waits = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile(1, str(script)))
+    script.parent.mkdir()
+    (script.parent / "tasks").write_text(f"{waits}\n")
+    job = Job("7_0", "PENDING", "Priority", "", "N/A")
+    monkeypatch.setattr(worker_arrays, "queued", lambda users: Queue({(str(script), 0): job}))
+    cancelled: list[list[str]] = []
+    monkeypatch.setattr(cancel.queue, "cancel", lambda jobs, *_: cancelled.append([*jobs]))
+    for names in (["--all"], [sweep.name]):
+        assert cancel.main(["--dir", str(tmp_path), *names]) == 0
+        assert cancelled[-1] == ["7_0"], names
+        for worker_dir in (here, waits):
+            assert stop_request.read(worker_dir) is not None
+            stop_request.clear(worker_dir)
+
+
+def test_resume_leaves_the_trials_of_a_search_to_its_workers(
+    tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_search(tmp_path)
+    for name in ("digits-00000007", "digits-00000011"):  # paused, and failed
+        script = {
+            "script": str(sweep / "workers" / "array-0" / "job.sh"),
+            "user": "me",
+            "time": 4e9,
+        }
+        RunDir(tmp_path / name).update(submission=script)
+    where = ["--dir", str(tmp_path)]
+    with pytest.raises(ConfigError, match="when its command is given again"):
+        resume.main([*where, sweep.name])
+    assert resume.main(where) == 0
+    assert "and 1 more that only their names bring back" in capsys.readouterr().out
+    with pytest.raises(LaunchError, match="digits-00000007 was submitted to Slurm"):
+        resume.main([*where, "digits-00000007"])

@@ -87,9 +87,15 @@ def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
     assert (trial.state, trial.rung, trial.values) == ("finished", 3, {1: 0.5, 9: 0.75})
 
 
-def test_a_grid_is_asked_for_each_value_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"_target_": "optuna.samplers.BruteForceSampler"},
+        {"_target_": "optuna.samplers.GridSampler", "search_space": {"seed": [0, 1, 2]}},
+    ],
+)
+def test_a_grid_is_asked_for_each_value_once(grid: dict[str, Any], tmp_path: Path) -> None:
     study = optuna.create_study()
-    grid = {"_target_": "optuna.samplers.GridSampler", "search_space": {"seed": [0, 1, 2]}}
     space_of = {"seed": distribution_to_json(IntDistribution(0, 2))}
     asked = Found(
         study="digits",

@@ -20,6 +20,7 @@ from hpctrain.slurm.requeue import requeue
         (["SIGNALING", "SIGNALING", "RUNNING"], "", True),
         (["SIGNALING", "COMPLETING"], "", False),  # no accounting
         (["COMPLETING"], "CANCELLED by 0", False),
+        (["COMPLETING"], "RUNNING", False),  # accounting that lags behind
         (["COMPLETING"], "PREEMPTED", True),  # without a grace time
         (["COMPLETING"], "FAILED", True),  # its batch script was killed
         (["COMPLETING"], "FAILED 7", True),  # it is the last one of its chain

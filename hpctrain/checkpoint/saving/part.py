@@ -31,16 +31,17 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Planned(FileSystemWriter):
-    """What `dcp.save` writes with: it only takes what is to be written, and by which rank."""
+    """What `dcp.save` writes with: it only takes what is to be written, and by which rank.
+
+    A later save uses it again if all ranks have the same names, types, shapes and shards.
+    """
 
     plan: SavePlan
-    planner: DefaultSavePlanner
     metadata: Metadata  # on rank 0
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Take this rank's part; nothing is written."""
-        assert isinstance(planner, DefaultSavePlanner)
-        self.plan, self.planner = plan, planner
+        self.plan = plan
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -73,6 +74,7 @@ class Job:
     def write(self) -> str:
         """Write the files, with their digests, to the disk; return why it has failed, or ""."""
         try:
+            self.folder.mkdir(exist_ok=True)
             storage = FileSystemWriter(self.folder).write_data(self.plan, self.planner).value()
             files = {p.name: facts(p) for p in self.folder.glob(f"__{self.rank}_*")}
             places = {each.index: each.storage_data for each in storage}
@@ -92,7 +94,7 @@ class Job:
         for item in self.plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 value = self.planner.state_dict[item.index.fqn]
-                values[item.index] = value if type(value) in _PLAIN else _pickled(value)
+                values[item.index] = value if _is_plain(value) else _pickled(value)
                 continue
             tensor = self.planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
@@ -124,6 +126,11 @@ class Staged(DefaultSavePlanner):
         if isinstance(value, torch.Tensor):
             return value
         return io.BytesIO(value if isinstance(value, bytes) else _pickled(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether the writer gets the value itself, and pickles it for DCP."""
+    return all(type(each) in _PLAIN for each in (value if type(value) is tuple else [value]))
 
 
 def _pickled(value: Any) -> bytes:

@@ -10,12 +10,14 @@ its part once more, by itself and from the same copy; if that fails as well, it 
 """
 
 import logging
+import math
 import pickle
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 
 from hpctrain import marks
 from hpctrain.checkpoint.files import manifest
@@ -43,6 +46,7 @@ from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _RESCUE_S, _RESCUE_PAUSE_S = 30.0, 0.2  # for the parts of other ranks, after an error
+_LEAST_RATE = 20e6  # bytes/s: after an error nobody waits for a slower disk, which may hang
 _LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
 
@@ -60,7 +64,7 @@ class Save:
     job: Job
     again: Callable[[], str]  # writes this rank's part, and returns why it has failed
     error: str | None = None  # why this rank has failed, "" if not; None while its writer writes
-    complete: bool = False  # on rank 0: all but its name is there
+    complete: Future[None] | None = None  # on rank 0: makes all of it but its name
     committed: bool = False
     uncommitted: str = ""  # why rank 0 could not commit it
     began: float = field(default_factory=time.monotonic)
@@ -90,6 +94,9 @@ class Saves:
         self._keep, self._keep_every, self._kept = keep, keep_every, kept
         self._readers, self._removing = readers, list[Thread]()
         self.background, self._totals = False, Copied()
+        self._thread = ThreadPoolExecutor(1)
+        self._plan: SavePlan | None = None  # of this rank at the last save, as it was proposed
+        self._planned = Planned(folder)  # of that save, as the ranks have agreed
         self._told_of: Save | None = None
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
@@ -127,18 +134,27 @@ class Saves:
             self.writer.revive()
         if self._ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
-        token = objects.broadcast(secrets.token_hex(8) if self._ranks.is_main else None)
         run = self.folder.parent
         if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
             raise StorageError(f"{run} is gone, so no checkpoint can be written")
         epochs.end_if_over(run, self._ranks.attempt_key)
-        planned = Planned(temporary)
+        planner.set_up_planner(state, is_coordinator=self._ranks.is_main)
+        plan = planner.create_local_plan()
+        # The folder of an interrupted save is removed before any rank goes on from here.
+        known = objects.all_gather([secrets.token_hex(8), plan == self._plan])
         try:
-            dcp.save(state, storage_writer=planned, planner=planner)
+            if all(is_same for _, is_same in known):
+                self._planned.reset(temporary)
+                with suppress(OSError):  # else the job says why
+                    temporary.mkdir(parents=True, exist_ok=True)
+            else:
+                planned = Planned(temporary)
+                dcp.save(state, storage_writer=planned, planner=planner)
+                self._plan, self._planned = plan, planned
         except (OSError, dcp.api.CheckpointException) as error:
             raise self._unwritten(about.step, reason(error, temporary)) from error
-        job = Job(temporary, self._ranks.rank, token, planned.plan, planned.planner)
-        save = Save(about, best, planned, job, job.write)
+        job = Job(temporary, self._ranks.rank, known[0][0], self._planned.plan, planner)
+        save = Save(about, best, self._planned, job, job.write)
         if stage and self.writer is not None and (again := self.writer.stage(job)):
             save.again = again
         else:
@@ -172,6 +188,8 @@ class Saves:
         """
         for (writing, failed, uncommitted), about in self._totals.take(late=True):
             if (save := self.under_way) is None or about is not save or (writing and not failed):
+                continue
+            if uncommitted and not failed and not self._is_complete(save):
                 continue
             with spent():
                 if failed:
@@ -211,7 +229,9 @@ class Saves:
         save, self.under_way = self.under_way, None
         if save is None or save.committed:
             return
-        error, until = self._wait(save), time.monotonic() + _RESCUE_S
+        staged = 0 if self.writer is None else self.writer.nbytes
+        error = self._wait(save, _RESCUE_S + staged / _LEAST_RATE)
+        until = time.monotonic() + _RESCUE_S
         while not error and (why := self._commit(save)):
             if time.monotonic() > until:
                 error = why
@@ -230,8 +250,11 @@ class Saves:
             save.error = self.writer.error
         return save.error
 
-    def _wait(self, save: Save) -> str:
+    def _wait(self, save: Save, limit_s: float = math.inf) -> str:
+        until = time.monotonic() + limit_s
         while (error := self._error(save)) is None:
+            if time.monotonic() > until:
+                return f"it is not on the disk after {limit_s:.0f} s"
             time.sleep(_LOOK_S)
         return error
 
@@ -252,16 +275,27 @@ class Saves:
         # A save that stops the training takes as long as one in the background, not as its copy.
         marks.took(marks.SAVE, time.monotonic() - save.began)
 
+    def _is_complete(self, save: Save) -> bool:
+        """Let a thread of rank 0 put a save together; return whether that has ended."""
+        if not self._ranks.is_main:
+            return True
+        if save.complete is None:
+            epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
+            save.complete = self._thread.submit(self._put_together, save)
+            return False
+        return save.complete.done()
+
     def _commit(self, save: Save) -> str:
         """Let rank 0 commit a save whose parts are written; return why it has failed, or ""."""
         if save.committed or not self._ranks.is_main:
             return ""
         folder, final = save.job.folder, self.path(save.manifest.step)
         epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
+        complete = save.complete or self._thread.submit(self._put_together, save)
         try:
-            if not save.complete:
-                self._put_together(save)
-                save.complete = True
+            save.complete = None  # it is made once more if it has failed
+            complete.result()
+            save.complete = complete
             if folder.is_dir():  # else it was renamed, and what followed has failed
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)

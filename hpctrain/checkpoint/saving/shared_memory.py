@@ -7,6 +7,7 @@ It is one file in memory, so that a model of thousands of tensors needs one desc
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,10 @@ class SharedMemory(Segment):
         memory = torch.from_numpy(self.bytes())
         refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0))
         self._pinned = None if refused else memory
+        if refused:
+            # CUDA keeps the error, and torch would raise it at the training's next kernel.
+            with suppress(RuntimeError):
+                torch.ones(1, device="cuda")
 
     @property
     def report(self) -> str | None:

@@ -62,14 +62,14 @@ class Writer:
         self._memory.put(tensors, placed, content)
         self._memory.report = None
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # `error` tells that it is dead
+        with suppress(BrokenPipeError, ValueError):  # `error` tells that it is dead
             self.process.stdin.write(f"{begin} {length}\n".encode())
             self.process.stdin.flush()
         return lambda: _written(self._memory, begin, length)
 
     def _has_room(self, size: int) -> bool:
         """Make the memory as large as that; return False, and say why, if it cannot be."""
-        if len(self._memory.bytes()) >= size:
+        if self.nbytes >= size:
             return True
         why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
         try:
@@ -85,6 +85,11 @@ class Writer:
         return False
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of the memory."""
+        return len(self._memory.bytes())
+
+    @property
     def error(self) -> str | None:
         """Why the last job has failed, "" if it has not; None while it is under way."""
         code = self.process.poll()  # before the report, which it may still have written
@@ -98,7 +103,10 @@ class Writer:
         if self.process.poll() is not None:
             self.close()
             log.warning("the process that writes checkpoints was killed; it is started again")
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # it is tried again before the next save
+                log.warning("it cannot be started: %s", error)
 
     def close(self) -> None:
         """End the process after its last job; one that was never asked may still be starting."""

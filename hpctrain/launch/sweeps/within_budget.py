@@ -21,18 +21,19 @@ def divide(
     if budget is None:
         return todo, []
     standing = budget.standing(folder)
-    left, fitting, others = standing.left, list[Entry](), list[Entry]()
+    left, unknown = standing.left, 0
+    fitting, others = list[Entry](), list[Entry]()
     for entry in todo:
-        again = entry.again and budget.shares[str(entry.run.path)].hours
-        hours = again or budget.needs(entry.run.path)
+        share = budget.shares[str(entry.run.path)]
+        unknown += not share.measured
+        hours = share.hours if entry.again else budget.needs(entry.run.path)
         if hours <= left:
             left -= hours
             fitting.append(entry)
         else:
             entry.mark(Status.OVER_BUDGET, f"{hours:.4g} {budget.unit}")
             others.append(entry)
-    unknown = [each for each in todo if not budget.shares[str(each.run.path)].measured]
-    found = str(standing) + f"; {len(unknown)} of {runs(len(todo))} {BY_LIMIT}" * bool(unknown)
+    found = str(standing) + f"; {unknown} of {runs(len(todo))} {BY_LIMIT}" * bool(unknown)
     if others and not fitting and not standing.under_way:
         raise LaunchError(
             f"launch.budget_gpu_hours={budget.hours:g}: nothing was queued, as no run that is left "

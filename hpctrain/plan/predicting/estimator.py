@@ -94,16 +94,17 @@ class Estimator:
             time = time and self.calibration.time(time)
             memory = self.calibration.bytes(memory)
         saves, saved = layout.config.checkpoint, self.checkpoint_bytes(layout.config)
-        if self.failures is not None and time is not None:
-            by_time = math.ceil(saves.every_s / time.step_s) if saves.every_s else None
-            given = min(filter(None, (saves.every_steps, by_time)), default=None)
-            losses = self.failures.losses(
-                *(layout.nodes, saved, time.step_s, self.budget.steps, given)
-            )
         limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
         ranks = launch.tasks_per_node
         copy, kept = saved / layout.nodes, ranks * memory.host
         staged = staged_bytes(copy, kept, ranks, saves.staging_gb, launch.mem_gb)
+        if self.failures is not None and time is not None:
+            by_time = math.ceil(saves.every_s / time.step_s) if saves.every_s else None
+            given = min(filter(None, (saves.every_steps, by_time)), default=None)
+            losses = self.failures.losses(
+                *(layout.nodes, saved, time.step_s, self.budget.steps, given),
+                background=staged > 0,
+            )
         fit = worst(
             on_gpu(memory.total, limit, complete=memory.activations is not None),
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),

@@ -270,6 +270,8 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     divide(found, history)
     jobs = dict.fromkeys(facts.jobs)
     own = {job: booked[job] for job in jobs if booked and job in booked}
+    if facts.record.by_worker:  # its job has trained other trials before, between, and after
+        own = {}
     unused = allocate(found, own, now, shared=facts.record.shares_job)
     queue, why = _queue(facts, own, found, now)
     config, damage = _config(facts.path)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from hpctrain.report.sweeps.parameters import rank_correlation
 from hpctrain.search.standing import Standing
@@ -12,7 +13,7 @@ _LEAST_ORDER, _LEAST_IMPORTANCE = 6, 20  # trials; fewer say nothing
 _STABLE = 0.5  # a rank correlation
 
 
-def order(found: Found) -> Iterator[str]:
+def _order(found: Found) -> Iterator[str]:
     """Yield a sentence for each rung and the next one: how alike they sort the trials at both.
 
     It is Spearman's rank correlation. The interval is by Fisher's z, with the variance of Bonett
@@ -38,12 +39,10 @@ def order(found: Found) -> Iterator[str]:
         )
 
 
-def importance(search: Standing) -> tuple[int, dict[str, float]]:
-    """Return a step, and the importance of each parameter for being among the best there.
+def _mattered(search: Standing) -> Iterator[str]:
+    """Yield how much each parameter mattered at the last step that enough trials have reached.
 
     It is Optuna's PED-ANOVA (Watanabe et al., IJCAI 2023), which wants five trials among the best.
-    The step is the last one that enough trials have reached, so that all values are of one step;
-    0 and nothing if there is none.
     """
     import optuna
 
@@ -54,24 +53,17 @@ def importance(search: Standing) -> tuple[int, dict[str, float]]:
             study = optuna.create_study(
                 direction=optuna.study.StudyDirection[found.direction.upper()]
             )
-            study.add_trials(
-                optuna.create_trial(
-                    params=dict(trial.params),
-                    distributions=search.space,
-                    value=trial.values[step],
-                )
-                for trial in there
-            )
+            for each in there:
+                facts: dict[str, Any] = {"params": dict(each.params), "value": each.values[step]}
+                study.add_trial(optuna.create_trial(distributions=search.space, **facts))
             best = min(0.5, max(0.1, 5 / len(there)))
             evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
             shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
-            return step, shares
-    return 0, {}
+            parts = ", ".join(f"`{key}` {100 * share:.0f}%" for key, share in shares.items())
+            yield f"What mattered for being among the best at step {step}: {parts}."
+            return
 
 
 def said(search: Standing) -> list[str]:
     """Return in sentences what the search has found, and whether it is to be trusted."""
-    step, shares = importance(search)
-    parts = [f"`{key}` {100 * share:.0f}%" for key, share in shares.items()]
-    mattered = [f"What mattered for being among the best at step {step}: {', '.join(parts)}."]
-    return [*search.said(), *order(search.found), *(mattered if parts else [])]
+    return [*search.said(), *_order(search.found), *_mattered(search)]

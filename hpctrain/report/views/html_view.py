@@ -19,7 +19,7 @@ from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.sweep_view import shared_notes
 from hpctrain.report.views.terminal_view import figures
 from hpctrain.runs.state.state import duration
-from hpctrain.search.standing import HEADS, Standing
+from hpctrain.search.standing import Standing
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
 
@@ -193,10 +193,9 @@ def _best(sweep: Sweep) -> Iterable[str]:
 
 
 def _trials(search: Standing) -> Iterable[str]:
-    yield "<h2>Rungs</h2>"
-    yield _table(HEADS, search.cells())
-    yield "<h2>Trials, the best of the highest rung first</h2>"
-    yield _table(search.heads, search.trials()[:_MOST_ROWS])
+    titles = "Rungs", "Trials, the best of the highest rung first"
+    for title, (heads, *rows) in zip(titles, search.tables(), strict=True):
+        yield f"<h2>{title}</h2>{_table(heads, rows[:_MOST_ROWS])}"
 
 
 def _drawn(charts: Sequence[Chart]) -> str:

@@ -8,12 +8,11 @@ from matplotlib.axes import Axes
 from hpctrain.config.metric_registry import unit
 from hpctrain.metric_names import better
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, label
 from hpctrain.report.sweeps.scaling_fit import Scaling
 from hpctrain.report.sweeps.seeds import Setting, estimate
 from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
-from hpctrain.search.standing import Standing
+from hpctrain.search.trials import Found
 
 _MOST_KEYS, _MOST_LINES = 6, 7
 _LONGEST, _ROOM = 40, 56  # characters in a legend, and below a chart
@@ -30,35 +29,27 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     if len(keys) > 1 and len(sweep.finished) > 1:
         charts.append(_parallel(sweep, keys))
     if importance:
-        words = f"% of the variance of {sweep.metric} explained alone"
-        charts.append(_importance(words, importance))
+        charts.append(_importance(sweep.metric, importance))
     return charts + [_scatter(sweep, key) for key in keys]
 
 
-def search_charts(search: Standing, accounts: Sequence[RunAccount]) -> list[Chart]:
-    """Return the curves of all trials with the rungs, and what mattered for being good at one."""
-    found, by_name = search.found, {account.name: account for account in accounts}
-    step, shares = search_trials.importance(search)
+def search_chart(found: Found, accounts: Sequence[RunAccount]) -> Chart:
+    """Return the curves of all trials, with the rungs."""
+    rungs = {trial.run: trial.rung for trial in found.trials}
 
     def draw(axes: Axes, colors: Colors) -> None:
         named = set[int]()
-        for trial in sorted(found.trials, key=lambda each: each.rung):
-            points = dict(trial.values)
-            if account := by_name.get(trial.run):
-                series = account.history.series(found.metric)
-                points = dict(zip(series.steps, series.values, strict=True)) | points
-            steps = sorted(points)
-            name = "" if trial.rung in named or not steps else f"to rung {trial.rung}"
-            named.add(trial.rung)
-            line(axes, steps, [points[step] for step in steps], name, colors, trial.rung, "-")
+        for account in sorted(accounts, key=lambda each: rungs.get(each.name, 0)):
+            series, rung = account.history.series(found.metric), rungs.get(account.name, 0)
+            name = "" if rung in named or not series.steps else f"to rung {rung}"
+            named.add(rung)
+            line(axes, series.steps, series.values, name, colors, rung, "-")
         for rung in found.rungs:
             axes.axvline(rung, color=colors.text, linestyle=":", linewidth=0.8)
         axes.set_xscale("log")
         _name_axes(axes, "step", found.metric, accounts)
 
-    curves = Chart(f"trials: {found.metric}; rungs are dotted", draw)
-    words = f"% of what made a trial one of the best at step {step}"
-    return [curves, *([_importance(words, shares)] if shares else [])]
+    return Chart(f"trials: {found.metric}; rungs are dotted", draw)
 
 
 def settings_charts(found: Sequence[Setting], metrics: Sequence[str]) -> list[Chart]:
@@ -127,7 +118,7 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
     return Chart("parameters: the best 10% stand out", draw)
 
 
-def _importance(words: str, importance: dict[str, float]) -> Chart:
+def _importance(metric: str, importance: dict[str, float]) -> Chart:
     shown = list(importance.items())[:_MOST_KEYS][::-1]
 
     def draw(axes: Axes, colors: Colors) -> None:
@@ -136,7 +127,7 @@ def _importance(words: str, importance: dict[str, float]) -> Chart:
         axes.barh(range(len(shown)), values, 0.45, color=colors.series[0])
         name_rows(axes, names)
         axes.set_xlim(0, 100)
-        axes.set_xlabel(words)
+        axes.set_xlabel(f"% of the variance of {metric} explained alone")
 
     return Chart("importance", draw)
 

@@ -1,6 +1,6 @@
 """The report of a sweep on the terminal: the best runs, what mattered, and what has failed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,7 +23,10 @@ def show_sweep(
 ) -> RenderableType:
     """Return the report of several runs, or of a search."""
     parts: list[RenderableType] = [_totals(accounts), Text()]
-    parts += _searched(search) if search else [_best(sweep)]
+    if search:
+        parts += [*search.shown(_TRIALS), Text(), bullets(search_trials.said(search))]
+    else:
+        parts.append(_best(sweep))
     if not search and (importance := sweep.importance()):
         parts += [Text(), Text(f"Variance of {sweep.metric} explained alone", style="bold")]
         table = Table("", "", right=(1,))
@@ -66,11 +69,6 @@ def _best(sweep: Sweep) -> RenderableType:
         name, *cells = sweep.cells(account)
         table.add_row(f"  {name}", *cells)
     return table
-
-
-def _searched(search: Standing) -> Iterator[RenderableType]:
-    yield from search.tables(_TRIALS)
-    yield from (Text(), bullets(search_trials.said(search)))
 
 
 def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:

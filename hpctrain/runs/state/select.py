@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.disk import LARGEST_JSON
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.record import read_bytes
-from hpctrain.run_record import ListedRun
+from hpctrain.run_record import ListedRun, Submission
 from hpctrain.terminal import few
 
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
@@ -87,6 +87,18 @@ def latest_run(folder: Path, name: str, command: str) -> Path:
     if not (trials := list(_present(sweep, folder))):
         raise StorageError(f"{sweep}: no trial has begun; {sweep}/workers has the logs of workers")
     return max(trials, key=last_sign)
+
+
+def searches_of(folder: Path) -> list[Path]:
+    """Return the folders of all searches in `output_dir`, sorted by time."""
+    return [sweep for sweep in _all_sweeps(folder) if (sweep / "search.json").is_file()]
+
+
+def search_of(submission: Submission | None) -> Path | None:
+    """Return the folder of the search of which a worker has trained a run last, or None."""
+    folders = Path(submission.script).parents if submission else ()
+    is_search = len(folders) > 2 and (folders[2] / "search.json").is_file()
+    return folders[2] if is_search else None
 
 
 def last_sign(run: Path) -> float:

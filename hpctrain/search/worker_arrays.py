@@ -78,9 +78,7 @@ def _new_folder(sweep: Path, kind: str = "") -> Path:
 
 def in_queue(sweep: Path) -> list[Facts]:
     """Return the workers in the queue, as `cancel` takes runs; no answer is an UnreachableError."""
-    user, found = user_name(sweep.stat().st_uid), []
-    folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
-    notes = {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
+    user, found, notes = user_name(sweep.stat().st_uid), [], _notes(sweep)
     queue = queued([user]) if any(note.script for note in notes.values()) else Queue()
     for folder, note in notes.items():
         if job := queue.get((note.script, note.task)):
@@ -102,8 +100,13 @@ def live(sweep: Path) -> Counter[int]:
 
 def local_workers(sweep: Path) -> list[Path]:
     """Return the folders of the workers without Slurm that have not said that they end."""
+    notes = _notes(sweep).items()
+    return [folder for folder, note in notes if not (note.script or (folder / LEFT).exists())]
+
+
+def _notes(sweep: Path) -> dict[Path, WorkerFile]:
     folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
-    return [each for each in folders if not (WorkerFile.of(each).script or (each / LEFT).exists())]
+    return {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
 
 
 def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequence[int]) -> int:

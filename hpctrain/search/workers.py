@@ -65,7 +65,6 @@ class Piece:
     until: int | None
     number: int
     metric: str
-    goal: int  # the number of the rung, from 1 on
 
 
 class Worker:
@@ -121,10 +120,10 @@ class Worker:
 
     def report(self, piece: Piece, value: float) -> None:
         """Store the metric at the rung of a piece, and give the trial back."""
-        record, rungs = RunDir(piece.run).read(), self._found().rungs
+        record, last = RunDir(piece.run).read(), self._found().rungs[-1]
         finished = record.state == "finished"
         # A run may have ended before the rung, as by train.max_epochs: it counts at the last one.
-        step = rungs[-1 if finished else piece.goal - 1] or record.reached or 0
+        step = (last if finished else piece.until) or record.reached or 0
         if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
             self._trial(piece.number).report(value, step)
         if not math.isfinite(value):
@@ -190,7 +189,7 @@ class Worker:
             self._tell(number, "PRUNED" if pruned else "FAIL", str(error))
             self._owned.close()
             return None
-        piece = Piece(run.path, until, number, found.metric, goal)
+        piece = Piece(run.path, until, number, found.metric)
         if value is None:
             return piece
         self.report(piece, value)

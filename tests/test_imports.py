@@ -73,7 +73,7 @@ ALLOWED = {
         "training"
     ),
     "commands": (
-        "checkpoint.files config launch runs search.search_file search.standing "
+        "checkpoint.files config launch runs search.standing search.trials "
         "search.worker_arrays slurm tracking.pending_upload "
         "tracking.meta tracking.recorded tracking.samples"
     ),

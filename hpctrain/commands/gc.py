@@ -41,7 +41,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
-from hpctrain.search.search_file import SearchFile
+from hpctrain.search.trials import SearchFile
 from hpctrain.step_names import is_step_name, step_name
 from hpctrain.terminal import printable
 

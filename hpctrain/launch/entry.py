@@ -5,16 +5,18 @@ OPEN ── set_states: it is finished, under way, given twice ── it stays a
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from msgspec.structs import replace
 
+from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.run_record import RunRecord
+from hpctrain.runs import sweep_overrides
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.shared_job import has_others, is_cancelled
@@ -88,6 +90,17 @@ class Entry:
         if sweep is None or self.before.sweep is not None:
             return {}
         return {"sweep": sweep, **({"swept": self.swept} if self.swept else {})}
+
+    def listed(self, known: Mapping[str, str]) -> dict[str, Any]:
+        """Return its item of sweep.json; `known` are the secrets of the environment."""
+        return {
+            "run": str(self.run.path),
+            "name": sweep_overrides.titled(self.run.name, self.swept),
+            "swept": self.swept,
+            "job": self.job,
+            "state": self.state,
+            "overrides": [secrets.reference(text, values=known) for text in self.overrides],
+        }
 
     def metric(self) -> float | None:
         """Return the value of the metric `config.metric`; None while there is no result."""

@@ -10,7 +10,7 @@ A key is shown by its last part, unless two keys end in the same word.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain import secrets
@@ -20,20 +20,10 @@ _GLOBAL = ("experiment", "debug")  # choices that may set any key
 _LONGEST = 100  # characters of a name in MLflow's tables
 
 
-def values_of(runs: Sequence[Sequence[str]], searched: Collection[str] = ()) -> list[list[str]]:
-    """Return the swept overrides of each run, with secrets masked: the texts are for people.
-
-    The runs of a search, which varies the keys `searched`, come in several sweeps, even one by one.
-    """
+def values_of(runs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the swept overrides of each run, with secrets masked: the texts are for people."""
     common = set.intersection(*map(set, runs)) if runs else set()
-    return [
-        [
-            secrets.mask(text)
-            for text in run
-            if text.partition("=")[0] in searched or (not searched and text not in common)
-        ]
-        for run in runs
-    ]
+    return [[secrets.mask(text) for text in run if text not in common] for run in runs]
 
 
 def distinguishing(

@@ -42,66 +42,66 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-def choose(found: Found, width: int, min_reports: int = 0) -> Choice:
-    """Return what a worker of a width, which trains nothing now, does next.
-
-    `min_reports` is how many trials must have reported at a rung before one is promoted from it.
-    """
-    if found.ended:
-        return Choice(Action.END, reason=found.ended)
-    for trial in _promotable(found, min_reports):
-        return _go_on(found, trial, trial.rung + 1, width)
-    left = found.at("promoted") + [trial for trial in found.at("waiting") if trial.asked]
-    for trial in left:
+def choose(found: Found, width: int) -> Choice:
+    """Return what a worker of a width, which trains nothing now, does next."""
+    if reason := found.ended or _too_many_failed(found):
+        return Choice(Action.END, reason=reason)
+    for trial in _promotable(found):
+        return _go_on(found, trial, width)
+    for trial in found.left:
         if found.widths[trial.goal - 1] == width:
             return Choice(Action.TAKE, trial, trial.goal)
-    may_ask = sum(trial.asked for trial in found.trials) < found.n_trials
-    if may_ask and found.widths[0] == width:
+    if found.new and found.widths[0] == width:
         return Choice(Action.ASK)
-    goals = [trial.goal for trial in [*left, *found.at("training")]] + [1] * may_ask
-    if goals:
+    goals = [trial.goal for trial in found.at("promoted", "waiting", "training")]
+    if goals or found.new:
         # A trial that reports at a rung may send itself, or another one, to a later one.
-        comes = width in found.widths[min(goals) - 1 :] and width == found.widths[0]
+        comes = width == found.widths[0] and width in found.widths[min(goals, default=1) - 1 :]
         return Choice(Action.WAIT if comes else Action.LEAVE)
     paused = [trial for trial in found.at("paused") if _is_finite(trial)]
     if paused and not found.at("finished"):
-        highest = max(trial.rung for trial in paused)
-        trial = min((each for each in paused if each.rung == highest), key=found.rank)
-        return _go_on(found, trial, highest + 1, width)
+        trial = min(paused, key=lambda each: (-each.rung, found.rank(each)))
+        return _go_on(found, trial, width)
     return Choice(Action.END, reason=NOTHING_LEFT)
 
 
-def _go_on(found: Found, trial: Trial, goal: int, width: int) -> Choice:
-    own = found.widths[goal - 1] == width
-    return Choice(Action.TAKE if own else Action.MARK, trial, goal)
+def wanted(found: Found, width: int) -> int:
+    """Return how many workers of a width have something to do now, and may be there at once.
+
+    The nodes of `n_jobs` workers of the first width are the limit, but one worker may always be.
+    """
+    todo = sum(found.widths[trial.goal - 1] == width for trial in found.left)
+    todo += found.new if width == found.widths[0] else 0
+    return min(todo, max(1, found.n_jobs * found.widths[0] // width))
 
 
-def _promotable(found: Found, min_reports: int) -> Iterator[Trial]:
+def _go_on(found: Found, trial: Trial, width: int) -> Choice:
+    own = found.widths[trial.rung] == width
+    return Choice(Action.TAKE if own else Action.MARK, trial, trial.rung + 1)
+
+
+def _promotable(found: Found) -> Iterator[Trial]:
     """Yield the paused trials in the best 1/eta of their rung, those of the highest rung first."""
     for number in range(len(found.rungs) - 1, 0, -1):
         step, eta = found.rungs[number - 1], found.etas[number - 1]
-        reported = sorted(
-            (trial for trial in found.trials if step in trial.values),
-            key=lambda trial: found.rank_at(trial, step),
-        )
-        if len(reported) >= min_reports:
-            best = reported[: math.floor(len(reported) / eta + 1e-9)]
-            for trial in best:
-                if trial.state == "paused" and trial.rung == number and _is_finite(trial):
-                    yield trial
+        reported = [trial for trial in found.trials if step in trial.values]
+        if len(reported) < found.min_reports:
+            continue
+        reported.sort(key=lambda trial, step=step: found.rank_at(trial, step))  # type: ignore[misc]
+        for trial in reported[: math.floor(len(reported) / eta + 1e-9)]:
+            if trial.state == "paused" and trial.rung == number and _is_finite(trial):
+                yield trial
 
 
 def _is_finite(trial: Trial) -> bool:
     return trial.value is not None and math.isfinite(trial.value)
 
 
-def too_many_failed(found: Found, since: int, least: int, rate: float) -> str:
-    """Return why so many failures end the search; "" if they do not.
-
-    Only trials from the number `since` on count, once `least` of them have failed or reported.
-    """
-    judged = [t for t in found.trials if t.number >= since and (t.ended or t.values)]
+def _too_many_failed(found: Found) -> str:
+    """Return why so many failures end the search, once there are enough trials to judge."""
+    judged = [trial for trial in found.trials if trial.ended or trial.values]
     failed = sum(trial.state == "failed" for trial in judged)
+    least, rate = min(found.n_jobs, found.n_trials), found.max_failure_rate
     if len(judged) < least or failed <= rate * len(judged):
         return ""
     return (

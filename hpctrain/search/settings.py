@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import operator
+import sys
+from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
+import msgspec
 from omegaconf import OmegaConf
 
 from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.record import Count, Record
 
 _DIRECTIONS = "minimize", "maximize"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What `hydra.sweeper` says; `rungs`, `etas` and `widths` are complete (see `trials.Found`).
+class Settings(Record, frozen=True, kw_only=True):
+    """What `hydra.sweeper` says; search.json has it.
 
-    `halves` says whether there are rungs before the last one.
+    `rungs` are global steps, the last one that of the end of a run, or 0 if it is not known before.
+    `etas` has a number for each rung but the last, and `widths` the nodes for each.
     """
 
     direction: Literal["minimize", "maximize"]
-    n_trials: int
-    n_jobs: int
     metric: str
-    rungs: tuple[int, ...]
-    etas: tuple[float, ...]
-    widths: tuple[int, ...]
-    min_reports: int
-    max_failure_rate: float
-    sampler: Mapping[str, Any]
-    storage: str | None
-    study_name: str | None
+    n_trials: Count
+    n_jobs: Count = 1
+    rungs: tuple[Count, ...] = (0,)
+    etas: tuple[float, ...] = ()
+    widths: tuple[Count, ...] = (1,)
+    min_reports: Count = 0
+    max_failure_rate: float = 1.0
+    sampler: dict[str, Any] = msgspec.field(default_factory=dict)
+    sweeps: dict[str, str] = msgspec.field(default_factory=dict)  # the words of each searched key
 
     @property
-    def halves(self) -> bool:  # noqa: D102
-        return len(self.rungs) > 1
+    def fixed(self) -> dict[str, str]:
+        """In words what cannot change in a study, by its key."""
+        facts = {"direction": self.direction, "metric": self.metric, "rungs": [*self.rungs]}
+        return {key: f"{key}={value}" for key, value in facts.items()} | self.sweeps
 
     @classmethod
-    def of(
+    def checked(
         cls, given: Mapping[str, Any], metric: str, max_steps: int | None, nodes: range
     ) -> Settings:
         """Return the settings; a wrong one is a ConfigError.
@@ -55,109 +58,90 @@ class Settings:
             for key, value in given.items()
         }
         metric = given.get("metric") or metric
-        if given["direction"] not in _DIRECTIONS:
-            _refuse("direction", given, f"minimize or maximize {metric}?")
-        for key in ("n_trials", "n_jobs"):
-            if not _is_whole(given[key]) or given[key] < 1:
-                _refuse(key, given, "it must be at least 1")
-        rate = given["max_failure_rate"]
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-            _refuse("max_failure_rate", given, "it must be a share of the trials, from 0 to 1")
-        least = given.get("min_reports")
-        if least is not None and (not _is_whole(least) or least < 1):
-            _refuse("min_reports", given, "it must be a number of trials, at least 1, or null")
-        rungs = _rungs(given, max_steps)
+        rate, least = given["max_failure_rate"], given.get("min_reports")
+        for key, fits, allowed in (
+            ("direction", given["direction"] in _DIRECTIONS, f"minimize or maximize {metric}?"),
+            ("n_trials", _is_count(given["n_trials"]), "it must be at least 1"),
+            ("n_jobs", _is_count(given["n_jobs"]), "it must be at least 1"),
+            ("max_failure_rate", _is_number(rate, 0, 1), "it must be a share, from 0 to 1"),
+            ("min_reports", least is None or _is_count(least), "it must be at least 1, or null"),
+        ):
+            if not fits:
+                _refuse(key, given, allowed)
+        etas = _listed(given, "eta", 3)
+        if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
+            _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
+        rungs = _rungs(given, max_steps, etas)
+        widths = _listed(given, "widths", nodes[0])
+        if wrong := [width for width in widths if not _is_count(width)]:
+            _refuse("widths", given, f"{wrong[0]} is no number of nodes, which is at least 1")
+        if given.get("widths") is not None and len(nodes) > 1:
+            _refuse("widths", given, "launch.nodes must be one number then, and no range")
         return cls(
-            direction=given["direction"],
-            n_trials=given["n_trials"],
-            n_jobs=given["n_jobs"],
+            **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
             rungs=rungs,
-            etas=_etas(given, len(rungs) - 1),
-            widths=_widths(given, len(rungs), nodes),
+            etas=_for_each(given, "eta", etas, len(rungs) - 1),
+            widths=_for_each(given, "widths", widths, len(rungs)),
             min_reports=least or 0,
             max_failure_rate=float(rate),
-            sampler=given["sampler"],
-            storage=given["storage"],
-            study_name=given["study_name"],
         )
 
     def check_widths(self, config: Config) -> None:
         """Raise a ConfigError if the config of a trial cannot have one of the widths."""
         for nodes in dict.fromkeys(self.widths):
-            ranks = nodes * config.launch.tasks_per_node
-            for problem in size_problems(config, ranks):
+            for problem in size_problems(config, nodes * config.launch.tasks_per_node):
                 raise ConfigError(
                     f"hydra.sweeper.widths={[*self.widths]}: {nodes} nodes: {problem}"
                 )
 
 
-def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
+def _rungs(given: Mapping[str, Any], max_steps: int | None, etas: list[Any]) -> tuple[int, ...]:
     rungs, first = given.get("rungs"), given.get("first_rung")
+    if rungs is None and first is None:
+        return (max_steps or 0,)
     if rungs is not None and first is not None:
         _refuse("rungs", given, "give it or hydra.sweeper.first_rung, not both")
     key = "rungs" if first is None else "first_rung"
-    if rungs is None and first is None:
-        return (max_steps or 0,)
-    steps: Any = [first] if rungs is None else rungs
-    if not isinstance(steps, Sequence) or isinstance(steps, str) or not steps:
-        _refuse(key, given, "it must be a list of global steps, such as [500,2000]")
-    if wrong := [step for step in steps if not _is_whole(step) or step < 1]:
-        _refuse(key, given, f"{wrong[0]} is no global step, which is a whole number from 1 on")
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
-    for before, after in itertools.pairwise(steps):
-        if after <= before:
-            _refuse(key, given, f"rungs must increase, but {after} follows {before}")
-    if steps[-1] > max_steps:
-        _refuse(key, given, f"{steps[-1]} is beyond train.max_steps={max_steps}")
+    steps = _listed(given, key)
+    for before, step in itertools.pairwise([0, *steps]):
+        if not _is_count(step):
+            _refuse(key, given, f"{step} is no global step, which is a whole number from 1 on")
+        if step <= before:
+            _refuse(key, given, f"rungs must increase, but {step} follows {before}")
+        if step > max_steps:
+            _refuse(key, given, f"{step} is beyond train.max_steps={max_steps}")
     if first is not None:
-        etas, steps = _listed(given), [first]
         if min(etas) <= 1:
             _refuse("eta", given, "with hydra.sweeper.first_rung it must be more than 1")
-        exact, number = float(first), 0
-        while (exact := exact * etas[min(number, len(etas) - 1)]) < max_steps - 0.5:
-            steps.append(round(exact))
-            number += 1
-    return (*steps, *([max_steps] if steps[-1] < max_steps else []))
+        # The last eta holds for all further rungs.
+        factors = itertools.chain(etas, itertools.repeat(etas[-1]))
+        exact = itertools.accumulate(factors, operator.mul, initial=float(first))
+        steps = [round(step) for step in itertools.takewhile(lambda s: s < max_steps - 0.5, exact)]
+    return (*dict.fromkeys((*steps, max_steps)),)
 
 
-def _listed(given: Mapping[str, Any]) -> list[float]:
-    eta = given.get("eta", 3)
-    etas = [*eta] if isinstance(eta, Sequence) and not isinstance(eta, str) else [eta]
-    for each in etas or [None]:
-        number = isinstance(each, int | float) and not isinstance(each, bool)
-        if not number or not 1 <= each < math.inf:
-            _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
-    return [float(each) for each in etas]
+def _listed(given: Mapping[str, Any], key: str, default: Any = None) -> list[Any]:
+    """Return the values of a key that is a list or one value."""
+    value = default if given.get(key) is None else given[key]
+    return value if isinstance(value, list) and value else [value]
 
 
-def _etas(given: Mapping[str, Any], count: int) -> tuple[float, ...]:
-    etas = _listed(given)
-    if len(etas) == 1:
-        etas *= count
-    if len(etas) != count:
-        _refuse(
-            "eta", given, f"it needs one number, or {count}: one for each rung but the last one"
-        )
-    return tuple(etas)
+def _for_each(given: Mapping[str, Any], key: str, values: list[Any], count: int) -> tuple[Any, ...]:
+    if len(values) not in (1, count):
+        but = " but the last one" if key == "eta" else ""
+        _refuse(key, given, f"it needs one number, or {count}: one for each rung{but}")
+    return tuple(values * count)[:count]
 
 
-def _widths(given: Mapping[str, Any], count: int, nodes: range) -> tuple[int, ...]:
-    widths = given.get("widths")
-    if widths is None:
-        return (nodes[0],) * count
-    if not isinstance(widths, Sequence) or isinstance(widths, str) or len(widths) != count:
-        _refuse("widths", given, f"it must be a list of {count} numbers: nodes for each rung")
-    if wrong := [width for width in widths if not _is_whole(width) or width < 1]:
-        _refuse("widths", given, f"{wrong[0]} is no number of nodes, which is at least 1")
-    if len(nodes) > 1:
-        _refuse("widths", given, "launch.nodes must be one number then, and no range")
-    return tuple(widths)
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _refuse(key: str, given: Mapping[str, Any], why: str) -> NoReturn:

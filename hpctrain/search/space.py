@@ -1,4 +1,4 @@
-"""The search space: from sweeps in Hydra's syntax to Optuna's distributions.
+"""The search space: from sweeps in Hydra's syntax to Optuna's distributions, and to new trials.
 
 optimizer.lr=tag(log,interval(1e-4,1e-1))    a float, by its logarithm
 train.accumulate=int(interval(1,4))          a whole number
@@ -8,6 +8,9 @@ seed=range(0,5)                              a grid of numbers
 
 from __future__ import annotations
 
+import copy
+import pkgutil
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +18,20 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from hpctrain.errors import ConfigError
+from hpctrain.search.trials import Found
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
 
 # A worker reads these when it starts, and trains all its trials with them.
 _OF_WORKERS = ("launch", "site", "network", "hydra", "output_dir")
-_IN_WORKERS = ("train.deterministic", "train.expandable_segments")  # environment variables of torch
+_IN_WORKERS = (
+    *("train.deterministic", "train.expandable_segments"),  # environment variables of torch
+    *("parallel.device", "evaluation.job"),
+)
+_TRIES = 50  # to find values that no trial has: two trials cannot have one run directory
 _LENGTHS = ("train.max_steps", "train.max_epochs")
 
 
@@ -73,3 +83,48 @@ def _distribution(override: Override) -> BaseDistribution:
         return FloatDistribution(min(numbers), max(numbers), step=abs(float(sweep.step)))
     except (ValueError, HydraException) as error:
         raise ConfigError(f"{override.input_line}: {error}") from error
+
+
+def sampler(given: Mapping[str, Any], trials: int = 0) -> BaseSampler:
+    """Return the sampler that `hydra.sweeper.sampler` describes, for the trial after so many."""
+    from optuna.exceptions import ExperimentalWarning
+
+    arguments = {**given}
+    target = str(arguments.pop("_target_"))
+    # The same random numbers must not come again, except where they only put a grid in order.
+    if arguments.get("seed") is not None and not target.endswith("GridSampler"):
+        arguments["seed"] += trials
+    try:
+        with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
+            found: BaseSampler = pkgutil.resolve_name(target)(**arguments)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
+    return found
+
+
+def ask(study: Study, found: Found) -> int:
+    """Store a new trial with all its values, in one record, and return its number.
+
+    The sampler learns from the paused trials, too. For Optuna they are RUNNING, of which it does
+    not read the values, so the values are proposed by a copy of the study in which they are PRUNED:
+    samplers then compare trials at the last rung of each.
+    """
+    import optuna
+    from optuna.trial import TrialState
+
+    known = optuna.create_study(
+        direction=found.direction, sampler=sampler(found.sampler, len(found.trials))
+    )
+    stored = study.get_trials(deepcopy=False)
+    for trial in found.trials:
+        each = copy.copy(stored[trial.number])
+        if trial.values and not trial.ended:
+            each.state, each.datetime_complete = TrialState.PRUNED, each.datetime_start
+        elif trial.state == "pruned" and not trial.values:
+            each.state = TrialState.FAIL  # else it is taken for the worst of all
+        known.add_trial(each)
+    for _ in range(_TRIES):
+        if known.ask(found.distributions()).params not in [each.params for each in found.trials]:
+            break
+    study.add_trial(known.get_trials()[-1])
+    return study.get_trials(deepcopy=False)[-1].number

@@ -19,8 +19,7 @@ from hpctrain.console import Table
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.search.search_file import SearchFile
-from hpctrain.search.trials import Found, Trial
+from hpctrain.search.trials import Found, SearchFile, Trial
 from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm.queue import UnreachableError
 
@@ -44,7 +43,7 @@ class Standing:
         if sweep is None or (file := SearchFile.of(sweep)) is None:
             return None
         try:
-            found = Found.read(file, file.open(), sweep)
+            found = Found.of(sweep)
         except ImportError:
             log.warning("what the search has found is not known here: pip install optuna")
             return None
@@ -193,7 +192,10 @@ class Standing:
 
     def facts(self) -> dict[str, Any]:
         """Return the search for `print_json`."""
-        return asdict(self.found) | {
+        keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "widths", "ended")
+        return {key: getattr(self.found, key) for key in keys} | {
+            "keys": [*self.found.space],
+            "trials": [*map(asdict, self.found.trials)],
             "rungs": self.rungs(),
             "best": self.best and self.best.number,
             "workers": [{"job": w.job_id, "state": w.recorded_state} for w in self.workers or ()],

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.causes import RANK_KILLED, one_line
+from hpctrain.causes import NON_FINITE, RANK_KILLED, one_line
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.launch.entry import Entry, Status
 from hpctrain.lock import file_lock
 from hpctrain.record import read, written
 from hpctrain.restarts import policy
-from hpctrain.runs import missing_checkpoints, sweep_overrides, trust
+from hpctrain.runs import missing_checkpoints, trust
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trials import Found
 from hpctrain.search.worker_arrays import WorkerFile
 from hpctrain.slurm.queue import me
@@ -28,65 +28,45 @@ from hpctrain.slurm.queue import me
 _LOOK_S = 1.0
 
 
-class Stopped(HpctrainError):
-    """Somebody has cancelled the run of a trial."""
+class Pruned(HpctrainError):
+    """A trial is not trained any more, although nothing has failed."""
 
 
 def freeze(
-    sweep: Path,
-    file: SearchFile,
-    found: Found,
-    config: Config,
-    run: RunDir,
-    params: Mapping[str, Any],
+    sweep: Path, found: Found, config: Config, run: RunDir, params: Mapping[str, Any]
 ) -> None:
     """Write the run directory of a new trial and put it into sweep.json.
 
     A run that has finished, or was begun by another command, is kept, and goes on.
     """
-    overrides = [*file.overrides, *(f"{key}={value}" for key, value in params.items())]
-    (swept,) = sweep_overrides.values_of([overrides], [*params])
-    before = run.read()
+    values = [f"{key}={value}" for key, value in params.items()]
     trust.check(run.path, config)
     while run.is_locked():  # another command trains it
         time.sleep(_LOOK_S)
-    if before.state != "finished" or config.launch.rerun == "all":
-        if before.state == "finished" or missing_checkpoints.may_start_again(config, run):
+    entry = Entry([*found.overrides, *values], config, run, before=run.read())
+    entry.swept = [*map(secrets.mask, values)]
+    entry.mark(Status.ENDED, "trial")
+    finished = entry.before.state == "finished"
+    if not finished or config.launch.rerun == "all":
+        if finished or missing_checkpoints.may_start_again(config, run):
             run.archive()
-        before = run.read()
-        parent = {"uid": found.uid, "name": f"search {file.study} {' '.join(params)}"}
-        place: dict[str, Any] = {} if before.sweep else {"sweep": parent, "swept": swept}
+            entry.before = run.read()
+        parent = {"uid": found.uid, "name": f"search {found.study} {' '.join(params)}"}
         run.freeze(
             config,
-            state=before.state or "created",
+            state=entry.before.state or "created",
             submission=None,
-            code=file.code,
+            code=found.code,
             provenance=str(sweep / "provenance"),
-            overrides=[secrets.reference(text) for text in overrides],
-            **place,
+            overrides=[*map(secrets.reference, entry.overrides)],
+            **entry.place_in(parent),
         )
         stop_request.clear(run.path)
     with file_lock(sweep / "list", lambda: time.sleep(0.05)):
-        _list(sweep, run, swept, overrides)
-
-
-def _list(sweep: Path, run: RunDir, swept: list[str], overrides: list[str]) -> None:
-    path = sweep / "sweep.json"
-    listed = [*read(tuple[Any, ...], path)] if path.exists() else []
-    if any(each.get("run") == str(run.path) for each in listed):
-        return
-    known = secrets.known()
-    listed.append(
-        {
-            "run": str(run.path),
-            "name": sweep_overrides.titled(run.name, swept),
-            "swept": swept,
-            "job": "",
-            "state": "trial",
-            "overrides": [secrets.reference(text, values=known) for text in overrides],
-        }
-    )
-    write_atomically(path, written(listed))
+        path = sweep / "sweep.json"
+        listed = read(list[dict[str, Any]], path)
+        if all(each["run"] != str(run.path) for each in listed):
+            write_atomically(path, written([*listed, entry.listed(secrets.known())]))
 
 
 def take(run: RunDir, worker: WorkerFile, found: Found) -> None:
@@ -105,30 +85,29 @@ def take(run: RunDir, worker: WorkerFile, found: Found) -> None:
         run.update(submission=place)
 
 
-def outcome(
-    run: RunDir, until: int | None, metric: str, began: float
-) -> float | HpctrainError | None:
-    """Return what is known of the piece that ends at the step `until`; None: it is to be trained.
+def outcome(run: RunDir, until: int | None, metric: str, began: float) -> float | None:
+    """Return the metric of the piece that ends at the step `until`; None: it is to be trained.
 
-    It is the value of the metric, or why the trial, which began at a time, is not trained.
+    A trial, which began at a time, that is not to be trained raises Pruned or a LaunchError.
     """
     record = run.read()
-    step = (record.result or {}).get("step", 0)
-    if record.state == "finished" or (record.state == "paused" and until and step >= until):
-        value = (record.result or {}).get(metric)
-        return LaunchError(f"{metric} is {value}") if value is None else float(value)
+    attempt, reached = record.attempt, record.reached or 0
+    if record.state == "finished" or (record.state == "paused" and until and reached >= until):
+        if (value := (record.result or {}).get(metric)) is None:
+            raise LaunchError(f"no evaluation gives {metric}")
+        return float(value)
     if request := stop_request.read(run.path, began):
-        return Stopped(f"cancelled by {request.by}")
-    attempt = record.attempt
+        raise Pruned(f"cancelled by {request.by}")
     # The batch script judges it a moment later, or nobody does.
     judged = attempt.verdict or attempt.cause not in {each.name for each in policy.JUDGED_LATER}
     if record.state == "failed" and judged and (attempt.ended or 0.0) >= began:
-        return LaunchError(one_line(attempt.error))
+        kind = Pruned if attempt.cause == NON_FINITE.name else LaunchError
+        raise kind(one_line(attempt.error))
     if (record.state == "running" or not judged) and not run.is_locked():
         end = policy.End(RANK_KILLED, "the worker that trained it was killed", step=attempt.step)
         last = run.last_checkpoint()
         answer = policy.answer(record, end, policy.Room(), last)
         run.end_attempt(**answer.record(last))
         if not answer.goes_on:
-            return LaunchError(answer.reason)
+            raise LaunchError(answer.reason)
     return None

@@ -1,7 +1,19 @@
-"""The trials of a search: the one reader of a study, for the rule, `status` and `report`.
+"""A search as it is stored: search.json and Optuna's study. This is the one reader of both.
 
-    search.json ── storage ── Found ── rungs, best, spent
+    search.json ── storage ── Found ── best
                                └── Trial: number, params, run, values by rung, state
+
+sweeps/2026-01-31_12-00-00/
+search.json    this file
+bases.json     the composed config of each combination of choices (`trial_config`)
+sweep.json     the runs of the trials, for `status`, `report`, `cancel` and so on
+decision       the lock under which a worker decides what it does next
+trials/7       the lock of trial 7: its owner holds it
+workers/0/     a worker: worker.json, logs/
+workers/array-0/   job.sh, tasks, batch/, job_id: the array of these workers
+
+Optuna's study has the trials and two attributes: `folder`, that of the search, and `ended`, which
+says why the search is over. All else is here.
 
 A trial that is paused at a rung is RUNNING for Optuna, for which PRUNED is final. So a state is
 read from three facts: Optuna's own state, the rungs that have a value, and whether a worker holds
@@ -14,19 +26,77 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.lock import is_locked
-from hpctrain.search.search_file import SearchFile
+from hpctrain.record import read, written
+from hpctrain.search.settings import Settings
+from hpctrain.secrets import expand, reference
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-_STATES = "waiting", "training", "paused", "promoted", "pruned", "failed", "finished"
 _ENDED = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 # Attributes of a trial: the number of rungs that it shall reach. The others are in the texts below.
 GOAL = "goal"
+
+
+class SearchFile(Settings, frozen=True, kw_only=True):
+    """The content of search.json."""
+
+    VERSION: ClassVar[int] = 1
+
+    study: str
+    storage: str  # the path of the journal, or a URL of Optuna
+    uid: str = ""  # of the parent run in MLflow
+    space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each key
+    overrides: tuple[str, ...] = ()  # of every trial
+    output_dir: str = ""  # with the run directories
+    code: str | None = None  # the digest of the code snapshot
+    pythonpath: tuple[str, ...] = ()  # its folders
+
+    @classmethod
+    def of(cls, sweep: Path) -> SearchFile | None:
+        """Return the content of search.json; None if the sweep is no search."""
+        try:
+            return read(SearchFile, sweep / "search.json")
+        except FileNotFoundError:
+            return None
+
+    def write(self, sweep: Path) -> None:
+        """Write search.json, with references to the secrets of the environment."""
+        write_atomically(sweep / "search.json", reference(written(self)))
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return Optuna's distribution of each searched key."""
+        from optuna.distributions import json_to_distribution
+
+        return {key: json_to_distribution(text) for key, text in self.space.items()}
+
+    def open(self) -> Study:
+        """Return Optuna's study; one that is not there is a ConfigError."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            return optuna.load_study(study_name=self.study, storage=storage_of(self.storage))
+        except KeyError as error:
+            raise ConfigError(f"{self.storage}: it has no study {self.study}") from error
+
+
+def storage_of(text: str) -> Any:
+    """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path."""
+    if "://" in (text := expand(text)):
+        return text
+    from hpctrain.search.study_file import study_storage  # it imports Optuna
+
+    return study_storage(Path(text))
 
 
 @dataclass(frozen=True)
@@ -39,7 +109,7 @@ class Trial:
     """
 
     number: int
-    state: str  # one of STATES
+    state: str  # waiting, training, paused, promoted; at its end pruned, failed, finished
     params: Mapping[str, Any]
     run: str  # the name of the run directory; "" before its config is frozen
     values: Mapping[int, float]
@@ -47,7 +117,6 @@ class Trial:
     goal: int
     reason: str  # why it was pruned or has failed
     width: int  # nodes with which it was trained last; 0 before
-    asked: bool = True  # False: only its values were enqueued, as by Optuna's `enqueue_trial`
 
     @property
     def ended(self) -> bool:
@@ -65,57 +134,33 @@ class Trial:
         return max(self.values, default=0)
 
 
-@dataclass(frozen=True)
-class Found:
-    """A search: its study's settings and trials.
+class Found(SearchFile, frozen=True, kw_only=True):
+    """A search as it is now: what search.json says, and the trials of its study."""
 
-    `rungs` are global steps, the last one that of the end of a run, or 0 if it is not known before.
-    `etas` has a number for each rung but the last, and `widths` the nodes for each.
-    """
-
-    study: str
-    uid: str
-    metric: str
-    direction: str
-    n_trials: int
-    keys: tuple[str, ...]
-    rungs: tuple[int, ...]
-    etas: tuple[float, ...]
-    widths: tuple[int, ...]
-    ended: str  # why the search is over; "" while it is not
-    trials: tuple[Trial, ...]
+    ended: str = ""  # why the search is over; "" while it is not
+    trials: tuple[Trial, ...] = ()
 
     @classmethod
-    def of(cls, sweep: Path) -> Found | None:
-        """Return the search of a sweep's folder; None if it is no search."""
-        file = SearchFile.of(sweep)
-        return None if file is None else cls.read(file, file.open(), sweep)
+    def of(cls, sweep: Path, study: Study | None = None) -> Found:
+        """Return the search of a sweep's folder; a StorageError if it is no search.
 
-    @classmethod
-    def read(cls, file: SearchFile, study: Study, sweep: Path) -> Found:
-        """Return what the study has now."""
-        attributes = study.user_attrs
-        rungs = tuple(attributes.get("rungs", (0,)))
-        found = study.get_trials(deepcopy=False)
-        return cls(
-            study=file.study,
-            uid=attributes.get("uid", ""),
-            metric=file.metric,
-            direction=file.direction,
-            n_trials=file.n_trials,
-            keys=tuple(attributes.get("keys", ())),
-            rungs=rungs,
-            etas=tuple(attributes.get("eta", ())),
-            widths=tuple(attributes.get("widths", (1,) * len(rungs))),
-            ended=attributes.get("ended", ""),
-            trials=tuple(_trial(each, rungs, owner_lock(sweep, each.number)) for each in found),
+        An open study saves time. Trials that others have enqueued in it do not count.
+        """
+        if (file := SearchFile.of(sweep)) is None:
+            raise StorageError(f"{sweep}: this folder is no search (search.json is missing)")
+        study = study or file.open()
+        trials = (
+            _trial(each, file.rungs, owner_lock(sweep, each.number))
+            for each in study.get_trials(deepcopy=False)
+            if each.state.name != "WAITING"
         )
+        ended, known = study.user_attrs.get("ended", ""), msgspec.structs.asdict(file)
+        return cls(**known, ended=ended, trials=tuple(trials))
 
     @property
     def best(self) -> Trial | None:
         """The best of the trials that have finished; None before there is one."""
-        done = [trial for trial in self.trials if trial.state == "finished"]
-        return min(done, key=self.rank, default=None)
+        return min(self.at("finished"), key=self.rank, default=None)
 
     def rank(self, trial: Trial) -> tuple[float, int]:
         """Return by what trials of one rung are sorted, the best first."""
@@ -127,19 +172,19 @@ class Found:
         sign = -1 if self.direction == "maximize" else 1
         return (sign * value if math.isfinite(value) else math.inf), trial.number
 
-    def at(self, state: str) -> list[Trial]:
-        """Return the trials in a state."""
-        return [trial for trial in self.trials if trial.state == state]
+    def at(self, *states: str) -> list[Trial]:
+        """Return the trials in one of these states."""
+        return [trial for trial in self.trials if trial.state in states]
 
     @property
-    def spent(self) -> int:
-        """The steps of all pieces up to the rungs that were reached."""
-        return sum(trial.step for trial in self.trials)
+    def left(self) -> list[Trial]:
+        """The trials with which a worker is to go on, as far as that is decided."""
+        return self.at("promoted", "waiting")
 
     @property
-    def full(self) -> int:
-        """The steps that the same trials need without rungs; 0 if that is not known."""
-        return self.rungs[-1] * self.n_trials
+    def new(self) -> int:
+        """How many trials are still to be begun."""
+        return max(0, self.n_trials - len(self.trials))
 
 
 def owner_lock(sweep: Path, number: int) -> Path:
@@ -149,8 +194,7 @@ def owner_lock(sweep: Path, number: int) -> Path:
 
 def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
     attributes, values = found.user_attrs, found.intermediate_values
-    reached, goal = max(values, default=-1), attributes.get(GOAL, 1)
-    rung = sum(step <= reached for step in rungs)
+    goal, rung = attributes.get(GOAL, 1), sum(step <= max(values, default=-1) for step in rungs)
     state = _ENDED.get(found.state.name)
     if state is None and is_locked(lock):
         state = "training"
@@ -168,5 +212,4 @@ def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
         goal=goal,
         reason=attributes.get("reason", ""),
         width=attributes.get("width", 0),
-        asked=found.state.name != "WAITING",
     )

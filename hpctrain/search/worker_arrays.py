@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +21,15 @@ from hpctrain.errors import LaunchError, StorageError
 from hpctrain.record import Count, Record, read, written
 from hpctrain.run_record import RunRecord, Submission
 from hpctrain.runs.state.facts import Facts
-from hpctrain.search.search_file import SearchFile
+from hpctrain.search.rule import wanted
 from hpctrain.search.trials import Found
 from hpctrain.slurm import excluded_hosts, sbatch
 from hpctrain.slurm.partition_limit import road
-from hpctrain.slurm.queue import Queue, UnreachableError, me, queued, user_name
+from hpctrain.slurm.queue import Queue, UnreachableError, queued, user_name
 from hpctrain.slurm.script import sbatch_script
 
 LEFT = "left"
-"""The file that a worker leaves when it takes no more trials."""
+"""The file that a worker leaves when it takes no more trials, although its job has not ended."""
 
 
 class WorkerFile(Record, frozen=True):
@@ -45,13 +45,13 @@ class WorkerFile(Record, frozen=True):
         return read(cls, worker / "worker.json")
 
 
-def script(file: SearchFile, config: Config, folder: Path, count: int) -> str:
+def script(config: Config, folder: Path, count: int, pythonpath: Iterable[str] = ()) -> str:
     """Return the text of the batch script for `count` workers with the nodes of `config`."""
     return sbatch_script(
         config,
         folder,
         count,
-        pythonpath=[*map(Path, file.pythonpath)],
+        pythonpath=[*map(Path, pythonpath)],
         max_running=config.launch.max_running,
         command="work",
         exclude=excluded_hosts.avoided(config),
@@ -59,50 +59,26 @@ def script(file: SearchFile, config: Config, folder: Path, count: int) -> str:
     )
 
 
-def _next_folder(sweep: Path) -> Path:
-    """Return the folder of the next array."""
-    numbers = itertools.count()
-    names = (sweep / "workers" / f"array-{number}" for number in numbers)
-    return next(name for name in names if not name.exists())
-
-
-def short_name(sweep: Path) -> str:
-    """Return how `hpctrain status` may be given the folder of a sweep in this working directory."""
-    usual = sweep.parent == Path.cwd() / "runs" / "sweeps"
-    return sweep.name if usual else shlex.quote(str(sweep))
-
-
 def new_worker(sweep: Path, note: WorkerFile) -> Path:
     """Make the folder of another worker."""
-    folder = sweep / "workers"
-    folder.mkdir(exist_ok=True)
+    worker = _new_folder(sweep)
+    (worker / "logs").mkdir()
+    write_atomically(worker / "worker.json", written(note))
+    return worker
+
+
+def _new_folder(sweep: Path, kind: str = "") -> Path:
     for number in itertools.count():
-        worker = folder / str(number)
-        try:
-            worker.mkdir()
-        except FileExistsError:
-            continue
-        (worker / "logs").mkdir()
-        write_atomically(worker / "worker.json", written(note))
-        return worker
+        folder = sweep / "workers" / f"{kind}{number}"
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
     raise AssertionError
-
-
-def live(sweep: Path) -> Counter[int]:
-    """Return how many workers of each width are in the queue; no answer is an UnreachableError."""
-    queue = queued([me()])
-    found: Counter[int] = Counter()
-    for worker in _workers(sweep):
-        job = queue.get((worker.script, worker.task)) if worker.script else None
-        found[worker.width] += job is not None and not job.is_ending
-    return found
 
 
 def in_queue(sweep: Path) -> list[Facts]:
     """Return the workers in the queue, as `cancel` takes runs; no answer is an UnreachableError."""
-    user, found = user_name(sweep.stat().st_uid), []
-    folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
-    notes = {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
+    user, found, notes = user_name(sweep.stat().st_uid), [], _notes(sweep)
     queue = queued([user]) if any(note.script for note in notes.values()) else Queue()
     for folder, note in notes.items():
         if job := queue.get((note.script, note.task)):
@@ -113,72 +89,58 @@ def in_queue(sweep: Path) -> list[Facts]:
     return found
 
 
+def live(sweep: Path) -> Counter[int]:
+    """Return how many workers of each width may take trials; no answer is an UnreachableError."""
+    return Counter(
+        WorkerFile.of(worker.path).width
+        for worker in in_queue(sweep)
+        if worker.job and not worker.job.is_ending and not (worker.path / LEFT).exists()
+    )
+
+
 def local_workers(sweep: Path) -> list[Path]:
     """Return the folders of the workers without Slurm that have not said that they end."""
+    notes = _notes(sweep).items()
+    return [folder for folder, note in notes if not (note.script or (folder / LEFT).exists())]
+
+
+def _notes(sweep: Path) -> dict[Path, WorkerFile]:
     folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
-    return [each for each in folders if not (WorkerFile.of(each).script or (each / LEFT).exists())]
+    return {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
 
 
-def _workers(sweep: Path) -> list[WorkerFile]:
-    """Return the workers that have not said that they end."""
-    folders = [file.parent for file in (sweep / "workers").glob("*/worker.json")]
-    return [WorkerFile.of(folder) for folder in folders if not (folder / LEFT).exists()]
+def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequence[int]) -> int:
+    """Submit an array of workers; return for how many the cluster's limit of jobs leaves room.
 
-
-def _submit(
-    sweep: Path,
-    file: SearchFile,
-    config: Config,
-    count: int,
-    inherit: Sequence[int],
-) -> int:
-    """Submit an array of `count` workers; return for how many of them there is room.
-
-    If the cluster's limit of jobs leaves no room for all, there are fewer. A refusal of the
-    scheduler is a LaunchError.
+    A refusal of the scheduler is a LaunchError.
     """
-    count = min(count, sbatch.max_array_size())
-    width = config.launch.node_numbers[0]
-    while True:
-        folder = _next_folder(sweep)
-        job = folder / "job.sh"
-        workers: list[Path] = []
-        try:
-            (folder / "batch").mkdir(parents=True)
-            notes = (WorkerFile(width, str(job), task) for task in range(count))
-            workers.extend(new_worker(sweep, note) for note in notes)
-            job.write_text(script(file, config, folder, count))
-            (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
-        try:
-            array = sbatch.sbatch(job, config, inherit)
-            write_atomically(folder / "job_id", f"{array}\n")
-            return count
-        except LaunchError as error:
-            if not isinstance(error, UnreachableError):  # else the job may be queued
-                for path in (folder, *workers):
-                    shutil.rmtree(path, ignore_errors=True)
-            if not isinstance(error, sbatch.SubmitLimitError) or count == 1:
-                raise
-            count = (count + 1) // 2
-
-
-def wanted(file: SearchFile, found: Found, width: int) -> int:
-    """Return how many workers of a width have something to do now, and may be there at once.
-
-    The nodes of `n_jobs` workers of the first width are the limit, but one worker may always be.
-    """
-    waiting = [each for each in found.at("promoted") + found.at("waiting") if each.asked]
-    todo = sum(found.widths[each.goal - 1] == width for each in waiting)
-    if width == found.widths[0]:
-        asked = sum(each.asked for each in found.trials)
-        todo += found.n_trials - asked
-    return min(todo, max(1, file.n_jobs * found.widths[0] // width))
+    count, workers = min(count, sbatch.max_array_size()), list[Path]()
+    folder = _new_folder(sweep, "array-")
+    job = folder / "job.sh"
+    try:
+        (folder / "batch").mkdir()
+        for task in range(count):
+            note = WorkerFile(width=config.launch.node_numbers[0], script=str(job), task=task)
+            workers.append(new_worker(sweep, note))
+        job.write_text(script(config, folder, count, found.pythonpath))
+        (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
+        array = sbatch.sbatch(job, config, inherit)
+        write_atomically(folder / "job_id", f"{array}\n")
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
+    except UnreachableError:
+        raise  # the job may be queued
+    except LaunchError as error:
+        for path in (folder, *workers):
+            shutil.rmtree(path, ignore_errors=True)
+        if count == 1 or not isinstance(error, sbatch.SubmitLimitError):
+            raise
+        return _submit(sweep, found, config, (count + 1) // 2, inherit)
+    return count
 
 
 def submit_missing(
-    sweep: Path, file: SearchFile, found: Found, config: Config, first: bool = False
+    sweep: Path, found: Found, config: Config, first: bool = False
 ) -> dict[int, int]:
     """Submit the workers of each width that are needed now and not there; return their numbers.
 
@@ -187,21 +149,16 @@ def submit_missing(
     """
     from hpctrain.launch.sweeps.submit_lock import submit_lock  # it imports submitit
 
-    submitted: dict[int, int] = {}
+    submitted, widths = {}, dict.fromkeys(found.widths)
     with submit_lock([Path(config.output_dir)]) as locks:
         there = live(sweep)
-        for width in dict.fromkeys(found.widths):
-            missing = wanted(file, found, width) - there[width]
+        for width in widths:
+            missing = wanted(found, width) - there[width]
             if first and width == found.widths[0] and not there.total():
                 missing = max(1, missing)
             if missing > 0:
-                own = _widened(config, found, width)
-                submitted[width] = _submit(sweep, file, own, missing, locks)
+                # A search of one width keeps a `launch.nodes` that is a range.
+                nodes = width if len(widths) > 1 else config.launch.nodes
+                own = replace(config, launch=replace(config.launch, nodes=nodes))
+                submitted[width] = _submit(sweep, found, own, missing, locks)
     return submitted
-
-
-def _widened(config: Config, found: Found, width: int) -> Config:
-    """Return the config with the nodes of a width; a search of one width keeps `launch.nodes`."""
-    if len({*found.widths}) == 1:
-        return config
-    return replace(config, launch=replace(config.launch, nodes=width))

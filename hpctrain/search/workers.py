@@ -19,22 +19,22 @@ import math
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.causes import NON_FINITE
 from hpctrain.config.frozen import load
-from hpctrain.errors import HpctrainError, StorageError
+from hpctrain.errors import HpctrainError
 from hpctrain.lock import file_lock
+from hpctrain.record import read
 from hpctrain.runs.budget import may_begin
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.search import rule, study, trial_run, worker_arrays
+from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
-from hpctrain.search.search_file import SearchFile
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import GOAL, Found, Trial, owner_lock
+from hpctrain.search.trials import GOAL, Found, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
@@ -50,7 +50,7 @@ _LONGEST_S = 600.0
 _NAP_S, _UPLOAD_S = 0.05, 120.0
 _BUDGET_S = 20.0  # until a worker asks again whether there is room in the budget, by sacct
 _NO_BUDGET = "no piece that is left is foreseen to end within launch.budget_gpu_hours"
-_LONGEST_REASON = 1000  # characters; MySQL takes 2047 for an attribute
+_LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Piece:
     until: int | None
     number: int
     metric: str
-    goal: int  # the number of the rung, from 1 on
 
 
 class Worker:
@@ -75,17 +74,10 @@ class Worker:
         self._folder = folder.absolute()
         self._sweep = self._folder.parents[1]
         self._note = worker_arrays.WorkerFile.of(folder)
-        self._owned: dict[int, ExitStack] = {}
-        self._study = self._file.open()
-        (self._folder / worker_arrays.LEFT).unlink(missing_ok=True)
-
-    @property
-    def _file(self) -> SearchFile:
-        """search.json as it is now: the command may have given the search more trials."""
-        file = SearchFile.of(self._sweep)
-        if file is None:
-            raise StorageError(f"{self._sweep}: this folder is no search (search.json is missing)")
-        return file
+        self._left = self._folder / worker_arrays.LEFT
+        self._left.unlink(missing_ok=True)
+        self._owned = ExitStack()  # the lock of the trial that this worker has
+        self._study = Found.of(self._sweep).open()
 
     def next(self, stopped: Callable[[], bool] = lambda: False) -> Piece | None:
         """Return what to train next, which this worker owns then; None if there is nothing more.
@@ -96,56 +88,47 @@ class Worker:
         """
         pause, since = _PAUSES_S[0], time.monotonic()
         while not stopped():
-            if self._look(self._file)[1].action is Action.WAIT:
-                if time.monotonic() - since > _LONGEST_S:
-                    log.info("this worker ends: others train what is left of the search")
-                    self._mark_left()
-                    return None
-                time.sleep(pause)
-                pause = min(_PAUSES_S[1], pause * 1.5)
-                continue
-            pause = _PAUSES_S[0]
-            with file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S)):
-                file = self._file
-                found, choice = self._look(file)
-                trial = self._begin(file, found, choice)
+            with self._deciding():
+                found = self._found()
+                choice = rule.choose(found, self._note.width)
+                number = self._begin(found, choice)
             if choice.action in (Action.MARK, Action.LEAVE):
-                self._call_others(file)
+                self._call_others()
             if choice.action is Action.END:
-                self._end_in_mlflow(file)
+                self._end_in_mlflow()
             if choice.action in (Action.LEAVE, Action.END):
                 return None
-            if trial is not None and (piece := self._prepare(file, found, *trial)) is not None:
-                answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
-                if answer == "yes":
-                    return piece
-                self.left(piece)
-                if answer == "never":
-                    with file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S)):
-                        self._mark_left()
-                        self._end(self._found(self._file), _NO_BUDGET)
+            if choice.action is Action.WAIT:
+                if time.monotonic() - since > _LONGEST_S:
+                    log.info("this worker ends: others train what is left of the search")
+                    self._left.touch()
                     return None
-                until = time.monotonic() + _BUDGET_S
-                while time.monotonic() < until and not stopped():
-                    time.sleep(_NAP_S)
+                _wait(pause, stopped)
+                pause = min(_PAUSES_S[1], pause * 1.5)
+            if number is None or (piece := self._prepare(found, number, choice.goal)) is None:
+                continue
+            answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
+            if answer == "yes":
+                return piece
+            self.left(piece)
+            if answer == "later":
+                _wait(_BUDGET_S, stopped)
+            else:
+                with self._deciding():
+                    self._end(self._found(), _NO_BUDGET)
         return None
 
     def report(self, piece: Piece, value: float) -> None:
         """Store the metric at the rung of a piece, and give the trial back."""
-        record = RunDir(piece.run).read()
-        rungs = self._found(self._file).rungs
-        last, finished = rungs[-1], record.state == "finished"
-        reached = (record.result or {}).get("step", 0)
-        step = rungs[piece.goal - 1]
-        if step == 0:
-            step = int(reached)
-        elif finished and reached > step:  # somebody else has trained it to its end
-            step = last
+        record, last = RunDir(piece.run).read(), self._found().rungs[-1]
+        finished = record.state == "finished"
+        # A run may have ended before the rung, as by train.max_epochs: it counts at the last one.
+        step = (last if finished else piece.until) or record.reached or 0
         if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
             self._trial(piece.number).report(value, step)
         if not math.isfinite(value):
             self._tell(piece.number, "PRUNED", f"{piece.metric} is {value} at step {step}")
-        elif finished or piece.goal == len(rungs):
+        elif finished:
             self._study.tell(piece.number, value, skip_if_finished=True)
         self.left(piece)
 
@@ -157,87 +140,60 @@ class Worker:
 
     def left(self, piece: Piece) -> None:
         """Give a trial back as it is: another worker, or this one, goes on with it."""
-        self._owned.pop(piece.number).close()
+        self._owned.close()
 
-    def _found(self, file: SearchFile) -> Found:
-        return Found.read(file, self._study, self._sweep)
+    def _deciding(self) -> AbstractContextManager[int]:
+        return file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S))
 
-    def _look(self, file: SearchFile) -> tuple[Found, Choice]:
-        found = self._found(file)
-        least = min(file.n_jobs, file.n_trials)
-        rate = file.max_failure_rate
-        if not found.ended and (why := rule.too_many_failed(found, file.since, least, rate)):
-            return found, Choice(Action.END, reason=why)
-        return found, rule.choose(found, self._note.width, file.min_reports)
+    def _found(self) -> Found:
+        return Found.of(self._sweep, self._study)
 
-    def _begin(
-        self, file: SearchFile, found: Found, choice: Choice
-    ) -> tuple[optuna.trial.Trial, int] | None:
-        """Do what was decided, under the lock; return the trial to train, and its goal."""
+    def _begin(self, found: Found, choice: Choice) -> int | None:
+        """Do what was decided, under the lock; return the number of the trial to train."""
         if choice.action in (Action.LEAVE, Action.END):
-            self._mark_left()
+            self._left.touch()
         if choice.action is Action.END:
             self._end(found, choice.reason)
+        number = choice.trial.number if choice.trial else None
         if choice.action is Action.ASK:
-            trial = study.ask(self._study, file.distributions(), found, file.sampler)
-        elif choice.trial is not None:
-            trial = self._trial(choice.trial.number)
-            if choice.trial.goal != choice.goal:
-                trial.set_user_attr(GOAL, choice.goal)
-        if choice.action not in (Action.TAKE, Action.ASK):
+            number = space.ask(self._study, found)
+        if number is None:
             return None
-        lock = owner_lock(self._sweep, trial.number)
+        self._trial(number).set_user_attr(GOAL, choice.goal)
+        if choice.action is Action.MARK:
+            return None
+        lock = owner_lock(self._sweep, number)
         lock.parent.mkdir(exist_ok=True)
-        self._owned[trial.number] = stack = ExitStack()
-        stack.enter_context(file_lock(lock, lambda: time.sleep(_NAP_S)))
-        trial.set_user_attr("width", self._note.width)
-        return trial, choice.goal
+        self._owned.enter_context(file_lock(lock, lambda: time.sleep(_NAP_S)))
+        self._trial(number).set_user_attr("width", self._note.width)
+        return number
 
-    def _prepare(
-        self, file: SearchFile, found: Found, trial: optuna.trial.Trial, goal: int
-    ) -> Piece | None:
+    def _prepare(self, found: Found, number: int, goal: int) -> Piece | None:
         """Return the piece; None if the trial needs no training, and has been told so."""
-        stored = self._stored(trial.number)
-        name = stored.user_attrs.get("run", "")
-        try:
-            if name:
-                run = RunDir.open(Path(file.output_dir) / name)
-            else:
-                config, run = self._bases(file).run(stored.params)
-                if twin := next((each for each in found.trials if each.run == run.name), None):
-                    self._end_twin(trial, twin)
-                    return None
-                trial_run.freeze(self._sweep, file, found, config, run, stored.params)
-                trial.set_user_attr("run", run.name)
-            trial_run.take(run, self._note, found)
-        except HpctrainError as error:
-            self._tell(trial.number, "FAIL", str(error))
-            self._owned.pop(trial.number).close()
-            return None
+        stored = self._stored(number)
         until = None if goal == len(found.rungs) else found.rungs[goal - 1]
-        piece = Piece(run.path, until, trial.number, found.metric, goal)
         began = stored.datetime_start.timestamp() if stored.datetime_start else 0.0
-        outcome = trial_run.outcome(run, until, found.metric, began)
-        if isinstance(outcome, float):
-            self.report(piece, outcome)
-        elif isinstance(outcome, trial_run.Stopped):
-            self._tell(piece.number, "PRUNED", str(outcome))
-            self.left(piece)
-        elif isinstance(outcome, HpctrainError):
-            self.failed(piece, str(outcome))
-        else:
+        try:
+            if name := stored.user_attrs.get("run"):
+                run = RunDir.open(Path(found.output_dir) / name)
+            else:
+                config, run = read(Bases, self._sweep / "bases.json").run(stored.params)
+                if twin := next((each for each in found.trials if each.run == run.name), None):
+                    raise trial_run.Pruned(f"the same run as trial {twin.number}")
+                trial_run.freeze(self._sweep, found, config, run, stored.params)
+                self._trial(number).set_user_attr("run", run.name)
+            trial_run.take(run, self._note, found)
+            value = trial_run.outcome(run, until, found.metric, began)
+        except HpctrainError as error:
+            pruned = isinstance(error, trial_run.Pruned)
+            self._tell(number, "PRUNED" if pruned else "FAIL", str(error))
+            self._owned.close()
+            return None
+        piece = Piece(run.path, until, number, found.metric)
+        if value is None:
             return piece
+        self.report(piece, value)
         return None
-
-    def _end_twin(self, trial: optuna.trial.Trial, twin: Trial) -> None:
-        """End a trial that is the run of another one, with the values that this one has."""
-        for step, value in twin.values.items():
-            trial.report(value, step)
-        self._tell(trial.number, "PRUNED", f"the same run as trial {twin.number}")
-        self._owned.pop(trial.number).close()
-
-    def _bases(self, file: SearchFile) -> Bases:
-        return Bases.read(self._sweep / "bases", file.choices, file.cwd)
 
     def _trial(self, number: int) -> optuna.trial.Trial:
         from optuna.trial import Trial
@@ -266,32 +222,27 @@ class Worker:
         self._study.set_user_attr("ended", reason)
         log.info("the search ends: %s", reason)
 
-    def _end_in_mlflow(self, file: SearchFile) -> None:
+    def _end_in_mlflow(self) -> None:
         """Record that the pruned trials have ended, and upload it if the store answers in time."""
-        pruned = []
-        for trial in self._found(file).at("pruned"):
-            run = Path(file.output_dir) / trial.run
+        pruned, found = [], self._found()
+        for trial in found.at("pruned"):
+            run = Path(found.output_dir) / trial.run
             if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
                 pruned.append(str(run))
         with suppress(OSError, subprocess.TimeoutExpired):  # `hpctrain sync` can do it later
             if pruned:
                 run_python_module("hpctrain", "sync", *pruned, cwd=self._folder, timeout=_UPLOAD_S)
 
-    def _mark_left(self) -> None:
-        """Note that this worker takes no more trials, although its job has not ended yet."""
-        (self._folder / worker_arrays.LEFT).touch()
-
-    def _call_others(self, file: SearchFile) -> None:
+    def _call_others(self) -> None:
         """Submit workers of other widths that have something to do now, if this node can do so."""
-        found = self._found(file)
-        needed = [width for width in found.widths if worker_arrays.wanted(file, found, width)]
+        found = self._found()
+        needed = [width for width in found.widths if rule.wanted(found, width)]
         if not (self._note.script and needed):
             return
         try:
-            runs = (Path(file.output_dir) / each.run for each in found.trials if each.run)
-            config = load(next(runs) / "config.yaml")
-            sent = worker_arrays.submit_missing(self._sweep, file, found, config)
-            for width, count in sent.items():
+            run = next((trial.run for trial in found.trials if trial.run), "")
+            config = load(Path(found.output_dir) / run / "config.yaml")
+            for width, count in worker_arrays.submit_missing(self._sweep, found, config).items():
                 log.info("submitted %d workers with %d nodes", count, width)
         except (HpctrainError, OSError) as error:
             log.warning(
@@ -299,3 +250,9 @@ class Worker:
                 "the command of the search again",
                 *(needed[-1], mask(str(error))),
             )
+
+
+def _wait(seconds: float, stopped: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not stopped():
+        time.sleep(_NAP_S)

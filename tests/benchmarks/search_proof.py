@@ -29,6 +29,8 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from hpctrain.search.rule import Action, choose
 from hpctrain.search.trials import Found, Trial
 
@@ -37,12 +39,14 @@ def replay(grid: Found, order: list[Trial], workers: int) -> tuple[Found, int, f
     """Return the search at its end, the steps of all pieces, and the share of time of no worker."""
     rungs = grid.rungs
     now: dict[int, Trial] = {}
-    found = replace(grid, trials=(), ended="", widths=(1,) * len(rungs), n_trials=len(order))
+    found = structs.replace(
+        grid, trials=(), ended="", widths=(1,) * len(rungs), n_trials=len(order)
+    )
     free, clock, spent, idle = workers, 0, 0, 0
     busy: list[tuple[int, int]] = []  # the time of the end of a piece, and its trial
     while True:
         while free:
-            found = replace(found, trials=tuple(now[number] for number in sorted(now)))
+            found = structs.replace(found, trials=tuple(now[number] for number in sorted(now)))
             choice = choose(found, 1)
             if choice.action is Action.END:
                 return found, spent, idle / max(1, clock * workers)
@@ -95,7 +99,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     grid = Found.of(options.sweep)
-    assert grid is not None
     trials = grid.at("finished")
     last = grid.rungs[-1]
     ranked = sorted(trials, key=lambda trial: grid.rank_at(trial, last))
@@ -108,7 +111,7 @@ def main() -> None:
         check(grid, real)
     for eta in options.eta:
         for noise in options.noise:
-            told = replace(grid, etas=(eta,) * (len(grid.rungs) - 1))
+            told = structs.replace(grid, etas=(eta,) * (len(grid.rungs) - 1))
             ranks, shares, idle = [], [], []
             for seed in range(options.seeds):
                 draws = random.Random(seed)

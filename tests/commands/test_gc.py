@@ -13,7 +13,7 @@ from hpctrain.checkpoint.files.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.search.search_file import SearchFile
+from hpctrain.search.trials import SearchFile
 from tests.conftest import run_module
 from tests.made_runs import (
     ATTEMPT,

@@ -15,10 +15,6 @@ def test_values_that_all_runs_share_are_left_out() -> None:
     assert values_of([]) == []
 
 
-def test_a_search_names_its_keys_for_its_trials_may_come_one_by_one() -> None:
-    assert values_of(RUNS[:1], ["optimizer.lr"]) == [["optimizer.lr=0.1"]]
-
-
 def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cr3t-value-12345")
     shown = values_of([["a=s3cr3t-value-12345"], ["a=b"]])

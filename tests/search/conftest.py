@@ -14,7 +14,6 @@ from hpctrain.search.worker_arrays import WorkerFile, new_worker
 from hpctrain.search.workers import Worker
 
 Begin = Callable[..., Path]
-SPACE = ("optimizer.lr=range(1,28)", "hydra/sweeper/sampler=grid")
 QUIET = ("launch.snapshot=off", "tracking=off")
 
 
@@ -36,6 +35,7 @@ def begin(
         monkeypatch.setattr(
             Search, "_run_here", lambda own, config, folder, *_: folders.append(folder)
         )
+        monkeypatch.setattr(Search, "_report", lambda *_: None)
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
         search = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize"]
         given = ["experiment=digits", *where, *search, *QUIET, *arguments]

@@ -6,8 +6,8 @@ import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
 from optuna.trial import Trial, TrialState
 
-from hpctrain.search.search_file import SearchFile
 from hpctrain.search.study_file import study_storage
+from hpctrain.search.trials import SearchFile
 from tests.made_runs import make_sweep
 from tests.report.accounts import attempt, metrics, write_run
 
@@ -38,9 +38,6 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True, told: bool 
     study = optuna.create_study(
         storage=study_storage(storage), study_name="digits-1", sampler=sampler
     )
-    facts = {"uid": "u", "rungs": RUNGS, "eta": (3, 3), "widths": (1, 1, 1), "keys": [*_SPACE]}
-    for key, value in facts.items():
-        study.set_user_attr(key, value)
     ranked = sorted(range(count - 1), key=lambda number: loss(number, 10))
     runs = []
     for number in range(count):
@@ -72,6 +69,9 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True, told: bool 
         metric=_METRIC,
         direction="minimize",
         n_trials=count,
+        rungs=RUNGS,
+        etas=(3, 3),
+        widths=(1, 1, 1),
         output_dir=str(folder),
         space={key: distribution_to_json(each) for key, each in _SPACE.items()},
     ).write(sweep)

@@ -1,11 +1,12 @@
 """Tests of the rule of promotion, on searches that are made up."""
 
+import dataclasses
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from hpctrain.search.rule import NOTHING_LEFT, Action, choose, too_many_failed
+from hpctrain.search.rule import NOTHING_LEFT, Action, choose
 from hpctrain.search.trials import Found, Trial
 
 
@@ -17,8 +18,15 @@ def trial(number: int, state: str, *values: float, goal: int = 0) -> Trial:
 
 def search(*trials: Trial, n_trials: int = 0, widths: tuple[int, ...] = (1, 1, 1)) -> Found:
     return Found(
-        *("digits", "uid", "val/loss", "minimize", n_trials or len(trials), ("lr",)),
-        *((1, 3, 9), (3.0, 3.0), widths, "", trials),
+        study="digits",
+        storage="",
+        direction="minimize",
+        metric="val/loss",
+        n_trials=n_trials or len(trials),
+        rungs=(1, 3, 9),
+        etas=(3.0, 3.0),
+        widths=widths,
+        trials=trials,
     )
 
 
@@ -54,13 +62,13 @@ def test_the_highest_rung_comes_first_and_a_number_that_is_not_finite_never() ->
 
 def test_noise_is_met_with_a_larger_share_and_a_least_number_of_reports() -> None:
     three = search(*paused(0.3, 0.2, 0.1), n_trials=9)
-    assert choose(three, 1, min_reports=4).action is Action.ASK
+    assert choose(replace(three, min_reports=4), 1).action is Action.ASK
     lenient = replace(three, etas=(1.5, 3.0))
     taken = []
     while (choice := choose(lenient, 1)).action is Action.TAKE:
         assert choice.trial is not None
         taken.append(choice.trial.number)
-        gone = replace(choice.trial, state="training", goal=2)
+        gone = dataclasses.replace(choice.trial, state="training", goal=2)
         rest = [t for t in lenient.trials if t.number != gone.number]
         lenient = replace(lenient, trials=(*rest, gone))
     assert taken == [2, 1]
@@ -109,10 +117,15 @@ def test_a_wider_rung_is_for_wider_workers(trials: list[Trial], width: int, acti
     assert choose(found, width).action is action
 
 
-def test_too_many_failures_end_a_search() -> None:
-    failed = [trial(number, "failed") for number in range(2)]
-    assert too_many_failed(search(*failed), 0, 3, 0.5) == ""  # too few to judge
-    assert "2 of 2 trials failed, more than" in too_many_failed(search(*failed), 0, 2, 0.5)
-    assert too_many_failed(search(*failed, *paused(1, 1, 1, 1)[2:]), 0, 2, 0.5) == ""
-    assert too_many_failed(search(*failed), 2, 1, 0.5) == ""  # of an earlier command
-    assert too_many_failed(search(*failed), 0, 1, 1.0) == ""
+@pytest.mark.parametrize(
+    ("failed", "others", "n_jobs", "rate", "ends"),
+    [(2, 0, 3, 0.5, False), (2, 0, 2, 0.5, True), (2, 4, 2, 0.5, False), (2, 0, 1, 1.0, False)],
+)
+def test_too_many_failures_end_a_search(
+    failed: int, others: int, n_jobs: int, rate: float, ends: bool
+) -> None:
+    trials = [trial(number, "failed") for number in range(failed)]
+    made = search(*trials, *paused(*[1] * (failed + others))[failed:], n_trials=9)
+    choice = choose(replace(made, n_jobs=n_jobs, max_failure_rate=rate), 1)
+    assert (choice.action is Action.END) == ends
+    assert not ends or "2 of 2 trials failed, more than" in choice.reason

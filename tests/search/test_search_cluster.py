@@ -26,7 +26,6 @@ def found_in(folder: Path) -> tuple[Path, Found]:
     """Return the folder of the only search in an output folder, and the search."""
     (file,) = folder.glob("sweeps/*/search.json")
     found = Found.of(file.parent)
-    assert found is not None
     return file.parent, found
 
 

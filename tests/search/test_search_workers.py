@@ -8,10 +8,12 @@ from typing import Any
 
 import optuna
 import pytest
+from msgspec.structs import replace
+from optuna.distributions import IntDistribution, distribution_to_json
 
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.search import study, trial_run
-from hpctrain.search.trials import Found
+from hpctrain.search import space, trial_run
+from hpctrain.search.trials import Found, _trial
 from hpctrain.search.workers import Piece, Worker
 from tests.search.conftest import Begin, worker
 
@@ -50,7 +52,6 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     sweep = begin(*RUNGS, "hydra.sweeper.n_trials=9")
     train_all(worker(sweep), worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert found.ended
     assert found.best is not None
     ranked = sorted(found.trials, key=lambda trial: found.rank_at(trial, 1))
@@ -58,14 +59,59 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     assert {trial.state for trial in found.trials} == {"finished", "pruned"}
     assert all(trial.reason for trial in found.at("pruned"))
     assert len({trial.run for trial in found.trials}) == 9
-    assert found.spent == sum(trial.step for trial in found.trials) < found.full == 9 * 9
+    assert sum(trial.step for trial in found.trials) < 9 * 9
     # A larger search goes on, and its workers know at once.
     again = begin(*RUNGS, "hydra.sweeper.n_trials=10")
     assert again == sweep
     train_all(worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert len(found.trials) == 10
+
+
+def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
+    """`train.max_epochs` may end a run at step 2, between the rungs at 1 and 3."""
+    sweep = begin(*RUNGS, "hydra.sweeper.n_trials=1")
+    mine = worker(sweep)
+    first = mine.next()
+    assert first is not None
+    mine.report(first, stand_in(first, 0.5))
+    second = mine.next()
+    assert second is not None
+    assert (second.until, second.run) == (3, first.run)
+    with RunDir(second.run).lock():
+        RunDir(second.run).begin_attempt()
+        RunDir(second.run).end_attempt("finished", result={"step": 2, second.metric: 0.75})
+    mine.report(second, 0.75)
+    assert mine.next() is None
+    (trial,) = Found.of(sweep).trials
+    assert (trial.state, trial.rung, trial.values) == ("finished", 3, {1: 0.5, 9: 0.75})
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"_target_": "optuna.samplers.BruteForceSampler"},
+        {"_target_": "optuna.samplers.GridSampler", "search_space": {"seed": [0, 1, 2]}},
+    ],
+)
+def test_a_grid_is_asked_for_each_value_once(grid: dict[str, Any], tmp_path: Path) -> None:
+    study = optuna.create_study()
+    space_of = {"seed": distribution_to_json(IntDistribution(0, 2))}
+    asked = Found(
+        study="digits",
+        storage="",
+        direction="minimize",
+        metric="val/loss",
+        n_trials=3,
+        sampler=grid,
+        space=space_of,
+    )
+    for number in range(3):
+        assert space.ask(study, asked) == number
+        if number == 1:  # also after a trial that has failed
+            study.tell(number, state=optuna.trial.TrialState.FAIL)
+        asked = replace(asked, trials=tuple(_trial(each, (9,), tmp_path) for each in study.trials))
+    assert {trial.params["seed"] for trial in asked.trials} == {0, 1, 2}
 
 
 @pytest.mark.slow
@@ -75,7 +121,6 @@ def test_a_database_of_optuna_holds_a_search_too(begin: Begin, tmp_path: Path) -
     )
     train_all(worker(sweep), worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert found.best is not None
     assert optuna.load_study(storage=f"sqlite:///{tmp_path}/x.db", study_name=found.study).trials
     assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
@@ -88,14 +133,14 @@ def _die(*_: object, **__: object) -> None:
 def _work_until_killed(sweep: Path, phase: str) -> None:
     """Work as `train_all`, and be killed where `phase` says."""
     mine = worker(sweep)
-    asked = study.ask
+    asked = space.ask
 
     def ask_and_die(*arguments: Any) -> None:
         asked(*arguments)
         _die()
 
     if phase == "after ask":
-        study.ask = ask_and_die  # type: ignore[assignment]
+        space.ask = ask_and_die  # type: ignore[assignment]
     if phase == "freezing":
         trial_run.missing_checkpoints.may_start_again = _die  # type: ignore[assignment]
     if phase == "frozen":
@@ -129,7 +174,6 @@ def test_a_kill_in_any_phase_loses_nothing(begin: Begin) -> None:
         assert child.exitcode == -signal.SIGKILL, phase
     train_all(worker(sweep))
     found = Found.of(sweep)
-    assert found is not None
     assert found.ended
     assert len(found.trials) == 9
     assert all(trial.ended and trial.params for trial in found.trials)

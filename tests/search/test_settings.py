@@ -20,7 +20,7 @@ GIVEN = {
 
 
 def settings(max_steps: int | None = 8000, nodes: int = 1, **given: Any) -> Settings:
-    return Settings.of(GIVEN | given, "val/loss", max_steps, range(nodes, nodes + 1))
+    return Settings.checked(GIVEN | given, "val/loss", max_steps, range(nodes, nodes + 1))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,7 @@ def settings(max_steps: int | None = 8000, nodes: int = 1, **given: Any) -> Sett
         ({"max_steps": None}, (0,)),
         ({"rungs": [500, 2000]}, (500, 2000, 8000)),
         ({"rungs": [500, 8000]}, (500, 8000)),
+        ({"rungs": 500}, (500, 8000)),
         ({"first_rung": 500, "eta": 4}, (500, 2000, 8000)),
         ({"first_rung": 500}, (500, 1500, 4500, 8000)),
         ({"first_rung": 500, "eta": [2, 3, 3]}, (500, 1000, 3000, 8000)),
@@ -49,21 +50,20 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
         ({"rungs": [500, 9000]}, "9000 is beyond train.max_steps=8000"),
         ({"rungs": [0.5, 2000]}, "0.5 is no global step"),
         ({"rungs": [0, 2000]}, "0 is no global step"),
-        ({"rungs": 500}, "rungs=500: it must be a list of global steps"),
-        ({"rungs": []}, "rungs=[]: it must be a list of global steps"),
+        ({"rungs": []}, "rungs=[]: [] is no global step"),
         ({"rungs": [5], "first_rung": 5}, "give it or hydra.sweeper.first_rung, not both"),
         ({"rungs": [5], "max_steps": None}, "give train.max_steps, too"),
         ({"first_rung": 500, "eta": 1}, "eta=1: with hydra.sweeper.first_rung it must be more"),
         ({"rungs": [5], "eta": 0.5}, "eta=0.5: it must be a number from 1 on"),
         ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it needs one number, or 1"),
         ({"rungs": [5], "eta": True}, "eta=True: it must be a number from 1 on"),
-        ({"rungs": [5], "widths": [1]}, "widths=[1]: it must be a list of 2 numbers"),
+        ({"rungs": [5], "widths": [1, 1, 1]}, "widths=[1, 1, 1]: it needs one number, or 2"),
         ({"rungs": [5], "widths": [1, 0]}, "widths=[1, 0]: 0 is no number of nodes"),
         ({"direction": None}, "direction=None: minimize or maximize val/loss?"),
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),
         ({"n_trials": 2.5}, "n_trials=2.5: it must be at least 1"),
         ({"max_failure_rate": 2}, "max_failure_rate=2: it must be a share"),
-        ({"min_reports": 0}, "min_reports=0: it must be a number of trials"),
+        ({"min_reports": 0}, "min_reports=0: it must be at least 1, or null"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: str) -> None:
@@ -73,7 +73,11 @@ def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize(
-    "key", ["launch.nodes", "site", "network.interface", "+site.qos", "train.deterministic"]
+    "key",
+    [
+        *("launch.nodes", "site", "network.interface", "+site.qos", "train.deterministic"),
+        *("parallel.device", "evaluation.job"),
+    ],
 )
 def test_a_search_does_not_vary_what_a_worker_has_from_its_start(key: str) -> None:
     with pytest.raises(ConfigError, match="a worker has it from its start"):

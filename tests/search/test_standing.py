@@ -109,6 +109,7 @@ def test_the_end_of_a_search_is_recorded_for_mlflow(tmp_path: Path, no_slurm: No
     assert ended[0]["reason"] == "pruned: val/loss=0.6 at step 10 is not in the best 1/3"
 
 
+@pytest.mark.slow
 def test_the_report_tells_whether_pruning_was_safe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
 ) -> None:

@@ -24,7 +24,7 @@ from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import Parent
 from hpctrain.record import written
 from hpctrain.run_record import RunRecord
-from hpctrain.runs import sweep_overrides, trust
+from hpctrain.runs import trust
 from hpctrain.runs.freeze import freeze
 from hpctrain.runs.missing_checkpoints import may_start_again
 from hpctrain.slurm import sbatch
@@ -142,17 +142,7 @@ class Submission:
     def write_list(self) -> None:
         """Write sweep.json: the runs, what became of them, and what distinguishes them."""
         known = secrets.known()
-        content = [
-            {
-                "run": str(e.run.path),
-                "name": sweep_overrides.titled(e.run.name, e.swept),
-                "swept": e.swept,
-                "job": e.job,
-                "state": e.state,
-                "overrides": [secrets.reference(text, values=known) for text in e.overrides],
-            }
-            for e in self._entries
-        ]
+        content = [entry.listed(known) for entry in self._entries]
         write_atomically(self._folder / "sweep.json", written(content))
 
 

@@ -52,22 +52,14 @@ class Sweep:
     Hydra has created `folder` and written multirun.yaml in it.
 
     Args:
-        parent: Uid and name of the parent run in MLflow, and the keys that a search varies,
-            separated by spaces. None means that a new parent is made if there are several runs.
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
         followed: Whether the caller waits for the jobs, and tells the user about them.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        parent: dict[str, str] | None = None,
-        local: bool = False,
-        followed: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, local: bool = False, followed: bool = False) -> None:
         self.folder = folder.absolute()
         self.entries: list[Entry] = []
-        self._parent = Parent(self.folder, parent)
+        self._parent = Parent(self.folder)
         self._local, self._followed = local, followed
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._answers = True  # Slurm's controller, as far as known
@@ -154,8 +146,7 @@ class Sweep:
         self._wrong = [(entry.overrides, error) for entry, error in unmatched(self.entries)]
         self._refuse_wrong(len(self._wrong))
         name_apart(self.entries)
-        overrides = [entry.overrides for entry in self.entries]
-        swept = sweep_overrides.values_of(overrides, self._parent.searched)
+        swept = sweep_overrides.values_of([entry.overrides for entry in self.entries])
         for entry, values in zip(self.entries, swept, strict=True):
             entry.swept = values
         run_code.take_copies(self.entries)

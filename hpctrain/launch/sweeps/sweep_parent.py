@@ -10,7 +10,7 @@ does not take it away from the earlier sweep.
 import dataclasses
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,20 +24,15 @@ _LOG = "mlflow.log"
 
 
 class Parent:
-    """The parent run of a sweep whose folder is `folder`; a search gives that of its batches.
+    """The parent run of a sweep whose folder is `folder`."""
 
-    `given` has uid and name, and the keys that a search varies, separated by blanks.
-    """
-
-    def __init__(self, folder: Path, given: Mapping[str, str] | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder, self._uid = folder, uuid.uuid4().hex
-        self._given = dict(given) if given else None
-        self.searched = self._given.pop("keys", "").split() if self._given else []
 
     def of(self, entries: Sequence[Entry]) -> dict[str, str] | None:
         """Return uid, name, number of runs and folder of the parent; None for one run."""
-        if self._given or len(entries) < 2:
-            return self._given
+        if len(entries) < 2:
+            return None
         values = sweep_overrides.span(entry.swept for entry in entries)
         name = f"sweep {self._folder.name} {values}".strip()
         # A run that an earlier sweep has begun stays there, and tells this parent nothing.

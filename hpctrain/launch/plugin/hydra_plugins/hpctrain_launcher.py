@@ -56,12 +56,7 @@ class HpctrainSweeper(BasicSweeper):
 
 
 class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
-    """Validates all runs of a sweep, freezes them and submits them as job arrays.
-
-    `parent` is the uid and name of the parent run in MLflow that several batches share.
-    """
-
-    parent: dict[str, str] | None = None
+    """Validates all runs of a sweep, freezes them and submits them as job arrays."""
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -86,7 +81,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         note = folder / "multirun.yaml"
         if note.exists():  # the command line may hold a secret that a shell has expanded
             write_atomically(note, mask(reference(note.read_text())))
-        sweep = Sweep(folder, self.parent, local=bool(self.params.get("local")))
+        sweep = Sweep(folder, local=bool(self.params.get("local")))
         composer = Composer(self.hydra_context.config_loader, self.config)
         for overrides in progress(job_overrides):
             sweep.add(list(overrides), composer.typed)

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,6 +68,7 @@ class Ours(Job):
     """The job of hpctrain."""
 
     steps_asked: int = 2000
+    step_s: float = STEP_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +77,7 @@ class Ours(Job):
             *("train.early_stopping.metric=null", "train.eval_every=1000"),
         )
         for rank in range(2):
-            self.order(rank, f"slow {STEP_S}")
+            self.order(rank, f"slow {self.step_s}")
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Lightning(Ours):
 
     def start(self) -> None:
         (self.folder / "train.py").write_text(LIGHTNING)
-        script = self.launch.format(f"train.py {self.steps_asked} {SAVE_EVERY} {STEP_S}")
+        script = self.launch.format(f"train.py {self.steps_asked} {SAVE_EVERY} {self.step_s}")
         shape = ["--nodes=2", "--ntasks-per-node=1", "--requeue", f"--chdir={self.folder}"]
         self.id = cluster.sbatch(script, *shape, "--open-mode=append", "--output=out")
 
@@ -149,6 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.faults_race")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=200, help="steps from one kill to the next")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="what each step waits")
+    parser.add_argument("--only", default="", help="the contestants whose name has this text")
     parser.add_argument("--hurry", action="store_true", help="a requeued job starts at once")
     asked = parser.parse_args()
     if problem := cluster.problem():
@@ -159,14 +163,22 @@ def main() -> None:
         digits = Path(folder, "digits")
         run_module("data_prep", "sample", "digits", str(digits))
         for name, (kind, module) in RIVALS.items():
+            if asked.only not in name:
+                continue
             if importlib.util.find_spec(module) is None:
                 print(f"{name:24} is not installed ({module})")
                 continue
             place = Path(folder, name.replace(", ", "-"))
-            calm, wild = (
-                race(kind(place / how, digits, steps_asked=asked.steps), every, hurry=asked.hurry)
-                for how, every in (("calm", None), ("wild", asked.every))
-            )
+            with ThreadPoolExecutor() as pool:  # side by side, on the same four nodes
+                calm, wild = pool.map(
+                    lambda how, every, kind=kind, place=place: race(
+                        kind(place / how, digits, steps_asked=asked.steps, step_s=asked.step_s),
+                        every,
+                        hurry=asked.hurry,
+                    ),
+                    ("calm", "wild"),
+                    (None, asked.every),
+                )
             times = sorted(wild.recoveries) or [0.0]
             shown = [times[int(part * (len(times) - 1))] for part in (0.5, 0.9, 1.0)]
             print(

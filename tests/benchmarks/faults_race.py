@@ -23,7 +23,7 @@ from tests.conftest import run_module
 from tests.faults.cluster_events import Job
 from tests.faults.disturbed import signal_to
 
-SAVE_EVERY, STEP_S = 50, 0.05
+SAVE_EVERY, STEP_S = 10, 0.05
 
 LIGHTNING = """\
 import os, pathlib, sys, time
@@ -74,7 +74,7 @@ class Ours(Job):
         super().__post_init__()
         self.more = (
             *(f"train.max_steps={self.steps_asked}", f"checkpoint.every_steps={SAVE_EVERY}"),
-            *("train.early_stopping.metric=null", "train.eval_every=1000"),
+            *("train.early_stopping.metric=null", "train.eval_every=1000", "train.max_epochs=null"),
         )
         for rank in range(2):
             self.order(rank, f"slow {self.step_s}")
@@ -85,6 +85,11 @@ class Lightning(Ours):
     """The job of Lightning."""
 
     launch = f"srun --kill-on-bad-exit=1 {sys.executable} {{}} || scontrol requeue $SLURM_JOB_ID"
+
+    @property
+    def state(self) -> str:
+        """What Slurm says of the job, which has no run of ours."""
+        return cluster.job_state(self.id)
 
     def start(self) -> None:
         (self.folder / "train.py").write_text(LIGHTNING)
@@ -100,8 +105,8 @@ class FtLauncher(Lightning):
     launch = (
         "first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); "
         f"srun {Path(sys.executable).with_name('ft_launcher')} --nnodes=2 --nproc-per-node=1 "
-        "--rdzv-backend=c10d --rdzv-endpoint=$first:29400 --rdzv-id=$SLURM_JOB_ID "
-        "--max-restarts=100 --ignore-missing-fault-tol-cfg {}"
+        "--rdzv-backend=c10d --rdzv-endpoint=$first:$((29400 + SLURM_JOB_ID % 100)) "
+        "--rdzv-id=$SLURM_JOB_ID --max-restarts=100 --ignore-missing-fault-tol-cfg {}"
     )
 
 
@@ -122,11 +127,16 @@ class Result:
     state: str = ""
 
 
+def _kills(every: int | None, steps: int) -> list[int]:
+    """Return the steps of the kills, each in the middle of an interval of saves."""
+    return [step + SAVE_EVERY // 2 for step in range(every, steps, every)] if every else []
+
+
 def race(job: Ours, every: int | None, *, hurry: bool) -> Result:
-    """Run a job to its end, and kill a rank at each multiple of `every`."""
+    """Run a job to its end, and kill a rank after each multiple of `every`."""
     job.start()
-    result, kills, began = Result(), iter(range(every or 0, job.steps_asked, every or 1)), 0.0
-    victim, pending = next(kills, 0) if every else 0, 0
+    result, kills, began = Result(), iter(_kills(every, job.steps_asked)), 0.0
+    victim, pending = next(kills, 0), 0
     while (state := job.state) not in cluster.ENDED:
         if state == "PENDING" and hurry and began:
             cluster.tool("hurry", job.id)

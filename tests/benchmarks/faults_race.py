@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.conftest import run_module
 from tests.faults.cluster_events import Job
 from tests.faults.disturbed import signal_to
 
-SAVE_EVERY, STEP_S = 50, 0.05
+SAVE_EVERY, STEP_S = 10, 0.05
 
 LIGHTNING = """\
 import os, pathlib, sys, time
@@ -67,15 +68,16 @@ class Ours(Job):
     """The job of hpctrain."""
 
     steps_asked: int = 2000
+    step_s: float = STEP_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.more = (
             *(f"train.max_steps={self.steps_asked}", f"checkpoint.every_steps={SAVE_EVERY}"),
-            *("train.early_stopping.metric=null", "train.eval_every=1000"),
+            *("train.early_stopping.metric=null", "train.eval_every=1000", "train.max_epochs=null"),
         )
         for rank in range(2):
-            self.order(rank, f"slow {STEP_S}")
+            self.order(rank, f"slow {self.step_s}")
 
 
 @dataclass
@@ -84,9 +86,14 @@ class Lightning(Ours):
 
     launch = f"srun --kill-on-bad-exit=1 {sys.executable} {{}} || scontrol requeue $SLURM_JOB_ID"
 
+    @property
+    def state(self) -> str:
+        """What Slurm says of the job, which has no run of ours."""
+        return cluster.job_state(self.id)
+
     def start(self) -> None:
         (self.folder / "train.py").write_text(LIGHTNING)
-        script = self.launch.format(f"train.py {self.steps_asked} {SAVE_EVERY} {STEP_S}")
+        script = self.launch.format(f"train.py {self.steps_asked} {SAVE_EVERY} {self.step_s}")
         shape = ["--nodes=2", "--ntasks-per-node=1", "--requeue", f"--chdir={self.folder}"]
         self.id = cluster.sbatch(script, *shape, "--open-mode=append", "--output=out")
 
@@ -98,8 +105,8 @@ class FtLauncher(Lightning):
     launch = (
         "first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); "
         f"srun {Path(sys.executable).with_name('ft_launcher')} --nnodes=2 --nproc-per-node=1 "
-        "--rdzv-backend=c10d --rdzv-endpoint=$first:29400 --rdzv-id=$SLURM_JOB_ID "
-        "--max-restarts=100 --ignore-missing-fault-tol-cfg {}"
+        "--rdzv-backend=c10d --rdzv-endpoint=$first:$((29400 + SLURM_JOB_ID % 100)) "
+        "--rdzv-id=$SLURM_JOB_ID --max-restarts=100 --ignore-missing-fault-tol-cfg {}"
     )
 
 
@@ -120,11 +127,16 @@ class Result:
     state: str = ""
 
 
+def _kills(every: int | None, steps: int) -> list[int]:
+    """Return the steps of the kills, each in the middle of an interval of saves."""
+    return [step + SAVE_EVERY // 2 for step in range(every, steps, every)] if every else []
+
+
 def race(job: Ours, every: int | None, *, hurry: bool) -> Result:
-    """Run a job to its end, and kill a rank at each multiple of `every`."""
+    """Run a job to its end, and kill a rank after each multiple of `every`."""
     job.start()
-    result, kills, began = Result(), iter(range(every or 0, job.steps_asked, every or 1)), 0.0
-    victim, pending = next(kills, 0) if every else 0, 0
+    result, kills, began = Result(), iter(_kills(every, job.steps_asked)), 0.0
+    victim, pending = next(kills, 0), 0
     while (state := job.state) not in cluster.ENDED:
         if state == "PENDING" and hurry and began:
             cluster.tool("hurry", job.id)
@@ -149,6 +161,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.faults_race")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=200, help="steps from one kill to the next")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="what each step waits")
+    parser.add_argument("--only", default="", help="the contestants whose name has this text")
     parser.add_argument("--hurry", action="store_true", help="a requeued job starts at once")
     asked = parser.parse_args()
     if problem := cluster.problem():
@@ -159,14 +173,22 @@ def main() -> None:
         digits = Path(folder, "digits")
         run_module("data_prep", "sample", "digits", str(digits))
         for name, (kind, module) in RIVALS.items():
+            if asked.only not in name:
+                continue
             if importlib.util.find_spec(module) is None:
                 print(f"{name:24} is not installed ({module})")
                 continue
             place = Path(folder, name.replace(", ", "-"))
-            calm, wild = (
-                race(kind(place / how, digits, steps_asked=asked.steps), every, hurry=asked.hurry)
-                for how, every in (("calm", None), ("wild", asked.every))
-            )
+            with ThreadPoolExecutor() as pool:  # side by side, on the same four nodes
+                calm, wild = pool.map(
+                    lambda how, every, kind=kind, place=place: race(
+                        kind(place / how, digits, steps_asked=asked.steps, step_s=asked.step_s),
+                        every,
+                        hurry=asked.hurry,
+                    ),
+                    ("calm", "wild"),
+                    (None, asked.every),
+                )
             times = sorted(wild.recoveries) or [0.0]
             shown = [times[int(part * (len(times) - 1))] for part in (0.5, 0.9, 1.0)]
             print(

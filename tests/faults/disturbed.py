@@ -169,6 +169,11 @@ class Training:
         """Return the living processes below the command whose command line has the word."""
         return [pid for pid in descendants(self.process.pid) if word in command_line(pid)]
 
+    @property
+    def tail(self) -> str:
+        """The last lines of what the command has said."""
+        return " | ".join((self.folder / "out").read_text().splitlines()[-30:])
+
     def order(self, rank: int, text: str) -> None:
         """Tell a rank what to do in its next steps; "" takes it back."""
         path = self.folder / f"order.{rank}"

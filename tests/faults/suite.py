@@ -337,7 +337,7 @@ class Suite:
         before, last = training.at()
         if (code := training.process.poll()) is not None:
             if code:
-                row.by_hand.append(f"it ended with {code} before {event.name}")
+                row.by_hand.append(f"it ended with {code} before {event.name}: {training.tail}")
             training.wait()
             return self._again(training)
         began = time.monotonic()
@@ -375,8 +375,7 @@ class Suite:
             if training.wait() == 0:
                 return
             training.start()
-        out = (training.folder / "out").read_text().splitlines()[-5:]
-        row.by_hand.append(f"{told}: it does not go on: {' | '.join(out)}")
+        row.by_hand.append(f"{told}: it does not go on: {training.tail}")
 
     def table(self) -> Iterator[str]:
         """Yield the table, line by line, and then what was wrong."""

@@ -155,6 +155,8 @@ class Standing:
     def shown(self, most: int) -> Iterator[RenderableType]:
         """Yield the tables for a terminal, with at most so many trials."""
         for (heads, *rows), last in zip(self.tables(), (0, 1), strict=True):
+            if not rows:
+                continue
             table = Table(*heads, first_out=[len(heads) - 1, 1] * last)
             for row in rows[:most]:
                 table.add_row(*row)

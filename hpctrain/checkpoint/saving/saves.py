@@ -45,7 +45,8 @@ from hpctrain.step_names import step_name, step_of
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
-_RESCUE_S, _RESCUE_PAUSE_S = 30.0, 0.2  # for the parts of other ranks, after an error
+_RESCUE_S, _RESCUE_PAUSE_S = 30.0, 0.2  # at most for the parts of other ranks, after an error
+_LEAST_RESCUE_S = 2.0
 _LEAST_RATE = 20e6  # bytes/s: after an error nobody waits for a slower disk, which may hang
 _LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
@@ -231,7 +232,9 @@ class Saves:
             return
         staged = 0 if self.writer is None else self.writer.nbytes
         error = self._wait(save, _RESCUE_S + staged / _LEAST_RATE)
-        until = time.monotonic() + _RESCUE_S
+        # The other parts were begun with this one, so they are soon there, or their ranks are dead.
+        took_s = time.monotonic() - save.began
+        until = time.monotonic() + min(_RESCUE_S, max(_LEAST_RESCUE_S, took_s))
         while not error and (why := self._commit(save)):
             if time.monotonic() > until:
                 error = why

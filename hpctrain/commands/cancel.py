@@ -27,6 +27,7 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import (
     add_arguments,
     are_folders,
+    is_search,
     one_sweep,
     search_of,
     searches_of,
@@ -122,7 +123,7 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
     if options.all or are_folders(options.runs):
         folders = map(Path, options.runs or [options.dir])
         searches = [search for folder in folders for search in searches_of(folder)]
-    elif sweep is not None and (sweep / "search.json").is_file():
+    elif sweep is not None and is_search(sweep):
         searches, runs = [sweep], [run for run in runs if run.submission is None]
     for worker in itertools.chain.from_iterable(map(local_workers, searches)):
         stop_request.write(worker, me())  # it ends after its trial, which is asked, too

@@ -19,7 +19,14 @@ from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import add_arguments, are_folders, one_sweep, search_of, select
+from hpctrain.runs.state.select import (
+    add_arguments,
+    are_folders,
+    is_search,
+    one_sweep,
+    search_of,
+    select,
+)
 from hpctrain.runs.state.state import State, judge
 from hpctrain.slurm import sbatch
 from hpctrain.terminal import printable
@@ -53,7 +60,7 @@ def main(argv: list[str]) -> int:
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
     meant, now = one_sweep(options.dir, names), time.time()
-    if meant is not None and (meant / "search.json").is_file():
+    if meant is not None and is_search(meant):
         raise ConfigError(
             f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
             "trial to its end, also one that was pruned"

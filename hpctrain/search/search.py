@@ -210,6 +210,12 @@ class Search:
             direction=self._settings.direction,
             load_if_exists=True,
         )
+        if "folder" not in study.user_attrs and study.get_trials(deepcopy=False):
+            raise ConfigError(
+                f"hydra.sweeper.study_name={self._name}: {storage} has a study of this name with "
+                "trials that an older version, or another program, has begun. Take another "
+                "hydra.sweeper.study_name"
+            )
         begun = Path(study.user_attrs.get("folder", folder))
         if (before := SearchFile.of(begun)) is None:
             study.set_user_attr("folder", str(folder))

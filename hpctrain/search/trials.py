@@ -34,6 +34,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.lock import is_locked
 from hpctrain.record import read, written
+from hpctrain.runs.state.select import SEARCH_FILE
 from hpctrain.search.settings import Settings
 from hpctrain.secrets import expand, reference
 
@@ -65,13 +66,13 @@ class SearchFile(Settings, frozen=True, kw_only=True):
     def of(cls, sweep: Path) -> SearchFile | None:
         """Return the content of search.json; None if the sweep is no search."""
         try:
-            return read(SearchFile, sweep / "search.json")
+            return read(SearchFile, sweep / SEARCH_FILE)
         except FileNotFoundError:
             return None
 
     def write(self, sweep: Path) -> None:
         """Write search.json, with references to the secrets of the environment."""
-        write_atomically(sweep / "search.json", reference(written(self)))
+        write_atomically(sweep / SEARCH_FILE, reference(written(self)))
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """Return Optuna's distribution of each searched key."""

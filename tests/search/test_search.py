@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 
 from hpctrain import lock
+from hpctrain.search.study_file import study_storage
 from hpctrain.search.trials import Found
 from hpctrain.search.worker_arrays import WorkerFile, new_worker
 from tests import cluster, forkserver
@@ -50,6 +52,16 @@ def test_a_study_does_not_change_what_it_searches(
     assert "this folder has the search mine already" in said
     found = Found.of(sweep)
     assert (found.rungs, found.n_trials, found.direction) == ((1, 3, 9), 99, "maximize")
+
+
+def test_a_study_that_no_search_has_begun_is_refused(
+    begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "runs" / "sweeps" / "mine.optuna"
+    study = optuna.create_study(study_name="mine", storage=study_storage(file))
+    study.tell(study.ask(), 0.5)
+    said = refused(begin, capsys, *GIVEN, "seed=range(0,9)")
+    assert f"study_name=mine: {file} has a study of this name with trials" in said
 
 
 def test_a_file_system_without_locks_is_refused(

@@ -14,6 +14,9 @@ from hpctrain.record import read_bytes
 from hpctrain.run_record import ListedRun, Submission
 from hpctrain.terminal import few
 
+SEARCH_FILE = "search.json"
+"""The file that makes the folder of a sweep that of a search; `hpctrain.search` writes it."""
+
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
 
@@ -82,23 +85,27 @@ def one_run(folder: Path, name: str, command: str) -> Path:
 def latest_run(folder: Path, name: str, command: str) -> Path:
     """Return the run that is named; of a search, the trial that has shown progress last."""
     sweep = one_sweep(folder, [name])
-    if sweep is None or not (sweep / "search.json").is_file():
+    if sweep is None or not is_search(sweep):
         return one_run(folder, name, command)
     if not (trials := list(_present(sweep, folder))):
         raise StorageError(f"{sweep}: no trial has begun; {sweep}/workers has the logs of workers")
     return max(trials, key=last_sign)
 
 
+def is_search(sweep: Path) -> bool:
+    """Return whether the folder of a sweep is that of a search."""
+    return (sweep / SEARCH_FILE).is_file()
+
+
 def searches_of(folder: Path) -> list[Path]:
     """Return the folders of all searches in `output_dir`, sorted by time."""
-    return [sweep for sweep in _all_sweeps(folder) if (sweep / "search.json").is_file()]
+    return [sweep for sweep in _all_sweeps(folder) if is_search(sweep)]
 
 
 def search_of(submission: Submission | None) -> Path | None:
     """Return the folder of the search of which a worker has trained a run last, or None."""
     folders = Path(submission.script).parents if submission else ()
-    is_search = len(folders) > 2 and (folders[2] / "search.json").is_file()
-    return folders[2] if is_search else None
+    return folders[2] if len(folders) > 2 and is_search(folders[2]) else None
 
 
 def last_sign(run: Path) -> float:
@@ -191,7 +198,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_sweep(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("sweep.json", "array-0/tasks", "search.json"))
+    return any((path / name).is_file() for name in ("sweep.json", "array-0/tasks", SEARCH_FILE))
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:

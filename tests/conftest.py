@@ -1,6 +1,7 @@
 """Fixtures and helpers of all tests: the digits in HDF5 shards, and commands as users type them."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -319,3 +320,14 @@ def journal_metrics(run: Path) -> dict[tuple[str, int], float]:
                 if not name.startswith("perf/"):
                     metrics[name, record["step"]] = value
     return metrics
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """Let a command that is called in this process leave its log and its umask as they were."""
+    root = logging.getLogger()
+    handlers, level, umask = [*root.handlers], root.level, os.umask(0o077)
+    yield
+    os.umask(umask)
+    root.handlers[:] = handlers
+    root.setLevel(level)

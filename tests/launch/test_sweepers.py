@@ -1,7 +1,5 @@
 """Tests of what chooses the runs of `-m`: Hydra's basic sweeper with glob and range, and Optuna."""
 
-import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli import main
-from tests.conftest import Completed
+from tests.conftest import Completed, process_kept
 
 Train = Callable[..., Completed]
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
@@ -36,13 +34,9 @@ def dry_run(
         assert end.value.code == code, said.err
         return Completed(sys.argv, code, said.out, said.err)
 
-    root = logging.getLogger()
-    handlers, level, umask = [*root.handlers], root.level, os.umask(0o077)
     monkeypatch.chdir(tmp_path)
-    yield call
-    os.umask(umask)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with process_kept():
+        yield call
 
 
 def proposed(done: Completed, key: str) -> list[str]:

@@ -1,7 +1,5 @@
 """Searches that are begun in this process, without a worker: a test takes the worker's place."""
 
-import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from hpctrain.cli import main
 from hpctrain.search.search import Search
 from hpctrain.search.worker_arrays import WorkerFile, new_worker
 from hpctrain.search.workers import Worker
+from tests.conftest import process_kept
 
 Begin = Callable[..., Path]
 QUIET = ("launch.snapshot=off", "tracking=off")
@@ -47,13 +46,9 @@ def begin(
         (folder,) = folders
         return folder
 
-    root = logging.getLogger()
-    handlers, level, umask = [*root.handlers], root.level, os.umask(0o077)
     monkeypatch.chdir(tmp_path)
-    yield call
-    os.umask(umask)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with process_kept():
+        yield call
 
 
 def worker(sweep: Path, width: int = 1) -> Worker:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._common_utils import collect_grad_tensors
 
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.reducing.grad_tensors import collect_grad_tensors
 
 _WHAT = "a gradient that is differentiated again (create_graph=True)"
 # What torch says, and what it means for a config.

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.grad_tensors import collect_grad_tensors
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.reducing.grad_tensors import collect_grad_tensors
 
 _WHAT = "a gradient that is differentiated again (create_graph=True)"
 # What torch says, and what it means for a config.

@@ -31,7 +31,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import second_gradients
-from hpctrain.parallel.reducing.grad_tensors import collect_grad_tensors, replace_grad_tensors
+from hpctrain.parallel.grad_tensors import collect_grad_tensors, replace_grad_tensors
 
 
 class Lockstep:

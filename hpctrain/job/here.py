@@ -222,10 +222,11 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
         return
     if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
         return
+    from hpctrain.runs.state.shared_job import job_of
     from hpctrain.slurm import queue
 
     try:
-        job = queue.queue_of([record]).job_of(record)
+        job = job_of(run.path, record, queue.queue_of([record]))
     except queue.UnreachableError as error:
         log.warning("%s: whether a job of this run waits in the queue is not known", error)
         return

@@ -14,6 +14,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.job import environment
 from hpctrain.record import convert
 from hpctrain.run_record import RunRecord
+from hpctrain.runs.state.shared_job import job_of
 from hpctrain.slurm import partition_limit, requeue
 from hpctrain.slurm.allocations import allocations
 from hpctrain.slurm.queue import (
@@ -102,7 +103,7 @@ def test_the_job_of_a_run_is_found_by_its_script_or_by_its_id(
         ("/a/job.sh", 3): Job("7_3", "PENDING", "BeginTime", "", "N/A"),
         ("job 9", 0): Job("9", "PENDING", "BeginTime", "", "N/A"),
     }
-    found = Queue(jobs).job_of(convert(RunRecord, record, "run.json"))
+    found = job_of(Path("run"), convert(RunRecord, record, "run.json"), Queue(jobs))
     assert (found and found.id) == expected
 
 

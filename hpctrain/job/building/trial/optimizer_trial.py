@@ -29,14 +29,16 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import optimizer_of, takes_names
-from hpctrain.job.building.trial.small_tensors import SmallTensor, SmallTensors, placed
 from hpctrain.job.building.trial.small_training import (
     STEPS,
     Ended,
+    SmallTensor,
+    SmallTensors,
     SmallTraining,
     UnmadeError,
     difference,
     first_sentence,
+    placed,
     worst,
 )
 from hpctrain.job.building.trial.untouched import untouched
@@ -78,10 +80,10 @@ class OptimizerTrial:
         names = takes_names(self._config._target_)
         self._small = SmallTensors.standing_for(self._model, by_name=names)
         try:
-            whole = self._steps(self._small.every)
+            whole = self._steps()
             self._note(whole)
             self._check_resumed(whole)
-            if self._model.mesh.degrees.pp > 1 or any(self._small.places):
+            if self._model.mesh.degrees.pp > 1 or any(s.place for s in self._small.own):
                 self._check_divided(whole)
         except UnmadeError as error:
             if dist.get_rank() == 0:
@@ -95,25 +97,22 @@ class OptimizerTrial:
     def _layout(self, name: str) -> Mapping[str, Place | None] | None:
         return self._state.get(self._small.of.get(name, ""))
 
-    def _training(
-        self, small: Sequence[SmallTensor], places: Sequence[Place | None] = ()
-    ) -> SmallTraining:
+    def _training(self, small: Sequence[SmallTensor], *, divided: bool = False) -> SmallTraining:
         def make(names: list[str], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return optimizer_of(self._config, names, parameters, self._model.settings)
 
-        return SmallTraining(make, self._config.lr, small, places)
+        return SmallTraining(make, self._config.lr, small, divided=divided)
 
-    def _steps(
-        self, small: Sequence[SmallTensor], places: Sequence[Place | None] = (), seed: int = 0
-    ) -> Ended:
+    def _steps(self, *, divided: bool = False, seed: int = 0) -> Ended:
         """Return where the steps end, with whole tensors or with divided ones."""
+        small = self._small.own if divided else self._small.every
         with self._untouched(seed):
-            training = self._training(small, places)
+            training = self._training(small, divided=divided)
             try:
                 for step in range(STEPS):
                     training.step(step)
             except Exception as error:
-                if places:
+                if divided:
                     raise
                 self._explain(error)
                 raise UnmadeError(first_sentence(error)) from error
@@ -160,7 +159,7 @@ class OptimizerTrial:
         """Return how a resumed trial differs from the other; "" if it does not."""
         if not (worst(found.weights, whole.weights) or found.unequal_number(whole, whole, _SAID)):
             return ""
-        noise = self._steps(self._small.every, seed=1)
+        noise = self._steps(seed=1)
         apart = difference(self._small.every, found.weights, whole.weights, whole, noise)
         if apart > _SAID:
             return f"its next steps are others, by {apart:.0%} of what they change"
@@ -169,10 +168,10 @@ class OptimizerTrial:
 
     def _check_divided(self, whole: Ended) -> None:
         """Compare the steps on divided tensors with those on whole ones, over all ranks."""
-        noise = self._steps(self._small.every, seed=1)  # on all ranks: it may communicate
+        noise = self._steps(seed=1)  # on all ranks: it may communicate
         error, number, apart = "", "", 0.0
         try:
-            divided = self._steps(self._small.own, self._small.places)
+            divided = self._steps(divided=True)
             self._note(divided)
             theirs = [local(value) for value in divided.weights]
             apart = difference(self._small.every, theirs, self._parts_of(whole), whole, noise)
@@ -210,7 +209,7 @@ class OptimizerTrial:
     def _parts_of(self, whole: Ended) -> list[torch.Tensor]:
         """Return this rank's parts of the whole weights, as they are trained and evaluated."""
         names = [small.name for small in self._small.every]
-        places = dict(zip((s.name for s in self._small.own), self._small.places, strict=True))
+        places = {small.name: small.place for small in self._small.own}
         pairs = zip([*names, *names], whole.weights, strict=True)
         return [local(placed(value, places[name])) for name, value in pairs if name in places]
 

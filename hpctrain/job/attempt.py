@@ -1,7 +1,6 @@
 """One attempt at a run: rank 0 records in the run directory that it began and how it ended.
 
-Rank 0 has an `Attempt`, which holds the lock of the run directory, writes run.json and tracks the
-metrics. The other ranks have a `NoAttempt`.
+It holds the lock of the run directory, writes run.json and tracks the metrics.
 """
 
 import logging
@@ -52,31 +51,10 @@ from hpctrain.training.trainer import Outcome
 log = logging.getLogger(__name__)
 
 
-class NoAttempt:
-    """The attempt of the ranks other than 0, which write nothing."""
-
-    tracker: Tracker = NullTracker()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        pass
-
-    def finished(self, outcome: Outcome) -> None:
-        """Record that all steps were made."""
-
-    def paused(self, outcome: Outcome) -> None:
-        """Record that the run has saved and pauses at the step that was asked for."""
-
-    def interrupted(self, outcome: Outcome, reason: str) -> None:
-        """Record that the run has saved and stops, because of the signal `reason`."""
-
-
-class Attempt(NoAttempt):
+class Attempt:
     """The attempt of rank 0: a context manager that records an exception as a failure.
 
-    To enter it while another process holds the run is a StorageError.
+    To enter it while another process holds the run is a StorageError. Then it has its `tracker`.
     """
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
@@ -88,7 +66,8 @@ class Attempt(NoAttempt):
             stack.enter_context(self._run.lock())
             self._drop_old_stop_request()
             facts = environment(self._config.site.container.image)
-            before = self._environment_before()
+            known = [each.environment for each in self._run.read().attempts]
+            before = next((each for each in reversed(known) if each), {})
             code = trained_code.changes(self._config, self._run)
             self._run.begin_attempt(
                 environment=facts,
@@ -118,8 +97,8 @@ class Attempt(NoAttempt):
                 tags["hpctrain.environment_changed"] = ", ".join(changed)
             if code:
                 tags["hpctrain.code_changed"] = code
-            known = self._run.read()
-            self.tracker.start(chosen(self._config, [*known.overrides, *known.swept]), tags)
+            record = self._run.read()
+            self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
             self._say_what_changed(changed, code)
             self._stack = stack.pop_all()
@@ -169,9 +148,18 @@ class Attempt(NoAttempt):
             end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
             go_on(self._run, self._ranks, end, self._config)
 
-    def finished(self, outcome: Outcome) -> None:
-        """Record that the run is over: why it ended early, and which results are not finite."""
+    def ended(self, outcome: Outcome, reason: str) -> None:
+        """Record how the training has ended, without an error; `reason` is the stop request."""
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
+        if outcome.finished:
+            self._finished(outcome)
+        elif outcome.paused:
+            self._paused(outcome)
+        else:
+            self._interrupted(outcome.step, reason)
+
+    def _finished(self, outcome: Outcome) -> None:
+        """Record why the run ended early, and which results are not finite."""
         result = {"step": outcome.step} | outcome.metrics
         wrong = [
             f"{name} is {value}"
@@ -187,9 +175,8 @@ class Attempt(NoAttempt):
             self.tracker.log_model()
         self.tracker.finish("FINISHED", reason=reason)
 
-    def paused(self, outcome: Outcome) -> None:
+    def _paused(self, outcome: Outcome) -> None:
         """Record the pause with its metrics. Nothing is requeued: somebody goes on later."""
-        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         step = outcome.step
         self._run.end_attempt("paused", result={"step": step} | outcome.metrics, step=step)
         log.info("paused at step %d, as asked, and saved", step)
@@ -197,10 +184,9 @@ class Attempt(NoAttempt):
         self.tracker.log_metrics({RUNG: len(rungs)}, step)
         self.tracker.finish("SCHEDULED", reason=f"paused at step {step}")
 
-    def interrupted(self, outcome: Outcome, reason: str) -> None:
+    def _interrupted(self, step: int, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
-        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
-        run, step, slurm = self._run, outcome.step, self._ranks.launcher == "slurm"
+        run, slurm = self._run, self._ranks.launcher == "slurm"
         run.update()  # NFS caches the content of a folder until the client writes there
         asked = map(stop_request.read, self._ranks.folders(run.path))
         request = next(filter(None, asked), None)
@@ -270,11 +256,6 @@ class Attempt(NoAttempt):
             return
         stalled_s = 60 * notify.stalled_minutes
         Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
-
-    def _environment_before(self) -> dict[str, str]:
-        """Return what the attempt before had found; empty if there is none."""
-        known = [each.environment for each in self._run.read().attempts]
-        return next((each for each in reversed(known) if each), {})
 
     def _record_data(self) -> None:
         """Record the data sets with their digests, and copies of the plots that are beside them."""

@@ -106,6 +106,7 @@ def _train_to_the_end(
         return 0
     if not again and run.read().state == "finished":
         if ranks.is_main:
+            from hpctrain.job.summary import show
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
@@ -116,7 +117,7 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            _show(config, run, argv)
+            show(config, run, argv)
         return 0
     from hpctrain.runs.storage_failure import told
     from hpctrain.runs.terminal_log import kept
@@ -125,18 +126,14 @@ def _train_to_the_end(
     with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
+        from hpctrain.job.summary import show
+
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
-        _show(config, run, argv)
+        show(config, run, argv)
     return code
-
-
-def _show(config: Config, run: RunDir, argv: list[str]) -> None:
-    from hpctrain.job.summary import show
-
-    show(run, argv, config.metric, config.optimizer.lr, config.tracking)
 
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
@@ -245,10 +242,6 @@ def log_to_stderr() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
+    # What the progress bar shows is for the log file of the run alone.
+    logging.getLogger().handlers[0].addFilter(lambda record: not hasattr(record, "on_bar"))
     mask_logging()
-
-
-def _is_not_on_bar(record: logging.LogRecord) -> bool:
-    """Return False for what the progress bar shows; such lines are for the log file of the run."""
-    return not hasattr(record, "on_bar")

@@ -29,7 +29,6 @@ from hpctrain.errors import (
 )
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
-from hpctrain.job.environment import changes, environment
 from hpctrain.job.preflight import go_on, lost_gpu
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
@@ -65,7 +64,7 @@ class Attempt:
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
             self._drop_old_stop_request()
-            facts = environment(self._config.site.container.image)
+            facts = run_page.environment(self._config.site.container.image)
             known = [each.environment for each in self._run.read().attempts]
             before = next((each for each in reversed(known) if each), {})
             code = trained_code.changes(self._config, self._run)
@@ -93,7 +92,7 @@ class Attempt:
                 self._run.update(provenance=None)
             self.tracker = self._build_tracker()
             tags = run_page.tags(self._run, ranks, facts)
-            if changed := changes(before, facts) if before else []:
+            if changed := run_page.changes(before, facts) if before else []:
                 tags["hpctrain.environment_changed"] = ", ".join(changed)
             if code:
                 tags["hpctrain.code_changed"] = code

@@ -11,7 +11,7 @@ import pytest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
-from hpctrain.job import environment
+from hpctrain.job import run_page
 from hpctrain.record import convert
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.state.shared_job import job_of
@@ -188,7 +188,7 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
     assert nodes_that_fit(Config().launch, Config().site) == {"batch": 1}
     assert partitions() == ["batch"]
     assert requeue._state("7_3") == "RUNNING"
-    assert environment._slurm() == "22.05.8"
+    assert run_page._slurm() == "22.05.8"
     cancel(["7_3"])  # a warning about the locale is no refusal
 
 

@@ -208,15 +208,12 @@ class Attempt:
         self.tracker.finish("FAILED" if failed else "KILLED", reason=said)
 
     def _drop_old_stop_request(self) -> None:
-        """Delete the stop request, except after a restart in a job of Slurm: then it holds.
-
-        A run that shares its job may have been asked to stop while it began.
-        """
+        """Delete the stop request, except after a restart in a job of Slurm: then it holds."""
         ranks, record = self._ranks, self._run.read()
         again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
-        again |= record.shares_job
-        restarted, submitted = ranks.launcher == "slurm" and again, record.submitted
-        if not restarted or stop_request.read(self._run.path, since=submitted) is None:
+        # A run that shares its job may have been asked to stop while it began.
+        restarted = ranks.launcher == "slurm" and (again or record.shares_job)
+        if not restarted or stop_request.read(self._run.path, since=record.submitted) is None:
             stop_request.clear(self._run.path)
 
     def _build_tracker(self) -> Tracker:
@@ -227,14 +224,13 @@ class Attempt:
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
-        sweep, uid = known.sweep or {}, known.uid
-        name = titled(self._run.name, known.swept)
+        sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
         journal = JournalTracker(
             self._run.path,
             uri=str(tracking.uri),
             experiment=tracking.experiment,
             run_name=name,
-            uid=uid,
+            uid=known.uid,
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),
             upload=tracking.upload,
@@ -244,20 +240,19 @@ class Attempt:
         )
         if not others:
             return journal
-        return SeveralTrackers(journal, others, self._run.path, name, uid)
+        return SeveralTrackers(journal, others, self._run.path, name, known.uid)
 
     def _arm_alerts(self) -> None:
         """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""
         notify = self._config.notify
-        variable = notify.url and variable_of(notify.url)
-        if not variable:
+        if variable := notify.url and variable_of(notify.url):
+            stalled_s = 60 * notify.stalled_minutes
+            Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
+        else:
             remove(self._run.path)
-            return
-        stalled_s = 60 * notify.stalled_minutes
-        Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
 
     def _record_data(self) -> None:
-        """Record the data sets with their digests, and copies of the plots that are beside them."""
+        """Record the data sets, and copies of the plots beside them."""
         if not self._config.tracking.enabled:
             return
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
@@ -270,7 +265,6 @@ class Attempt:
                     self.tracker.log_file(copy)
 
     def _say_what_changed(self, changed: list[str], code: str) -> None:
-        """Warn if the code, Python, its packages or the host's software are others than before."""
         if code:
             step = self._run.last_checkpoint()
             log.warning(

@@ -46,11 +46,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
-    """Let the ranks sign the objects that they send, if the function's module uses torch for that.
-
-    The function makes its own process group, which other users of the network can join. torch would
-    unpickle what they send.
-    """
+    """Let the ranks sign what they send with torch, which unpickles it, also that of strangers."""
     if ranks.world_size == 1 or "torch.distributed" not in sys.modules:
         yield
         return
@@ -64,11 +60,8 @@ def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
 
 def _own_frames(error: BaseException) -> list[str]:
     """Return the lines of the traceback without the frames of hpctrain at its start."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_globals.get("__name__") in (
-        __name__,
-        Call.__module__,
-    ):
+    frame, ours = error.__traceback__, (__name__, Call.__module__)
+    while frame is not None and frame.tb_frame.f_globals.get("__name__") in ours:
         frame = frame.tb_next
     return traceback.format_exception(type(error), error, frame)
 

@@ -8,6 +8,7 @@ sbatch slurm/train.sbatch …     ┘            ┘
 
 import faulthandler
 import logging
+import signal
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -28,8 +29,8 @@ from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.lease import lease
 from hpctrain.faults.observed import named_if_late
-from hpctrain.faults.stop import Stop, stop_with_launcher
-from hpctrain.forks import ending_here
+from hpctrain.faults.stop import Stop
+from hpctrain.forks import at_end_of_parent, ending_here
 from hpctrain.job.attempt import Attempt
 from hpctrain.job.building.build import build
 from hpctrain.job.explain_error import explained
@@ -67,7 +68,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
-        stop_with_launcher()
+        # Else its ranks would outlive a launcher that is killed, and hold the run.
+        at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
         wait_for_gpus(config, run, ranks)
     key = ranks.attempt_key
@@ -182,7 +184,6 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
 
 
 def _nodes(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the sections that name a class of the user, by their keys."""
     lists = {
         "data.batch_transforms": config.data.batch_transforms,
         "data.val_batch_transforms": config.data.val_batch_transforms or [],
@@ -193,14 +194,11 @@ def _nodes(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:
-    """After running out of memory, let the next attempt use smaller micro-batches, and ask for it.
-
-    The other ranks wait in a collective operation for this one, so the step cannot be repeated in
-    this process.
-    """
+    """Let the next attempt use smaller micro-batches, and ask for it."""
     rows = None if sizes is None else sizes.smaller
     if sizes is None or rows is None:
         return
+    # The other ranks wait in a collective operation for this one: it cannot repeat the step.
     # `hpctrain.job.verdict` finds this, and lets the batch script start the ranks again.
     run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(

@@ -140,14 +140,13 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
     """Upload what the uploader of a finished run has left, if it was killed."""
     from hpctrain.tracking.pending_upload import left_behind
 
-    if not (tracking.enabled and tracking.upload and left_behind(run.path)):
-        return
-    from hpctrain.tracking.sync import sync
+    if tracking.enabled and tracking.upload and left_behind(run.path):
+        from hpctrain.tracking.sync import sync
 
-    try:
-        sync([run.path])
-    except TrackingError as error:
-        log.warning("%s", error)
+        try:
+            sync([run.path])
+        except TrackingError as error:
+            log.warning("%s", error)
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
@@ -170,10 +169,10 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     warning = compile_cache.use(home)
     if warning and config.train.compile != "off" and ranks.local_rank == 0:
         log.warning("%s", warning)
-    if ranks.is_main and config.tracking.enabled and config.tracking.upload:
+    tracking = config.tracking
+    if ranks.is_main and tracking.enabled and tracking.upload:
         from hpctrain.tracking.store import initialise
 
-        tracking = config.tracking
         initialise(str(tracking.uri), tracking.experiment, tracking.required)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out, but not what a training before has left.

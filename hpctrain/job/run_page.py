@@ -87,7 +87,7 @@ def _facts(index: Index, path: str, context: str) -> dict[str, Any]:
 
 
 def _note(run: RunDir, record: RunRecord) -> str:
-    """Return the description in Markdown: what was asked for, and how to go on."""
+    """Return the description in Markdown."""
     path = shlex.quote(str(run.path))
     overrides = record.overrides
     lines = [f"**{run.name}**", ""]
@@ -101,16 +101,8 @@ def _note(run: RunDir, record: RunRecord) -> str:
     if not record.submission:
         again = f"python -m hpctrain {shlex.join(overrides)}" if overrides else ""
         again = again or f"python -m hpctrain run {path}"
-    lines += [
-        "Resume, status and logs:",
-        "",
-        "```bash",
-        again,
-        f"python -m hpctrain status {path}",
-        f"python -m hpctrain logs {path}",
-        "```",
-    ]
-    return "\n".join(lines)
+    others = [f"python -m hpctrain {command} {path}" for command in ("status", "logs")]
+    return "\n".join([*lines, "Resume, status and logs:", "", "```bash", again, *others, "```"])
 
 
 def environment(image: str | None = None) -> dict[str, str]:

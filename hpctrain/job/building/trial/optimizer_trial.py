@@ -12,19 +12,26 @@ The trial makes optimizers of its own and leaves nothing behind.
 """
 
 import copy
+import io
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import optimizer as registry
 
 from hpctrain.checkpoint.optimizer_state import Layout, Place
 from hpctrain.config.rules.parameter_rules import NEEDS_CLOSURE, NEEDS_SPARSE
 from hpctrain.config.schema import OptimizerConfig
+from hpctrain.data.randomness import same_generators
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
@@ -41,7 +48,7 @@ from hpctrain.job.building.trial.small_training import (
     placed,
     worst,
 )
-from hpctrain.job.building.trial.untouched import untouched
+from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 log = logging.getLogger(__name__)
@@ -60,7 +67,7 @@ class OptimizerTrial:
     def __init__(
         self, config: OptimizerConfig, model: ParallelModel, optimizer: torch.optim.Optimizer
     ) -> None:
-        self._config, self._model, self._untouched = config, model, partial(untouched, optimizer)
+        self._config, self._model, self._untouched = config, model, partial(_untouched, optimizer)
         self._state: dict[str, dict[str, Place | None]] = {}
         self._target = f"optimizer._target_={config._target_}"
 
@@ -225,13 +232,61 @@ class OptimizerTrial:
 
     def _explain(self, error: Exception) -> None:
         """Raise a ConfigError if a step of the training would fail for the same reason."""
-        if self._works_with_closure():
+        works = False
+        with suppress(Exception), self._untouched(0):
+            self._training(self._small.every).step(0, closure=True)
+            works = True
+        if works:
             raise ConfigError(f"{self._target} {NEEDS_CLOSURE}") from error
         if "sparse" in str(error).lower():
             raise ConfigError(f"{self._target} {NEEDS_SPARSE}") from error
 
-    def _works_with_closure(self) -> bool:
-        with suppress(Exception), self._untouched(0):
-            self._training(self._small.every).step(0, closure=True)
-            return True
-        return False
+
+@contextmanager
+def _untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
+    """Begin with these random seeds, and put back all that others could see."""
+    within = [v for v in vars(optimizer).values() if isinstance(v, torch.optim.Optimizer)]
+    kinds = {kind for each in (optimizer, *within) for kind in type(each).__mro__}
+    held = {  # what these classes count or list
+        kind: {name: (value, _content(value)) for name, value in vars(kind).items()}
+        for kind in kinds - {*torch.optim.Optimizer.__mro__}
+    }
+    hooks: tuple[dict[Any, Any], ...] = (
+        registry._global_optimizer_pre_hooks,
+        registry._global_optimizer_post_hooks,
+    )
+    before = [dict(each) for each in hooks]
+    printed = redirect_stdout(io.StringIO())
+    with same_generators(), dry_run(), warnings.catch_warnings(), printed:
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        for each in hooks:
+            each.clear()
+        try:
+            yield
+        finally:
+            for each, content in zip(hooks, before, strict=True):
+                each.clear()
+                each.update(content)
+            for kind, attributes in held.items():
+                _restore(kind, attributes)
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of a container; None for anything else."""
+    return copy.deepcopy(value) if isinstance(value, dict | list | set) else None
+
+
+def _restore(kind: type, attributes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a class the attributes that it had, with their contents."""
+    for name in [*vars(kind)]:
+        if name not in attributes:
+            delattr(kind, name)
+    for name, (value, content) in attributes.items():
+        if vars(kind).get(name) is not value:
+            setattr(kind, name, value)
+        if content is not None and value != content:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(content)

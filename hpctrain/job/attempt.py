@@ -53,8 +53,10 @@ log = logging.getLogger(__name__)
 class Attempt:
     """The attempt of rank 0: a context manager that records an exception as a failure.
 
-    To enter it while another process holds the run is a StorageError. Then it has its `tracker`.
+    To enter it while another process holds the run is a StorageError.
     """
+
+    tracker: Tracker = NullTracker()  # until it has entered
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
         self._config, self._run, self._ranks = config, run, ranks

@@ -17,7 +17,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -59,11 +59,10 @@ def explained(error: Exception, nodes: Nodes, model: nn.Module) -> str:
 
 def _unread(cause: BaseException, nodes: Nodes) -> str:
     """Return what a task could not read, if the error was raised there."""
-    steps = list(_steps(cause.__traceback__))
-    if not steps or not isinstance(cause, AttributeError | TypeError | KeyError):
+    frames, at = _frames(cause), traceback.extract_tb(cause.__traceback__)
+    if not frames or not isinstance(cause, AttributeError | TypeError | KeyError):
         return ""
-    frames, expression = [step.tb_frame for step in steps], _expression(steps[-1])
-    place = f"{frames[-1].f_code.co_filename}:{steps[-1].tb_lineno}"
+    expression, place = _expression(at[-1]), f"{at[-1].filename}:{at[-1].lineno}"
     if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):
         for value in _receivers(expression, frames[-1]):
             if isinstance(value, dict) and MASK in value and cause.args[0] not in value:
@@ -136,24 +135,20 @@ def _receivers(expression: ast.expr | None, frame: FrameType) -> Iterator[Any]:
     yield from (frame.f_locals[name] for name in names if name in frame.f_locals)
 
 
-def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
-def _expression(step: TracebackType) -> ast.expr | None:
+def _expression(at: traceback.FrameSummary) -> ast.expr | None:
     """Return the expression in which an error was raised; None if the source does not show it."""
-    code = step.tb_frame.f_code
-    found = [*code.co_positions()][step.tb_lasti // 2]
-    line, last, start, end = found
-    if line is None or last is None or start is None or end is None:
+    if at.lineno is None or at.colno is None:
         return None
-    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
-    if not lines:
+    source = linecache.getlines(at.filename)[at.lineno - 1 : at.end_lineno]
+    if not source:
         return None
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][start:]
+    lines = [text.encode() for text in source]  # the columns count bytes
+    lines[-1] = lines[-1][: at.end_colno]
+    lines[0] = lines[0][at.colno :]
     try:
         return ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
     except (SyntaxError, ValueError):  # the file was edited meanwhile, or it is a statement
@@ -165,7 +160,7 @@ def _misshaped(cause: BaseException, nodes: Nodes, model: nn.Module) -> str:
     reason = " ".join(str(cause).split())
     if not _OF_SHAPES.search(reason) or cause_of(cause) is ANOTHER_RANK:
         return ""
-    frames = [step.tb_frame for step in _steps(cause.__traceback__)]
+    frames = _frames(cause)
     names = {module: _WRAPPERS.sub("", name) for name, module in model.named_modules()}
     working = [f for f in frames if isinstance(f.f_locals.get("self"), nn.Module)]
     working = [f for f in working if f.f_locals["self"] in names]

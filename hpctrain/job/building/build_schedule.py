@@ -109,10 +109,7 @@ def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int]
 
 
 class _Stepped:
-    """A torch scheduler as a function of the step: one for an optimizer whose rate is 1 is stepped.
-
-    It is deterministic, so a resumed run steps it to where it was, at about 10 us a step.
-    """
+    """A torch scheduler as a function of the step: one for an optimizer whose rate is 1."""
 
     def __init__(
         self, make_scheduler: Callable[[torch.optim.Optimizer], Any], target: str, max_steps: int
@@ -126,8 +123,13 @@ class _Stepped:
         if not isinstance(made, LRScheduler):
             kind = type(made).__name__
             raise ValueError(f"with an optimizer it must make a scheduler of torch, not a {kind}")
-        if needed := _needed(made.step):
-            raise ValueError(f"its step() needs {needed}, and a schedule here gets the step alone")
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        given = inspect.signature(made.step).parameters.values()
+        needed = [p.name for p in given if p.default is p.empty and p.kind not in kinds]
+        if needed:
+            raise ValueError(
+                f"its step() needs {', '.join(needed)}, and a schedule here gets the step alone"
+            )
         if (length := getattr(made, "total_steps", None) or max_steps) < max_steps:
             raise ValueError(f"it has {length} steps, and the run has {max_steps}")
         self._scheduler = made
@@ -165,11 +167,3 @@ class _Stepped:
                 f"scheduler._target_={self._target}: it also changes {changed[0]} of the "
                 f"optimizer, and a schedule here is a factor of the learning rate alone{cure}"
             )
-
-
-def _needed(function: Callable[..., Any]) -> str:
-    """Return the arguments that a function cannot do without."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-    return ", ".join(missing)

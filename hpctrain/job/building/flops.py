@@ -147,10 +147,8 @@ def build_utilisation(
 
 
 def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
-    """Return the figures of this device, by its exact name; those of a CPU if the user gave them.
-
-    The section `hardware` may also be of a machine that is only planned with.
-    """
+    """Return the figures of this device, by its exact name; of a CPU only what the user gave."""
+    # The section may also be of a machine that is only planned with.
     given = hardware.of_section(section) if section else None
     if device.type != "cuda":
         return given if given is not None and given.name.startswith("cpu") else None

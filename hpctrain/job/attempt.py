@@ -222,7 +222,12 @@ class Attempt:
         tracking = self._config.tracking
         if not tracking.enabled:
             return NullTracker()
-        self._arm_alerts()
+        notify = self._config.notify
+        if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
+            stalled_s = 60 * notify.stalled_minutes
+            Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
+        else:
+            remove(self._run.path)
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
@@ -243,15 +248,6 @@ class Attempt:
         if not others:
             return journal
         return SeveralTrackers(journal, others, self._run.path, name, known.uid)
-
-    def _arm_alerts(self) -> None:
-        """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""
-        notify = self._config.notify
-        if variable := notify.url and variable_of(notify.url):
-            stalled_s = 60 * notify.stalled_minutes
-            Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
-        else:
-            remove(self._run.path)
 
     def _record_data(self) -> None:
         """Record the data sets, and copies of the plots beside them."""

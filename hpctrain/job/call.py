@@ -27,7 +27,16 @@ def main(argv: list[str]) -> int:
     if len(found) == ranks.world_size and all("value" in content for _, content in found):
         return 0  # Slurm has requeued the job although all ranks were done
     result_file(folder, ranks.rank).unlink(missing_ok=True)
-    os.environ.update(_torch_variables(ranks))
+    os.environ |= {  # what `torch.distributed.init_process_group` reads
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "GROUP_RANK": str(ranks.node_rank),
+        "GROUP_WORLD_SIZE": str(ranks.num_nodes),
+        "MASTER_ADDR": ranks.master_addr,
+        "MASTER_PORT": str(ranks.master_port),
+    }
     if not compile_cache.default_is_safe():  # else it serves the calls that come later, too
         compile_cache.use(folder, os.environ)
     try:
@@ -64,17 +73,3 @@ def _own_frames(error: BaseException) -> list[str]:
     while frame is not None and frame.tb_frame.f_globals.get("__name__") in ours:
         frame = frame.tb_next
     return traceback.format_exception(type(error), error, frame)
-
-
-def _torch_variables(ranks: RankInfo) -> dict[str, str]:
-    """Return the variables that `torch.distributed.init_process_group` reads."""
-    return {
-        "RANK": str(ranks.rank),
-        "WORLD_SIZE": str(ranks.world_size),
-        "LOCAL_RANK": str(ranks.local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
-        "GROUP_RANK": str(ranks.node_rank),
-        "GROUP_WORLD_SIZE": str(ranks.num_nodes),
-        "MASTER_ADDR": ranks.master_addr,
-        "MASTER_PORT": str(ranks.master_port),
-    }

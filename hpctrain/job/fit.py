@@ -173,10 +173,7 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
         ) from error
     except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
         if is_out_of_memory(error):
-            sizes = trainer.train_step.micro_batches
-            if sizes is None or sizes.smaller is None:
-                log.error("out of memory: %s", cures("one row", config, ranks.world_size))
-            _lower_micro_batch(run, ranks, sizes)
+            _lower_micro_batch(config, run, ranks, trainer.train_step.micro_batches)
             raise
         if problem := explained(error, _nodes(config), trainer.train_step.model.module):
             raise ConfigError(problem) from error
@@ -193,10 +190,12 @@ def _nodes(config: Config) -> dict[str, dict[str, Any]]:
     return {"task": config.task, "model": config.model, **several}
 
 
-def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:
+def _lower_micro_batch(
+    config: Config, run: RunDir, ranks: RankInfo, sizes: MicroBatches | None
+) -> None:
     """Let the next attempt use smaller micro-batches, and ask for it."""
-    rows = None if sizes is None else sizes.smaller
-    if sizes is None or rows is None:
+    if sizes is None or (rows := sizes.smaller) is None:
+        log.error("out of memory: %s", cures("one row", config, ranks.world_size))
         return
     # The other ranks wait in a collective operation for this one: it cannot repeat the step.
     # `hpctrain.job.verdict` finds this, and lets the batch script start the ranks again.

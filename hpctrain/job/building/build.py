@@ -133,7 +133,14 @@ def build(
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
-        every=_every(config, effective),
+        every=Every(
+            log=train.log_every,
+            # With a time instead of steps, the last step of the run is evaluated in any case.
+            evaluate=train.eval_every
+            or (None if train.eval_every_s is None else effective.max_steps),
+            checkpoint=config.checkpoint.every_steps,
+            at_end=config.checkpoint.at_end,
+        ),
         meter=meter,
         asked=RequestedMetric.of(config),
         patience=Improvement(stopping.metric, stopping.mode, stopping.min_delta, stopping.patience),
@@ -229,16 +236,4 @@ def _checkpointer(
         layout=layout,
         states=optimizer_states(config.optimizer),
         staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
-    )
-
-
-def _every(config: Config, effective: Effective) -> Every:
-    train = config.train
-    # The last step of a run is evaluated in any case.
-    by_time = effective.max_steps if train.eval_every_s is not None else None
-    return Every(
-        log=train.log_every,
-        evaluate=train.eval_every or by_time,
-        checkpoint=config.checkpoint.every_steps,
-        at_end=config.checkpoint.at_end,
     )

@@ -92,7 +92,11 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
             return _counted(model, task, fakes, tokens)
     except Exception as error:
         log.info("FLOPs cannot be counted with fake tensors: %s", _first_line(error))
-        return _by_formula(model, tokens)
+    stated = getattr(model, "flops_per_token", None)  # a method by which a model says it itself
+    if stated is None or not tokens:
+        return None
+    total = int(stated(tokens)) * tokens
+    return Flops(total // 3, total, tokens, FORMULA)
 
 
 def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
@@ -174,15 +178,6 @@ def _count(build: Build, task: Task, config: Config, batch: Batch) -> Work | Non
         again = max(0, with_all.training - needed.training) / every
     log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
     return Work(needed.training, needed.training + math.ceil(again))
-
-
-def _by_formula(model: nn.Module, tokens: int) -> Flops | None:
-    """Return the operations that a model itself states by its method `flops_per_token`."""
-    method = getattr(model, "flops_per_token", None)
-    if method is None or not tokens:
-        return None
-    total = int(method(tokens)) * tokens
-    return Flops(total // 3, total, tokens, FORMULA)
 
 
 def _first_line(error: Exception) -> str:

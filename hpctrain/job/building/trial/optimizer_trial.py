@@ -99,10 +99,7 @@ class OptimizerTrial:
                     "trains the same in every layout and after a resume",
                     *(self._target, error),
                 )
-        return self._layout
-
-    def _layout(self, name: str) -> Mapping[str, Place | None] | None:
-        return self._state.get(self._small.of.get(name, ""))
+        return lambda name: self._state.get(self._small.of.get(name, ""))
 
     def _training(self, small: Sequence[SmallTensor], *, divided: bool = False) -> SmallTraining:
         def make(names: list[str], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -181,7 +178,11 @@ class OptimizerTrial:
             divided = self._steps(divided=True)
             self._note(divided)
             theirs = [local(value) for value in divided.weights]
-            apart = difference(self._small.every, theirs, self._parts_of(whole), whole, noise)
+            names = [small.name for small in self._small.every]
+            places = {small.name: small.place for small in self._small.own}
+            pairs = zip([*names, *names], whole.weights, strict=True)  # as trained, as evaluated
+            ours = [local(placed(value, places[name])) for name, value in pairs if name in places]
+            apart = difference(self._small.every, theirs, ours, whole, noise)
             number = divided.unequal_number(whole, noise, _SAID)
         except UnmadeError:
             raise
@@ -213,13 +214,6 @@ class OptimizerTrial:
                 *(self._target, how, 100 * apart),
             )
 
-    def _parts_of(self, whole: Ended) -> list[torch.Tensor]:
-        """Return this rank's parts of the whole weights, as they are trained and evaluated."""
-        names = [small.name for small in self._small.every]
-        places = {small.name: small.place for small in self._small.own}
-        pairs = zip([*names, *names], whole.weights, strict=True)
-        return [local(placed(value, places[name])) for name, value in pairs if name in places]
-
     def _note(self, ended: Ended) -> None:
         """Keep which states the optimizer has made, and how ranks divide them."""
         for small in self._small.own:
@@ -247,8 +241,11 @@ def _untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
     """Begin with these random seeds, and put back all that others could see."""
     within = [v for v in vars(optimizer).values() if isinstance(v, torch.optim.Optimizer)]
     kinds = {kind for each in (optimizer, *within) for kind in type(each).__mro__}
-    held = {  # what these classes count or list
-        kind: {name: (value, _content(value)) for name, value in vars(kind).items()}
+    held = {  # what these classes count or list, with copies of containers
+        kind: {
+            name: (value, copy.deepcopy(value) if isinstance(value, dict | list | set) else None)
+            for name, value in vars(kind).items()
+        }
         for kind in kinds - {*torch.optim.Optimizer.__mro__}
     }
     hooks: tuple[dict[Any, Any], ...] = (
@@ -272,11 +269,6 @@ def _untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
                 each.update(content)
             for kind, attributes in held.items():
                 _restore(kind, attributes)
-
-
-def _content(value: Any) -> Any:
-    """Return a copy of a container; None for anything else."""
-    return copy.deepcopy(value) if isinstance(value, dict | list | set) else None
 
 
 def _restore(kind: type, attributes: Mapping[str, tuple[Any, Any]]) -> None:

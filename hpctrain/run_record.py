@@ -212,11 +212,10 @@ class RunRecord(Record, frozen=True):
         return self.submission is not None and self.submission.pack > 1
 
     @property
-    def has_left_job(self) -> bool:
-        """Whether the run has ended for good, while the job that it shares may go on."""
-        ended = self.state == "finished" or self.attempt.verdict in ("failed", "cancel", "stopped")
-        others = self.shares_job or self.by_worker
-        return others and self.state in ("finished", "failed", "interrupted") and ended
+    def is_outside_slurm(self) -> bool:
+        """Whether the run was started outside of Slurm since it was submitted last."""
+        attempt = self.attempt
+        return attempt.launcher not in ("", "slurm") and attempt.started > self.submitted
 
     @property
     def by_worker(self) -> bool:

@@ -50,10 +50,9 @@ def where(world_size: int, processes: Callable[[], Mapping[str, str]] = dict) ->
     }
     inner = [each.f_globals.get("__name__", "") for each in frames.own(frames.of_main_thread())]
     without_data = inner and inner[-1].startswith(_DATA)
+    waits_in = _words(waiting[-1], groups, world_size)[:200] if waiting else long_work.waits_for
     return {
-        "waits_in": _words(waiting[-1], groups, world_size)[:200]
-        if waiting
-        else long_work.waits_for,
+        "waits_in": waits_in,
         "entered": sum(entered.values()),
         "data": [maker[:500] for maker in _makers(processes())[:4]] if without_data else [],
     }

@@ -149,16 +149,13 @@ def _answer(page: marks.Page) -> None:
 
 
 def _lock_is_free() -> bool:
-    """Return whether no thread executes Python: then its lock can be had at once.
-
-    A thread that executes Python gives the lock away only after `sys.getswitchinterval()`. The time
-    in which this thread could have run, and Linux had no core for it, does not count.
-    """
+    """Return whether no thread executes Python: then its lock can be had at once."""
     waited = []
     for _ in range(11):
         asked, without_core = time.monotonic(), _without_core_s()
         time.sleep(0.0001)
         waited.append(time.monotonic() - asked - (_without_core_s() - without_core))
+    # A thread that executes Python gives the lock away only after this interval.
     return statistics.median(waited) < sys.getswitchinterval() / 2
 
 

@@ -47,15 +47,6 @@ _EXIT = 143  # as after a signal: the batch script requeues the job
 log = logging.getLogger(__name__)
 
 
-def stop_with_launcher() -> None:
-    """Have the kernel send SIGTERM to this rank when the process that started it dies.
-
-    When torchrun or submitit's local controller is killed with SIGKILL, its ranks keep running.
-    Without this, nobody would notice them, and the same command would find the run in use.
-    """
-    forks.at_end_of_parent(signal.SIGTERM)
-
-
 class Interrupted(BaseException):
     """A stop request has ended a wait of `Stop.interrupts`; no `except Exception` shall see it."""
 

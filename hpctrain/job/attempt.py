@@ -1,7 +1,6 @@
 """One attempt at a run: rank 0 records in the run directory that it began and how it ended.
 
-Rank 0 has an `Attempt`, which holds the lock of the run directory, writes run.json and tracks the
-metrics. The other ranks have a `NoAttempt`.
+It holds the lock of the run directory, writes run.json and tracks the metrics.
 """
 
 import logging
@@ -30,7 +29,6 @@ from hpctrain.errors import (
 )
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
-from hpctrain.job.environment import changes, environment
 from hpctrain.job.preflight import go_on, lost_gpu
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
@@ -52,32 +50,13 @@ from hpctrain.training.trainer import Outcome
 log = logging.getLogger(__name__)
 
 
-class NoAttempt:
-    """The attempt of the ranks other than 0, which write nothing."""
-
-    tracker: Tracker = NullTracker()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        pass
-
-    def finished(self, outcome: Outcome) -> None:
-        """Record that all steps were made."""
-
-    def paused(self, outcome: Outcome) -> None:
-        """Record that the run has saved and pauses at the step that was asked for."""
-
-    def interrupted(self, outcome: Outcome, reason: str) -> None:
-        """Record that the run has saved and stops, because of the signal `reason`."""
-
-
-class Attempt(NoAttempt):
+class Attempt:
     """The attempt of rank 0: a context manager that records an exception as a failure.
 
     To enter it while another process holds the run is a StorageError.
     """
+
+    tracker: Tracker = NullTracker()  # until it has entered
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
         self._config, self._run, self._ranks = config, run, ranks
@@ -87,8 +66,9 @@ class Attempt(NoAttempt):
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
             self._drop_old_stop_request()
-            facts = environment(self._config.site.container.image)
-            before = self._environment_before()
+            facts = run_page.environment(self._config.site.container.image)
+            known = [each.environment for each in self._run.read().attempts]
+            before = next((each for each in reversed(known) if each), {})
             code = trained_code.changes(self._config, self._run)
             self._run.begin_attempt(
                 environment=facts,
@@ -114,12 +94,12 @@ class Attempt(NoAttempt):
                 self._run.update(provenance=None)
             self.tracker = self._build_tracker()
             tags = run_page.tags(self._run, ranks, facts)
-            if changed := changes(before, facts) if before else []:
+            if changed := run_page.changes(before, facts) if before else []:
                 tags["hpctrain.environment_changed"] = ", ".join(changed)
             if code:
                 tags["hpctrain.code_changed"] = code
-            known = self._run.read()
-            self.tracker.start(chosen(self._config, [*known.overrides, *known.swept]), tags)
+            record = self._run.read()
+            self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
             self._say_what_changed(changed, code)
             self._stack = stack.pop_all()
@@ -169,9 +149,18 @@ class Attempt(NoAttempt):
             end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
             go_on(self._run, self._ranks, end, self._config)
 
-    def finished(self, outcome: Outcome) -> None:
-        """Record that the run is over: why it ended early, and which results are not finite."""
+    def ended(self, outcome: Outcome, reason: str) -> None:
+        """Record how the training has ended, without an error; `reason` is the stop request."""
         epochs.end_if_over(self._run.path, self._ranks.attempt_key)
+        if outcome.finished:
+            self._finished(outcome)
+        elif outcome.paused:
+            self._paused(outcome)
+        else:
+            self._interrupted(outcome.step, reason)
+
+    def _finished(self, outcome: Outcome) -> None:
+        """Record why the run ended early, and which results are not finite."""
         result = {"step": outcome.step} | outcome.metrics
         wrong = [
             f"{name} is {value}"
@@ -187,9 +176,8 @@ class Attempt(NoAttempt):
             self.tracker.log_model()
         self.tracker.finish("FINISHED", reason=reason)
 
-    def paused(self, outcome: Outcome) -> None:
+    def _paused(self, outcome: Outcome) -> None:
         """Record the pause with its metrics. Nothing is requeued: somebody goes on later."""
-        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
         step = outcome.step
         self._run.end_attempt("paused", result={"step": step} | outcome.metrics, step=step)
         log.info("paused at step %d, as asked, and saved", step)
@@ -197,10 +185,9 @@ class Attempt(NoAttempt):
         self.tracker.log_metrics({RUNG: len(rungs)}, step)
         self.tracker.finish("SCHEDULED", reason=f"paused at step {step}")
 
-    def interrupted(self, outcome: Outcome, reason: str) -> None:
+    def _interrupted(self, step: int, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
-        epochs.end_if_over(self._run.path, self._ranks.attempt_key)
-        run, step, slurm = self._run, outcome.step, self._ranks.launcher == "slurm"
+        run, slurm = self._run, self._ranks.launcher == "slurm"
         run.update()  # NFS caches the content of a folder until the client writes there
         asked = map(stop_request.read, self._ranks.folders(run.path))
         request = next(filter(None, asked), None)
@@ -223,33 +210,34 @@ class Attempt(NoAttempt):
         self.tracker.finish("FAILED" if failed else "KILLED", reason=said)
 
     def _drop_old_stop_request(self) -> None:
-        """Delete the stop request, except after a restart in a job of Slurm: then it holds.
-
-        A run that shares its job may have been asked to stop while it began.
-        """
+        """Delete the stop request, except after a restart in a job of Slurm: then it holds."""
         ranks, record = self._ranks, self._run.read()
         again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
-        again |= record.shares_job
-        restarted, submitted = ranks.launcher == "slurm" and again, record.submitted
-        if not restarted or stop_request.read(self._run.path, since=submitted) is None:
+        # A run that shares its job may have been asked to stop while it began.
+        restarted = ranks.launcher == "slurm" and (again or record.shares_job)
+        if not restarted or stop_request.read(self._run.path, since=record.submitted) is None:
             stop_request.clear(self._run.path)
 
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking
         if not tracking.enabled:
             return NullTracker()
-        self._arm_alerts()
+        notify = self._config.notify
+        if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
+            stalled_s = 60 * notify.stalled_minutes
+            Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
+        else:
+            remove(self._run.path)
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
-        sweep, uid = known.sweep or {}, known.uid
-        name = titled(self._run.name, known.swept)
+        sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
         journal = JournalTracker(
             self._run.path,
             uri=str(tracking.uri),
             experiment=tracking.experiment,
             run_name=name,
-            uid=uid,
+            uid=known.uid,
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),
             upload=tracking.upload,
@@ -259,25 +247,10 @@ class Attempt(NoAttempt):
         )
         if not others:
             return journal
-        return SeveralTrackers(journal, others, self._run.path, name, uid)
-
-    def _arm_alerts(self) -> None:
-        """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""
-        notify = self._config.notify
-        variable = notify.url and variable_of(notify.url)
-        if not variable:
-            remove(self._run.path)
-            return
-        stalled_s = 60 * notify.stalled_minutes
-        Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
-
-    def _environment_before(self) -> dict[str, str]:
-        """Return what the attempt before had found; empty if there is none."""
-        known = [each.environment for each in self._run.read().attempts]
-        return next((each for each in reversed(known) if each), {})
+        return SeveralTrackers(journal, others, self._run.path, name, known.uid)
 
     def _record_data(self) -> None:
-        """Record the data sets with their digests, and copies of the plots that are beside them."""
+        """Record the data sets, and copies of the plots beside them."""
         if not self._config.tracking.enabled:
             return
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
@@ -290,7 +263,6 @@ class Attempt(NoAttempt):
                     self.tracker.log_file(copy)
 
     def _say_what_changed(self, changed: list[str], code: str) -> None:
-        """Warn if the code, Python, its packages or the host's software are others than before."""
         if code:
             step = self._run.last_checkpoint()
             log.warning(

@@ -27,7 +27,16 @@ def main(argv: list[str]) -> int:
     if len(found) == ranks.world_size and all("value" in content for _, content in found):
         return 0  # Slurm has requeued the job although all ranks were done
     result_file(folder, ranks.rank).unlink(missing_ok=True)
-    os.environ.update(_torch_variables(ranks))
+    os.environ |= {  # what `torch.distributed.init_process_group` reads
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "GROUP_RANK": str(ranks.node_rank),
+        "GROUP_WORLD_SIZE": str(ranks.num_nodes),
+        "MASTER_ADDR": ranks.master_addr,
+        "MASTER_PORT": str(ranks.master_port),
+    }
     if not compile_cache.default_is_safe():  # else it serves the calls that come later, too
         compile_cache.use(folder, os.environ)
     try:
@@ -46,11 +55,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
-    """Let the ranks sign the objects that they send, if the function's module uses torch for that.
-
-    The function makes its own process group, which other users of the network can join. torch would
-    unpickle what they send.
-    """
+    """Let the ranks sign what they send with torch, which unpickles it, also that of strangers."""
     if ranks.world_size == 1 or "torch.distributed" not in sys.modules:
         yield
         return
@@ -64,24 +69,7 @@ def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
 
 def _own_frames(error: BaseException) -> list[str]:
     """Return the lines of the traceback without the frames of hpctrain at its start."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_globals.get("__name__") in (
-        __name__,
-        Call.__module__,
-    ):
+    frame, ours = error.__traceback__, (__name__, Call.__module__)
+    while frame is not None and frame.tb_frame.f_globals.get("__name__") in ours:
         frame = frame.tb_next
     return traceback.format_exception(type(error), error, frame)
-
-
-def _torch_variables(ranks: RankInfo) -> dict[str, str]:
-    """Return the variables that `torch.distributed.init_process_group` reads."""
-    return {
-        "RANK": str(ranks.rank),
-        "WORLD_SIZE": str(ranks.world_size),
-        "LOCAL_RANK": str(ranks.local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
-        "GROUP_RANK": str(ranks.node_rank),
-        "GROUP_WORLD_SIZE": str(ranks.num_nodes),
-        "MASTER_ADDR": ranks.master_addr,
-        "MASTER_PORT": str(ranks.master_port),
-    }

@@ -17,7 +17,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -46,27 +46,23 @@ def explained(error: Exception, nodes: Nodes, model: nn.Module) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:  # a pipeline adds the number of the stage
         cause = cause.__cause__
-    return _unread(cause, nodes) or _undetermined(cause) or _misshaped(cause, nodes, model)
-
-
-def _undetermined(cause: BaseException) -> str:
-    """Return which operation has no deterministic algorithm, if that is the error."""
+    if unread := _unread(cause, nodes):
+        return unread
     found = _NOT_DETERMINISTIC.search(str(cause))
-    if found is None or not torch.are_deterministic_algorithms_enabled():
-        return ""
-    return (
-        f"train.deterministic=true: torch has no deterministic algorithm for {found[1]}; replace "
-        "the operation in the model or the task, or use train.deterministic=false"
-    )
+    if found and torch.are_deterministic_algorithms_enabled():
+        return (
+            f"train.deterministic=true: torch has no deterministic algorithm for {found[1]}; "
+            "replace the operation in the model or the task, or use train.deterministic=false"
+        )
+    return _misshaped(cause, nodes, model)
 
 
 def _unread(cause: BaseException, nodes: Nodes) -> str:
     """Return what a task could not read, if the error was raised there."""
-    steps = list(_steps(cause.__traceback__))
-    if not steps or not isinstance(cause, AttributeError | TypeError | KeyError):
+    frames, at = _frames(cause), traceback.extract_tb(cause.__traceback__)
+    if not frames or not isinstance(cause, AttributeError | TypeError | KeyError):
         return ""
-    frames, expression = [step.tb_frame for step in steps], _expression(steps[-1])
-    place = f"{frames[-1].f_code.co_filename}:{steps[-1].tb_lineno}"
+    expression, place = _expression(at[-1]), f"{at[-1].filename}:{at[-1].lineno}"
     if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):
         for value in _receivers(expression, frames[-1]):
             if isinstance(value, dict) and MASK in value and cause.args[0] not in value:
@@ -124,10 +120,7 @@ def _is_about(
 
 
 def _receivers(expression: ast.expr | None, frame: FrameType) -> Iterator[Any]:
-    """Yield the objects that are looked into: of `x[…]`, `x.pop(…)` and `itemgetter(…)(x)` the x.
-
-    Where no source is known, these are all local variables.
-    """
+    """Yield the x of `x[…]`, `x.pop(…)` and `itemgetter(…)(x)`; without a source all variables."""
     match expression:
         case None:
             yield from frame.f_locals.values()
@@ -142,24 +135,20 @@ def _receivers(expression: ast.expr | None, frame: FrameType) -> Iterator[Any]:
     yield from (frame.f_locals[name] for name in names if name in frame.f_locals)
 
 
-def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
-def _expression(step: TracebackType) -> ast.expr | None:
+def _expression(at: traceback.FrameSummary) -> ast.expr | None:
     """Return the expression in which an error was raised; None if the source does not show it."""
-    code = step.tb_frame.f_code
-    found = [*code.co_positions()][step.tb_lasti // 2]
-    line, last, start, end = found
-    if line is None or last is None or start is None or end is None:
+    if at.lineno is None or at.colno is None:
         return None
-    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
-    if not lines:
+    source = linecache.getlines(at.filename)[at.lineno - 1 : at.end_lineno]
+    if not source:
         return None
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][start:]
+    lines = [text.encode() for text in source]  # the columns count bytes
+    lines[-1] = lines[-1][: at.end_colno]
+    lines[0] = lines[0][at.colno :]
     try:
         return ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
     except (SyntaxError, ValueError):  # the file was edited meanwhile, or it is a statement
@@ -171,13 +160,14 @@ def _misshaped(cause: BaseException, nodes: Nodes, model: nn.Module) -> str:
     reason = " ".join(str(cause).split())
     if not _OF_SHAPES.search(reason) or cause_of(cause) is ANOTHER_RANK:
         return ""
-    frames = [step.tb_frame for step in _steps(cause.__traceback__)]
+    frames = _frames(cause)
     names = {module: _WRAPPERS.sub("", name) for name, module in model.named_modules()}
     working = [f for f in frames if isinstance(f.f_locals.get("self"), nn.Module)]
     working = [f for f in working if f.f_locals["self"] in names]
     sizes = {k: v for k, v in nodes["model"].items() if _numbers(v) and not k.startswith("_")}
     if not working:
-        if not any(_is_of_task(frame) for frame in frames):
+        task = (f for f in frames if f.f_code.co_name in ("sums", "__call__"))
+        if not any(isinstance(frame.f_locals.get("batch"), dict) for frame in task):
             return ""
         place = f"the loss of task._target_={nodes['task'].get('_target_')}"
         from_keys = "the sizes of the model are"
@@ -188,8 +178,7 @@ def _misshaped(cause: BaseException, nodes: Nodes, model: nn.Module) -> str:
         sizes = {key: value for key, value in sizes.items() if own & {*_numbers(value)}} or sizes
         shown = type(layer).__name__ if any(True for _ in layer.children()) else layer
         place = f"the layer {names[layer]} ({shown})" if names[layer] else f"the model ({shown})"
-        if given := _input(working[-1]):
-            place += f" got {given}{_outside(layer, working[-1])}"
+        place += _input(layer, working[-1])
     listed = ", ".join(f"model.{key}={value}" for key, value in sizes.items())
     followed = f"; {from_keys} {listed}" if listed else ""
     return f"{place}: {reason.rstrip('.')}{followed}{_user_code(cause)}"
@@ -202,34 +191,20 @@ def _numbers(value: Any) -> list[int]:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else []
 
 
-def _is_of_task(frame: FrameType) -> bool:
-    """Return whether a frame is one of a task, which gets a batch with a mask."""
-    batch = frame.f_locals.get("batch")
-    return frame.f_code.co_name in ("sums", "__call__") and isinstance(batch, dict)
-
-
-def _input(frame: FrameType) -> str:
-    """Return the dtype and shape of the first tensor that a function was called with."""
-    first = _tensor(frame)
-    return "" if first is None else f"{str(first.dtype).removeprefix('torch.')} {(*first.shape,)}"
-
-
-def _outside(layer: nn.Module, frame: FrameType) -> str:
-    """Return the first number that an embedding has no row for."""
-    numbers = _tensor(frame)
-    if not isinstance(layer, nn.Embedding) or numbers is None or numbers.device.type != "cpu":
-        return ""
-    wrong = numbers[(numbers < 0) | (numbers >= layer.num_embeddings)]
-    if not len(wrong):
-        return ""
-    return f" with {int(wrong[0])}, and has rows for 0 to {layer.num_embeddings - 1}"
-
-
-def _tensor(frame: FrameType) -> torch.Tensor | None:
-    """Return the first tensor that a function was called with."""
+def _input(layer: nn.Module, frame: FrameType) -> str:
+    """Return what the first tensor is that a layer was called with, and has no row for."""
     given = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     values = (frame.f_locals.get(name) for name in given)
-    return next((value for value in values if isinstance(value, torch.Tensor)), None)
+    first = next((value for value in values if isinstance(value, torch.Tensor)), None)
+    if first is None:
+        return ""
+    found = f" got {str(first.dtype).removeprefix('torch.')} {(*first.shape,)}"
+    if isinstance(layer, nn.Embedding) and first.device.type == "cpu":
+        rows = layer.num_embeddings
+        wrong = first[(first < 0) | (first >= rows)]
+        if len(wrong):
+            found += f" with {int(wrong[0])}, and has rows for 0 to {rows - 1}"
+    return found
 
 
 def _user_code(error: BaseException) -> str:

@@ -8,6 +8,7 @@ sbatch slurm/train.sbatch …     ┘            ┘
 
 import faulthandler
 import logging
+import signal
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -28,9 +29,9 @@ from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.lease import lease
 from hpctrain.faults.observed import named_if_late
-from hpctrain.faults.stop import Stop, stop_with_launcher
-from hpctrain.forks import ending_here
-from hpctrain.job.attempt import Attempt, NoAttempt
+from hpctrain.faults.stop import Stop
+from hpctrain.forks import at_end_of_parent, ending_here
+from hpctrain.job.attempt import Attempt
 from hpctrain.job.building.build import build
 from hpctrain.job.explain_error import explained
 from hpctrain.job.preflight import preflight, wait_for_gpus
@@ -46,7 +47,7 @@ from hpctrain.runs.terminal_log import kept
 from hpctrain.slurm.lead_time import LeadTime, limits_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
-from hpctrain.tracking.tracker import Tracker
+from hpctrain.tracking.tracker import NullTracker, Tracker
 from hpctrain.training.deterministic import deterministic
 from hpctrain.training.measuring.account import Account, process_began
 from hpctrain.training.trainer import Outcome, Trainer
@@ -67,10 +68,15 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
-        stop_with_launcher()
+        # Else its ranks would outlive a launcher that is killed, and hold the run.
+        at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
         wait_for_gpus(config, run, ranks)
     key = ranks.attempt_key
+
+    def end_if_over() -> None:
+        for folder in ranks.folders(run.path):
+            epochs.end_if_over(folder, key)
 
     def tell(reason: str) -> None:
         log.error("%s: this rank exits, so that the job can go on", reason)
@@ -80,7 +86,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
-        Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
+        Attempt(config, run, ranks) if ranks.is_main else nullcontext() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, key),
@@ -93,23 +99,25 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             if ranks.launcher == "slurm":
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
-            stop.watch(stop_file(run.path), partial(_end_if_over, run, ranks))
+            stop.watch(stop_file(run.path), end_if_over)  # rank 0 holds the lock of the run
         if not ranks.piece:
             preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
-            account = _account(run, ranks, began)
-            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
+            # Rank 0 knows the time of the attempts before.
+            before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
+            trained_s = before["device_s"] if before else 0.0
+            since = process_began() if began is None else began
+            account = Account(since, ranks.world_size, trained_s)
+            tracker = attempt.tracker if attempt else NullTracker()
+            outcome = _fit(config, run, ranks, device, tracker, stop, account)
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
-        if outcome.finished:
-            attempt.finished(outcome)
+        if attempt:
+            attempt.ended(outcome, stop.reason)
+        if outcome.finished or outcome.paused:
             return 0
-        if outcome.paused:
-            attempt.paused(outcome)
-            return 0
-        attempt.interrupted(outcome, stop.reason)
         return _EXIT_INTERRUPTED if stop.reason == "SIGINT" else _EXIT_TERMINATED
 
 
@@ -150,19 +158,6 @@ def _fit(
             del trainer
 
 
-def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
-    """End a rank 0 that has outlived its job: it holds the lock of the run."""
-    for folder in ranks.folders(run.path):
-        epochs.end_if_over(folder, ranks.attempt_key)
-
-
-def _account(run: RunDir, ranks: RankInfo, began: float | None) -> Account:
-    """Return the account of this attempt; rank 0 knows the time of those before."""
-    before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
-    began = process_began() if began is None else began
-    return Account(began, ranks.world_size, before["device_s"] if before else 0.0)
-
-
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
     """Train; out of memory prepares the next attempt, and an error about shapes names the keys."""
     try:
@@ -178,10 +173,7 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
         ) from error
     except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
         if is_out_of_memory(error):
-            sizes = trainer.train_step.micro_batches
-            if sizes is None or sizes.smaller is None:
-                log.error("out of memory: %s", cures("one row", config, ranks.world_size))
-            _lower_micro_batch(run, ranks, sizes)
+            _lower_micro_batch(config, run, ranks, trainer.train_step.micro_batches)
             raise
         if problem := explained(error, _nodes(config), trainer.train_step.model.module):
             raise ConfigError(problem) from error
@@ -189,7 +181,6 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
 
 
 def _nodes(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the sections that name a class of the user, by their keys."""
     lists = {
         "data.batch_transforms": config.data.batch_transforms,
         "data.val_batch_transforms": config.data.val_batch_transforms or [],
@@ -199,15 +190,14 @@ def _nodes(config: Config) -> dict[str, dict[str, Any]]:
     return {"task": config.task, "model": config.model, **several}
 
 
-def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:
-    """After running out of memory, let the next attempt use smaller micro-batches, and ask for it.
-
-    The other ranks wait in a collective operation for this one, so the step cannot be repeated in
-    this process.
-    """
-    rows = None if sizes is None else sizes.smaller
-    if sizes is None or rows is None:
+def _lower_micro_batch(
+    config: Config, run: RunDir, ranks: RankInfo, sizes: MicroBatches | None
+) -> None:
+    """Let the next attempt use smaller micro-batches, and ask for it."""
+    if sizes is None or (rows := sizes.smaller) is None:
+        log.error("out of memory: %s", cures("one row", config, ranks.world_size))
         return
+    # The other ranks wait in a collective operation for this one: it cannot repeat the step.
     # `hpctrain.job.verdict` finds this, and lets the batch script start the ranks again.
     run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
     log.error(

@@ -106,6 +106,7 @@ def _train_to_the_end(
         return 0
     if not again and run.read().state == "finished":
         if ranks.is_main:
+            from hpctrain.job.summary import show
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
@@ -116,7 +117,7 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            _show(config, run, argv)
+            show(config, run, argv)
         return 0
     from hpctrain.runs.storage_failure import told
     from hpctrain.runs.terminal_log import kept
@@ -125,32 +126,27 @@ def _train_to_the_end(
     with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
+        from hpctrain.job.summary import show
+
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
-        _show(config, run, argv)
+        show(config, run, argv)
     return code
-
-
-def _show(config: Config, run: RunDir, argv: list[str]) -> None:
-    from hpctrain.job.summary import show
-
-    show(run, argv, config.metric, config.optimizer.lr, config.tracking)
 
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
     """Upload what the uploader of a finished run has left, if it was killed."""
     from hpctrain.tracking.pending_upload import left_behind
 
-    if not (tracking.enabled and tracking.upload and left_behind(run.path)):
-        return
-    from hpctrain.tracking.sync import sync
+    if tracking.enabled and tracking.upload and left_behind(run.path):
+        from hpctrain.tracking.sync import sync
 
-    try:
-        sync([run.path])
-    except TrackingError as error:
-        log.warning("%s", error)
+        try:
+            sync([run.path])
+        except TrackingError as error:
+            log.warning("%s", error)
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
@@ -173,10 +169,10 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     warning = compile_cache.use(home)
     if warning and config.train.compile != "off" and ranks.local_rank == 0:
         log.warning("%s", warning)
-    if ranks.is_main and config.tracking.enabled and config.tracking.upload:
+    tracking = config.tracking
+    if ranks.is_main and tracking.enabled and tracking.upload:
         from hpctrain.tracking.store import initialise
 
-        tracking = config.tracking
         initialise(str(tracking.uri), tracking.experiment, tracking.required)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out, but not what a training before has left.
@@ -222,10 +218,11 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
         return
     if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
         return
+    from hpctrain.runs.state.shared_job import job_of
     from hpctrain.slurm import queue
 
     try:
-        job = queue.queue_of([record]).job_of(record)
+        job = job_of(run.path, record, queue.queue_of([record]))
     except queue.UnreachableError as error:
         log.warning("%s: whether a job of this run waits in the queue is not known", error)
         return
@@ -244,10 +241,6 @@ def log_to_stderr() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
+    # What the progress bar shows is for the log file of the run alone.
+    logging.getLogger().handlers[0].addFilter(lambda record: not hasattr(record, "on_bar"))
     mask_logging()
-
-
-def _is_not_on_bar(record: logging.LogRecord) -> bool:
-    """Return False for what the progress bar shows; such lines are for the log file of the run."""
-    return not hasattr(record, "on_bar")

@@ -74,10 +74,9 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
 
 
 def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
-    """Wait until this rank's GPUs are free of what the step before in this job has left there.
+    """Wait until this rank's GPUs, which it does not use yet, are free of the step before.
 
-    A rank calls it before it uses a GPU. A process that cannot be killed keeps its memory: after a
-    minute the log says so, and the run tries all the same.
+    A process that cannot be killed keeps its memory: after a minute the log says so.
     """
     home = Path(ranks.worker or run.path)
     if epochs.follows(home, ranks.attempt_key) and config.parallel.device != "cpu":

@@ -1,12 +1,22 @@
-"""What a run says of itself on its page in MLflow: tags, a description, plots and data sets."""
+"""What a run says of itself on its page in MLflow: tags, a description, plots and data sets.
 
+To the tags belong the versions of libraries, drivers and Slurm on the host of rank 0. The monitor
+of each node records the GPUs, the driver and the kernel of its own node.
+"""
+
+import os
+import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain import __version__
+import torch
+
+from hpctrain import __version__, gpu_driver
 from hpctrain.config.identity import override_key
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
@@ -15,6 +25,9 @@ from hpctrain.run_record import ChosenLayout, RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
+from hpctrain.slurm.queue import call, version
+
+_IMAGES = "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_IMAGE"
 
 
 def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
@@ -74,7 +87,7 @@ def _facts(index: Index, path: str, context: str) -> dict[str, Any]:
 
 
 def _note(run: RunDir, record: RunRecord) -> str:
-    """Return the description in Markdown: what was asked for, and how to go on."""
+    """Return the description in Markdown."""
     path = shlex.quote(str(run.path))
     overrides = record.overrides
     lines = [f"**{run.name}**", ""]
@@ -88,13 +101,58 @@ def _note(run: RunDir, record: RunRecord) -> str:
     if not record.submission:
         again = f"python -m hpctrain {shlex.join(overrides)}" if overrides else ""
         again = again or f"python -m hpctrain run {path}"
-    lines += [
-        "Resume, status and logs:",
-        "",
-        "```bash",
-        again,
-        f"python -m hpctrain status {path}",
-        f"python -m hpctrain logs {path}",
-        "```",
+    others = [f"python -m hpctrain {command} {path}" for command in ("status", "logs")]
+    return "\n".join([*lines, "Resume, status and logs:", "", "```bash", again, *others, "```"])
+
+
+def environment(image: str | None = None) -> dict[str, str]:
+    """Return what this host trains with, by name; what is not there has no name.
+
+    It is recorded with each attempt, so that a difference is seen. The image is that of the config;
+    None looks whether this process is in a container.
+    """
+    found = {
+        "hpctrain": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or torch.version.hip or "",
+        "cudnn": _version_of(torch.backends.cudnn.version()) if torch.version.cuda else "",
+        "nccl": _nccl(),
+        "kernel": platform.release(),
+        "driver": gpu_driver.nvidia() or gpu_driver.amd() or "",
+        "slurm": _slurm() if "SLURM_JOB_ID" in os.environ else "",
+        "image": image or next(filter(None, map(os.environ.get, _IMAGES)), ""),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return what differs between two attempts: `driver 550.90 -> 570.1`."""
+    return [
+        f"{name} {before.get(name, 'none')} -> {now.get(name, 'none')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
     ]
-    return "\n".join(lines)
+
+
+def _nccl() -> str:
+    if not torch.version.cuda:
+        return ""
+    with suppress(Exception):  # a build without NCCL
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return ""
+
+
+def _version_of(number: int | None) -> str:
+    """Return cuDNN's version: 90100 is 9.1.0, and before version 9 8902 was 8.9.2."""
+    if number is None:
+        return ""
+    major = number // 10_000 if number >= 90_000 else number // 1000
+    rest = number - major * (10_000 if number >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _slurm() -> str:
+    with suppress(OSError, subprocess.TimeoutExpired):  # in a container there is no srun
+        return version(call("srun", "--version", timeout_s=5).stdout).partition(" ")[2]
+    return ""

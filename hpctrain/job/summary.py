@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.config.identity import override_key
-from hpctrain.config.schema import TrackingConfig
+from hpctrain.config.schema import Config
 from hpctrain.console import Console, Table
 from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
@@ -20,20 +20,19 @@ from hpctrain.tracking.page.links import known_pages
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
 
-def show(
-    run: RunDir, arguments: Sequence[str], metric: str, lr: float, tracking: TrackingConfig
-) -> None:
+def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     """Print the result of a finished run and the commands to look further.
 
     `arguments` are the overrides on the command line; inside a job there are none. The main metric
     comes first, and a sweep around the learning rate is proposed.
     """
+    tracking, lr = config.tracking, config.optimizer.lr
     record = run.read()
     result = record.result or {}
     table = Table("", "")
     table.add_row("run", run.name)
     table.add_row("steps", f"{result.get('step', 0):,}")
-    for name in dict.fromkeys((metric, *_SHOWN)):
+    for name in dict.fromkeys((config.metric, *_SHOWN)):
         if name in result:
             table.add_row(name, _number(result[name]))
     if best := best_of(run.path, record):

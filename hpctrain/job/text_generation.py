@@ -94,9 +94,12 @@ class Generator:
             allowed = torch.tensor(similar)
             ids.pop()
             tokens += 1
-        text = ""
+        text, device = "", next(self.model.parameters()).device
         for _ in range(tokens):
-            logits = self._logits(ids)
+            outputs = self.model(torch.tensor([ids[-self.context :]], device=device))
+            # A model may have more logits than there are tokens, rounded up for speed.
+            logits = getattr(outputs, "logits", outputs)[0, -1, : self.tokenizer.vocabulary]
+            logits = logits.float().cpu()
             if allowed is not None:
                 logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
                 allowed = None
@@ -110,14 +113,6 @@ class Generator:
                 shown, text = shown + len(text), ""
         if text:
             yield text
-
-    def _logits(self, ids: list[int]) -> torch.Tensor:
-        """Return the logits of the next token, float32 (vocabulary,), on the CPU."""
-        device = next(self.model.parameters()).device
-        outputs = self.model(torch.tensor([ids[-self.context :]], device=device))
-        logits: torch.Tensor = getattr(outputs, "logits", outputs)
-        # A model may have more logits than there are tokens, rounded up for speed.
-        return logits[0, -1, : self.tokenizer.vocabulary].float().cpu()
 
 
 def print_sample(path: Path, prompt: str) -> None:

@@ -38,7 +38,7 @@ from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
-from hpctrain.runs.state.shared_job import is_left
+from hpctrain.runs.state.shared_job import is_elsewhere
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
 
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
             shared = RunDir.open(folder)
             shared.update()  # NFS caches the content of a folder until the client writes there
             failed = int(shared.read().state == "failed")
-            print(f"left {failed}" if is_left(shared.path, argv[1]) else "")
+            print(f"left {failed}" if is_elsewhere(shared.path, argv[1]) else "")
             return 0
         code, inside = int(argv[1]), len(argv) > 2
         key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)

@@ -19,7 +19,7 @@ from hpctrain.run_record import RunRecord
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.shared_job import has_others, is_cancelled
+from hpctrain.runs.state.shared_job import has_others, job_of
 from hpctrain.slurm import queue
 from hpctrain.slurm.queue import Queue, Task, queue_of
 
@@ -121,9 +121,7 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
         path = os.path.realpath(entry.run.path)
         record = entry.before
         state, rerun = record.state, entry.config.launch.rerun
-        task, job = jobs.task_of(record), jobs.job_of(record)
-        if is_cancelled(entry.run.path, record):
-            job = None
+        task, job = jobs.task_of(record), job_of(entry.run.path, record, jobs)
         if path in seen:
             entry.mark(Status.TWICE)
         elif state == "finished" and rerun != "all":

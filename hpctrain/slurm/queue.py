@@ -135,13 +135,6 @@ class Queue(dict[Task, Job]):
             return self._by_id.get(record.attempt.job_id)
         return task
 
-    def job_of(self, record: RunRecord) -> Job | None:
-        """Return the job of a run; None if it is not in the queue, or the run has left it."""
-        if record.has_left_job:
-            return None
-        task = self.task_of(record)
-        return None if task is None else self.get(task)
-
     @cached_property
     def _by_id(self) -> dict[str, Task]:
         return {job.id: task for task, job in self.items()}

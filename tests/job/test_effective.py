@@ -22,7 +22,7 @@ def test_what_follows_from_batch_and_epochs() -> None:
     assert (batch.share, batch.micro) == (64, 32)
 
     def effective() -> Effective:
-        return Effective.of(config.train, config.optimizer, config.scheduler, 100, batch)
+        return Effective.of(config, batch, 100, (100).__mul__)
 
     assert str(effective()) == (
         "peak lr 0.2, warm-up 500 of 9000 steps, 100 steps per epoch, global batch 512 = dp 8 x "

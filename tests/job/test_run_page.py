@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.job.environment import changes
-from hpctrain.job.run_page import plots, tags
+from hpctrain.job.run_page import changes, plots, tags
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.schema import TrackingConfig
+from hpctrain.config.schema import Config
 from hpctrain.job.summary import show
 from hpctrain.runs.run_dir import RunDir
 
@@ -22,7 +22,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
 
     def call(metric: str) -> str:
         given = ["experiment=digits", "optimizer.lr=1e-3"]
-        show(RunDir(tmp_path / "run-00000001"), given, metric, 1e-3, TrackingConfig())
+        show(Config(metric=metric), RunDir(tmp_path / "run-00000001"), given)
         return str(capsys.readouterr().out)
 
     return call

@@ -19,7 +19,7 @@ from hpctrain.run_record import AttemptKey, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
-from hpctrain.runs.state.shared_job import has_others, is_left, runs_of
+from hpctrain.runs.state.shared_job import has_left, has_others, is_elsewhere, job_of, runs_of
 from hpctrain.slurm import steps
 from hpctrain.slurm.queue import Job, Queue
 from tests import cluster
@@ -152,11 +152,17 @@ def test_a_run_leaves_its_job_and_the_others_stay(tmp_path: Path) -> None:
     assert runs_of(RunRecord.of(trains).submission or Submission()) == [*map(str, given)]
     job = Job("7_1", "RUNNING", "None", "node1", "N/A")
     queue = Queue({(script, 1): job})
-    assert [queue.job_of(RunRecord.of(run)) for run in given] == [job, None, job, job, job]
+    assert [job_of(run, RunRecord.of(run), queue) for run in given] == [job, None, job, job, job]
     stop_request.write(waits, "ann")
     stop_request.write(trains, "ann")  # it saves first
-    assert [is_left(run, script) for run in given] == [False, True, False, True, False]
-    assert is_left(other, str(tmp_path / "array-1" / "job.sh"))
+    assert [is_elsewhere(run, script) for run in given] == [False, True, False, True, False]
+    # One that was cancelled may be trained in a terminal: then it has left the job, too.
+    here = {"job_id": "", "started": 3.0, "launcher": "single"}
+    RunDir(waits).update(state="running", attempts=[attempt, here])
+    stop_request.clear(waits)
+    assert job_of(waits, RunRecord.of(waits), queue) is None
+    assert is_elsewhere(waits, script)
+    assert is_elsewhere(other, str(tmp_path / "array-1" / "job.sh"))
     assert has_others(RunRecord.of(trains), {str(trains)})
     assert not has_others(RunRecord.of(trains), {*map(str, (trains, restarts, other))})
 
@@ -169,7 +175,7 @@ def test_a_run_whose_ranks_say_nothing_is_recorded_as_failed(tmp_path: Path) -> 
         assert verdict(run, 1, AttemptKey("7_1", 0, 3), inside=True) == ""
         assert run.read().state == state
     assert run.read().attempt.error == "the ranks ended with exit code 1, and have not said why"
-    assert run.read().has_left_job
+    assert has_left(run.path, run.read())
 
 
 @pytest.mark.parametrize(

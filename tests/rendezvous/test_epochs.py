@@ -69,8 +69,8 @@ def logs(run: RunDir) -> None:
     [
         fails,
         logs,
-        lambda run: attempt(run).finished(Outcome(9, 0, True, "", {})),
-        lambda run: attempt(run).interrupted(Outcome(9, 0, False, "", {}), "SIGTERM"),
+        lambda run: attempt(run).ended(Outcome(9, 0, True, "", {}), ""),
+        lambda run: attempt(run).ended(Outcome(9, 0, False, "", {}), "SIGTERM"),
         lambda run: attempt(run)._record_failure(DataError("of a rank that should be dead")),
     ],
 )

@@ -10,6 +10,7 @@ from hpctrain.record import convert
 from hpctrain.run_record import Hang, RunRecord
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
 from hpctrain.slurm.queue import Ended, Job, Queue
 from tests.made_runs import (
@@ -244,11 +245,10 @@ def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:
     assert judge(facts, NOW).reason == "ConfigError: model._target_=a.B: odd sizes"
 
 
-def test_a_trial_that_was_cancelled_has_left_its_worker() -> None:
+def test_a_trial_that_was_cancelled_has_left_its_worker(tmp_path: Path) -> None:
     place = {"script": "/s/workers/array-0/job.sh", "task": 0, "user": "me"}
     record = {"state": "interrupted", "attempts": [SAVED | {"verdict": "cancel"}]}
     jobs = Queue({(place["script"], 0): Job("7_0", "RUNNING", "None", "", "n1")})
     for script, has_left in ((place["script"], True), ("/s/array-0/job.sh", False)):
         known = convert(RunRecord, record | {"submission": place | {"script": script}}, "run.json")
-        assert known.has_left_job is has_left
-        assert not has_left or jobs.job_of(known) is None
+        assert (job_of(tmp_path, known, jobs) is None) is has_left

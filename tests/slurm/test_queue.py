@@ -11,9 +11,10 @@ import pytest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
-from hpctrain.job import environment
+from hpctrain.job import run_page
 from hpctrain.record import convert
 from hpctrain.run_record import RunRecord
+from hpctrain.runs.state.shared_job import job_of
 from hpctrain.slurm import partition_limit, requeue
 from hpctrain.slurm.allocations import allocations
 from hpctrain.slurm.queue import (
@@ -102,7 +103,7 @@ def test_the_job_of_a_run_is_found_by_its_script_or_by_its_id(
         ("/a/job.sh", 3): Job("7_3", "PENDING", "BeginTime", "", "N/A"),
         ("job 9", 0): Job("9", "PENDING", "BeginTime", "", "N/A"),
     }
-    found = Queue(jobs).job_of(convert(RunRecord, record, "run.json"))
+    found = job_of(Path("run"), convert(RunRecord, record, "run.json"), Queue(jobs))
     assert (found and found.id) == expected
 
 
@@ -187,7 +188,7 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
     assert nodes_that_fit(Config().launch, Config().site) == {"batch": 1}
     assert partitions() == ["batch"]
     assert requeue._state("7_3") == "RUNNING"
-    assert environment._slurm() == "22.05.8"
+    assert run_page._slurm() == "22.05.8"
     cancel(["7_3"])  # a warning about the locale is no refusal
 
 

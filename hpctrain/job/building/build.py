@@ -12,7 +12,6 @@ from hpctrain.checkpoint.optimizer_state import Layout
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -65,13 +64,13 @@ def build(
     _check_nodes(config.parallel, ranks)
     parts = Parts(config, ranks, device)
     mesh = parts.mesh
-    loader, evaluations = _feeds(parts)
+    # Nodes may differ by hours here: shards are staged on one and are there on another.
+    with long_work("preparing the data"):
+        loader = parts.data.training()
+        evaluations = {} if config.evaluation.job else dict(parts.data.evaluations())
 
     sizes = BatchSizes.of(config, mesh.degrees)
-    effective = Effective.of(
-        *(train, config.optimizer, config.scheduler),
-        *(loader.steps_per_epoch, sizes, loader.steps_in),
-    )
+    effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps_in)
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
@@ -92,9 +91,7 @@ def build(
 
     notes = observers.build_notes(run, ranks, tracker)
     watch = observers.build_watch(
-        *(train, config.data, parts.whole_task, effective, notes, ranks),
-        moves=config.checkpoint.init_from is None,
-        evaluates="val" in evaluations,
+        *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
     )
     train_step = TrainStep(
         model,
@@ -120,10 +117,7 @@ def build(
         parts.precision,
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
-        utilisation=build_utilisation(
-            *(parts.build, model, parts.whole_task, train),
-            *(config.parallel.blocks, config.hardware, ranks),
-        ),
+        utilisation=build_utilisation(parts.build, model, parts.whole_task, config, ranks),
     )
     display = choose_display(ranks.is_main, config.metric)
     if ranks.is_main:
@@ -139,14 +133,21 @@ def build(
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
-        every=_every(config, effective),
+        every=Every(
+            log=train.log_every,
+            # With a time instead of steps, the last step of the run is evaluated in any case.
+            evaluate=train.eval_every
+            or (None if train.eval_every_s is None else effective.max_steps),
+            checkpoint=config.checkpoint.every_steps,
+            at_end=config.checkpoint.at_end,
+        ),
         meter=meter,
         asked=RequestedMetric.of(config),
         patience=Improvement(stopping.metric, stopping.mode, stopping.min_delta, stopping.patience),
         best=observers.build_best(config.checkpoint, run, ranks, checkpointer),
         notes=notes,
         watch=watch,
-        hooks=observers.build_hooks(config.hooks, train, run, ranks),
+        hooks=observers.build_hooks(config, run, ranks),
     )
 
 
@@ -166,14 +167,6 @@ def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
             "same, but its steps may take longer",
             *(weights, ", ".join(hosts), ", ".join(here)),
         )
-
-
-def _feeds(parts: Parts) -> tuple[DevicePrefetcher, dict[str, DevicePrefetcher]]:
-    """Return the feed of the training, and those of its evaluations, unless jobs make them."""
-    # Nodes may differ by hours here: shards are staged on one and are there on another.
-    with long_work("preparing the data"):
-        loader = parts.data.training()
-        return loader, {} if parts.config.evaluation.job else dict(parts.data.evaluations())
 
 
 def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tracker) -> None:
@@ -198,12 +191,9 @@ def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tra
 def _micro_batches(
     config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel, sizes: BatchSizes
 ) -> MicroBatches | None:
-    """Return the micro-batches of the config, or of what an earlier attempt has found.
-
-    None where a rank's share of the batch cannot be split, or where a pipeline has the number.
-    """
+    """Return the micro-batches of the config, or of what an earlier attempt has found."""
     fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
-    if fixed or model.mesh.degrees.pp > 1:
+    if fixed or model.mesh.degrees.pp > 1:  # a pipeline has their number
         return None
     share = sizes.share * model.mesh.weight
     found = run.read().micro_batch_rows if ranks.is_main else None
@@ -246,16 +236,4 @@ def _checkpointer(
         layout=layout,
         states=optimizer_states(config.optimizer),
         staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
-    )
-
-
-def _every(config: Config, effective: Effective) -> Every:
-    train = config.train
-    # The last step of a run is evaluated in any case.
-    by_time = effective.max_steps if train.eval_every_s is not None else None
-    return Every(
-        log=train.log_every,
-        evaluate=train.eval_every or by_time,
-        checkpoint=config.checkpoint.every_steps,
-        at_end=config.checkpoint.at_end,
     )

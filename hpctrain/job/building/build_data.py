@@ -90,10 +90,8 @@ class DataBuilder:
             return None
         # Evaluation keeps no activations for a backward pass, so a larger batch fits.
         share, mesh = 2 * BatchSizes.of(self.config, self._mesh.degrees).share, self._mesh
-        source, sampler = self._evaluated(split, path)
-        return self._evaluation_feed(
-            source, sampler, share * mesh.dp_size, mesh.dp_rank, mesh.dp_size
-        )
+        shares = mesh.dp_rank, mesh.dp_size, 1
+        return self._evaluation_feed(share * mesh.dp_size, shares, split, path)
 
     def evaluations(self) -> Iterator[tuple[str, DevicePrefetcher]]:
         """Yield the feed of each evaluation, with what the names of its metrics begin with."""
@@ -104,36 +102,33 @@ class DataBuilder:
                 yield f"val/{name}", feed
 
     def in_order(self, rows: int) -> DevicePrefetcher:
-        """Return a feed of all samples of the validation split, in order, whole on every rank.
-
-        A batch has so many rows.
-        """
-        return self._evaluation_feed(*self._evaluated(), rows, 0, 1)
+        """Return a feed of the validation split in order, `rows` a batch, whole on every rank."""
+        return self._evaluation_feed(rows, (0, 1, 1))
 
     def _evaluation_feed(
-        self, source: Source, sampler: Sampler, rows: int, dp_rank: int, dp_size: int
+        self,
+        rows: int,
+        shares: tuple[int, int, int],
+        split: str | None = None,
+        path: str | None = None,
     ) -> DevicePrefetcher:
+        data = self.config.data
+        of_fold = split is None and data.fold_of is not None
+        split = data.train_split if of_fold else split or str(data.val_split)
+        source, reader = self._source(path or data.path, split)
+        sampler: Sampler = Order(len(source), 0, shuffle=False)
+        if of_fold:
+            indices = self._samples.of_fold(reader)
+            sampler = Subset(Order(len(indices), 0, shuffle=False), indices, len(source))
         return self._feed(
             source,
             sampler,
             global_batch_size=rows,
-            shares=(dp_rank, dp_size, 1),
+            shares=shares,
             tail="pad",
             max_epochs=1,
             **self._of_evaluation.of(source, self._statistics()),
         )
-
-    def _evaluated(
-        self, split: str | None = None, path: str | None = None
-    ) -> tuple[Source, Sampler]:
-        """Return a source and the order of an evaluation; see `evaluation`."""
-        data = self.config.data
-        if split is not None or data.fold_of is None:
-            source, _ = self._source(path or data.path, split or str(data.val_split))
-            return source, Order(len(source), 0, shuffle=False)
-        source, reader = self._source(path or data.path, data.train_split)
-        indices = self._samples.of_fold(reader)
-        return source, Subset(Order(len(indices), 0, shuffle=False), indices, len(source))
 
     def _mixture(self) -> tuple[Source, Sampler]:
         data = self.config.data

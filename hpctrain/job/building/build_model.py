@@ -139,10 +139,7 @@ def _stages(model: ParallelModel) -> dist.ProcessGroup | None:
 
 
 def _refuse_gaps(module: nn.Module, missing: set[str]) -> None:
-    """Raise a ConfigError if a weight is neither loaded nor trained; all ranks call this.
-
-    No checkpoint would hold its value.
-    """
+    """Raise a ConfigError if a weight is neither loaded nor trained: no checkpoint holds it."""
     named = module.named_parameters()
     frozen = {plain_name(name) for name, p in named if not p.requires_grad}
     gaps = [name for part in objects.all_gather(sorted(missing & frozen)) for name in part]

@@ -37,23 +37,18 @@ def optimizer_of(
         },
         _given(config, names, parameters, settings),
     )
-    _check_options(config, optimizer)
-    for group in optimizer.param_groups:
-        # torch keeps names that it was given, and then refuses to name the state by parameters.
-        group.pop("param_names", None)
-    return optimizer
-
-
-def _check_options(config: OptimizerConfig, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an option of a group that the optimizer would not read."""
+    known = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
     for i, rule in enumerate(config.groups):
         for name in rule.get("options", {}):
-            known = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
-            if name not in known:
+            if name not in known:  # the optimizer would not read it
                 raise ConfigError(
                     f"optimizer.groups[{i}].options.{name}: the groups of {config._target_} have "
                     f"{', '.join(known) or 'no options'}"
                 )
+    for group in optimizer.param_groups:
+        # torch keeps names that it was given, and then refuses to name the state by parameters.
+        group.pop("param_names", None)
+    return optimizer
 
 
 def _given(

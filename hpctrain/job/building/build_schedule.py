@@ -19,7 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.schema import OptimizerConfig, SchedulerConfig, TrainConfig
+from hpctrain.config.schema import Config, SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.training.schedule import Schedule, peak_lr, warmup_steps
@@ -41,26 +41,22 @@ class Effective:
     @classmethod
     def of(
         cls,
-        train: TrainConfig,
-        optimizer: OptimizerConfig,
-        scheduler: SchedulerConfig,
-        steps_per_epoch: int,
+        config: Config,
         batch: BatchSizes,
-        steps_in: Callable[[int], int] | None = None,
+        steps_per_epoch: int,
+        steps_in: Callable[[int], int],
     ) -> Effective:
         """Return the values for this batch, whose sizes are those after the ramp.
 
-        `steps_in` returns the steps of the first epochs, with those of the ramp; None: there is
-        none.
+        `steps_in` returns the steps of the first epochs, with those of the ramp.
         """
-        ramp = ramp_of(train)
+        train, ramp = config.train, ramp_of(config.train)
         limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
         if train.max_epochs is not None:
-            steps_in = steps_in or steps_per_epoch.__mul__
             limits.append(steps_in(train.max_epochs))
         return cls(
-            lr=peak_lr(optimizer, batch.global_size),
-            warmup_steps=warmup_steps(scheduler, ramp, steps_per_epoch),
+            lr=peak_lr(config.optimizer, batch.global_size),
+            warmup_steps=warmup_steps(config.scheduler, ramp, steps_per_epoch),
             max_steps=int(min(limits)),
             steps_per_epoch=steps_per_epoch,
             global_batch_size=batch.global_size,
@@ -113,16 +109,10 @@ def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int]
 
 
 class _Stepped:
-    """A torch scheduler as a function of the step: one for an optimizer whose rate is 1 is stepped.
-
-    It is deterministic, so a resumed run steps it to where it was, at about 10 us a step.
-    """
+    """A torch scheduler as a function of the step: one for an optimizer whose rate is 1."""
 
     def __init__(
-        self,
-        make_scheduler: Callable[[torch.optim.Optimizer], Any],
-        target: str,
-        max_steps: int,
+        self, make_scheduler: Callable[[torch.optim.Optimizer], Any], target: str, max_steps: int
     ) -> None:
         self._target = target
         self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -133,8 +123,13 @@ class _Stepped:
         if not isinstance(made, LRScheduler):
             kind = type(made).__name__
             raise ValueError(f"with an optimizer it must make a scheduler of torch, not a {kind}")
-        if needed := _needed(made.step):
-            raise ValueError(f"its step() needs {needed}, and a schedule here gets the step alone")
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        given = inspect.signature(made.step).parameters.values()
+        needed = [p.name for p in given if p.default is p.empty and p.kind not in kinds]
+        if needed:
+            raise ValueError(
+                f"its step() needs {', '.join(needed)}, and a schedule here gets the step alone"
+            )
         if (length := getattr(made, "total_steps", None) or max_steps) < max_steps:
             raise ValueError(f"it has {length} steps, and the run has {max_steps}")
         self._scheduler = made
@@ -157,7 +152,6 @@ class _Stepped:
         return float(self._factors[step])
 
     def _besides(self) -> dict[str, Any]:
-        """Return what the optimizer's group has besides the learning rate."""
         group = self._optimizer.param_groups[0]
         return {key: group[key] for key in self._optimizer.defaults if key != "lr"}
 
@@ -173,11 +167,3 @@ class _Stepped:
                 f"scheduler._target_={self._target}: it also changes {changed[0]} of the "
                 f"optimizer, and a schedule here is a factor of the learning rate alone{cure}"
             )
-
-
-def _needed(function: Callable[..., Any]) -> str:
-    """Return the arguments that a function cannot do without."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-    return ", ".join(missing)

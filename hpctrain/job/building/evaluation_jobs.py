@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Collection
-from pathlib import Path
 
 from hpctrain.checkpoint.files.manifest import checkpoints, is_healthy
 from hpctrain.checkpoint.readers import Readers
@@ -59,11 +58,8 @@ class EvaluationJobs(Readers):
         self._wake.set()
 
     def needed(self) -> Collection[int]:
-        """Return the steps of the checkpoints that wait for their evaluation, and of the best one.
-
-        A result may come between the two looks; in this order its checkpoint is in the first.
-        """
-        waiting = self._waiting()
+        """Return the steps of the checkpoints that wait for their evaluation, and of the best."""
+        waiting = self._waiting()  # first: a result that comes meanwhile is in one of the two
         best = best_step(self._run.path, self._run.read())
         return waiting | ({best} if best else set())
 
@@ -154,7 +150,7 @@ class EvaluationJobs(Readers):
             # It may have left the queue after the results were read, because it is done.
             if recorded.read(self._run.path, one.step) is not None:
                 continue
-            if one.tries == _TRIES or not self._checkpoint(one).is_dir():
+            if one.tries == _TRIES or not (self._run.checkpoints / step_name(one.step)).is_dir():
                 dataclasses.replace(one, given_up=True).write()
                 log.error(
                     "step %d has no evaluation after %d jobs, see %s; %s",
@@ -181,9 +177,6 @@ class EvaluationJobs(Readers):
         job_id = sbatch.sbatch(one.script, self._config)
         dataclasses.replace(one, job_id=job_id).write()
         log.info("job %s evaluates the checkpoint of step %d", job_id, one.step)
-
-    def _checkpoint(self, one: EvaluationRequest) -> Path:
-        return self._run.checkpoints / step_name(one.step)
 
     def _cure(self, step: int | None = None) -> str:
         which = "N" if step is None else step

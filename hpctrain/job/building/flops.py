@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain import hardware
-from hpctrain.config.schema import TrainConfig
+from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.experts import used_evenly
@@ -53,13 +53,17 @@ class Flops:
     convention: str = COUNTED  # how they were counted, for a reader
 
 
-def flops_of_training(build: Build, task: Task, batch: Batch) -> Flops | None:
+def flops_of_training(
+    build: Build, task: Task, batch: Batch, mode: str = "none", blocks: list[str] | None = None
+) -> Flops | None:
     """Return the operations of a sample of a batch, of which only dtypes and shapes matter.
 
     `build` is called on the meta device. It is None where the model needs values to be built or
-    called.
+    called. Unless `mode`, that of activation checkpointing, is "none", all blocks compute again.
     """
     model = skeleton(build, 0)
+    if model is not None and mode != "none":
+        checkpoint_activations([block for _, block in find_blocks(model, blocks or [])], mode, 1)
     return None if model is None else count_flops(model, task, meta_batch(batch))
 
 
@@ -88,7 +92,11 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
             return _counted(model, task, fakes, tokens)
     except Exception as error:
         log.info("FLOPs cannot be counted with fake tensors: %s", _first_line(error))
-        return _by_formula(model, tokens)
+    stated = getattr(model, "flops_per_token", None)  # a method by which a model says it itself
+    if stated is None or not tokens:
+        return None
+    total = int(stated(tokens)) * tokens
+    return Flops(total // 3, total, tokens, FORMULA)
 
 
 def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
@@ -125,31 +133,26 @@ def build_utilisation(
     build: Build,
     model: ParallelModel,
     task: Task,
-    train: TrainConfig,
-    blocks: list[str],
-    section: dict[str, Any],
+    config: Config,
     ranks: RankInfo,
 ) -> Utilisation | None:
     """Return what measures MFU and HFU; None where the device or the model is unknown.
 
-    `build` makes another such model, whose `blocks` have names of classes; the section is that of
-    the hardware.
+    `build` makes another such model.
     """
-    figures = _figures(section, model.precision.device)
+    figures = _figures(config.hardware, model.precision.device)
     peak = None if figures is None else figures.peak(model.precision.compute)
     if not ranks.is_main or peak is None:
         return None
     if not all(parameter.requires_grad for parameter in model.module.parameters()):
         log.info("no MFU: parameters that are not trained need fewer operations than are counted")
         return None
-    return Utilisation(partial(_count, build, task, train, blocks), peak * ranks.world_size)
+    return Utilisation(partial(_count, build, task, config), peak * ranks.world_size)
 
 
 def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
-    """Return the figures of this device, by its exact name; those of a CPU if the user gave them.
-
-    The section `hardware` may also be of a machine that is only planned with.
-    """
+    """Return the figures of this device, by its exact name; of a CPU only what the user gave."""
+    # The section may also be of a machine that is only planned with.
     given = hardware.of_section(section) if section else None
     if device.type != "cuda":
         return given if given is not None and given.name.startswith("cpu") else None
@@ -159,39 +162,22 @@ def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
     return hardware.of_device(name, torch.cuda.get_device_properties(device).total_memory)
 
 
-def _count(
-    build: Build, task: Task, train: TrainConfig, blocks: list[str], batch: Batch
-) -> Work | None:
+def _count(build: Build, task: Task, config: Config, batch: Batch) -> Work | None:
     """Return the operations of a sample; the random state stays as it is."""
-    mode, on_meta = train.activation_checkpointing, meta_batch(batch)
-
-    def counted(mode: str) -> Flops | None:
-        model = skeleton(build, 0)
-        if model is not None and mode != "none":
-            checkpoint_activations([block for _, block in find_blocks(model, blocks)], mode, 1)
-        return None if model is None else count_flops(model, task, on_meta)
-
+    mode, every = config.train.activation_checkpointing, config.train.activation_checkpointing_every
+    with_all, again = None, 0.0
     with dry_run():
-        needed = counted("none")
+        needed = flops_of_training(build, task, batch)
         if needed is None:
             log.info("no MFU: the FLOPs of this model cannot be counted")
             return None
-        again = 0.0
-        if mode != "none" and (with_all := counted(mode)) is not None:
-            # Of the blocks, each of which is counted, only the first of `every` computes again.
-            every = train.activation_checkpointing_every
-            again = max(0, with_all.training - needed.training) / every
+        if mode != "none":
+            with_all = flops_of_training(build, task, batch, mode, config.parallel.blocks)
+    if with_all is not None:
+        # Of the blocks, each of which is counted, only the first of `every` computes again.
+        again = max(0, with_all.training - needed.training) / every
     log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
     return Work(needed.training, needed.training + math.ceil(again))
-
-
-def _by_formula(model: nn.Module, tokens: int) -> Flops | None:
-    """Return the operations that a model itself states by its method `flops_per_token`."""
-    method = getattr(model, "flops_per_token", None)
-    if method is None or not tokens:
-        return None
-    total = int(method(tokens)) * tokens
-    return Flops(total // 3, total, tokens, FORMULA)
 
 
 def _first_line(error: Exception) -> str:

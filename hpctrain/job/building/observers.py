@@ -4,7 +4,7 @@ Rank 0 alone writes what they find into run.json (`recorder`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.schema import CheckpointConfig, DataConfig, TrainConfig
+from hpctrain.config.schema import CheckpointConfig, Config, DataConfig, TrainConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed import objects
 from hpctrain.errors import HpctrainError
@@ -84,41 +84,37 @@ def build_best(
     return Best(config.best, config.best_mode, record, checkpointer.exists)
 
 
-def build_hooks(
-    nodes: Sequence[dict[str, Any]], train: TrainConfig, run: RunDir, ranks: RankInfo
-) -> Hooks:
+def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     """Return the hooks of the user, and the profiler of `train.profile`."""
     needed = "a class that inherits from hpctrain.training.Hook"
-    made = instantiate_all("hooks", nodes, Hook, needed)
-    steps, rank = train.profile, ranks.rank
-    if steps is None or rank not in train.profile_ranks:
+    made, steps = instantiate_all("hooks", config.hooks, Hook, needed), config.train.profile
+    if steps is None or ranks.rank not in config.train.profile_ranks:
         return Hooks(made)
-    return Hooks(made, ProfiledSteps(steps, run.path / "profile", rank))
+    return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
 
 
 def build_watch(
-    train: TrainConfig,
-    data: DataConfig,
+    config: Config,
     task: Task,
     effective: Effective,
     notes: Notes,
     ranks: RankInfo,
     *,
-    moves: bool,
     evaluates: bool,
 ) -> Watch:
     """Return what looks for signs that the run learns nothing; see `Watch`."""
+    train = config.train
     # An average of the parameters follows them late.
     late = 3 / (1 - train.ema) if train.ema and train.ema_evaluation else 0.0
     # Rank 0 reads the index, so that all ranks judge alike.
-    known = objects.broadcast(_guess(data, task) if evaluates and ranks.is_main else None)
+    known = objects.broadcast(_guess(config.data, task) if evaluates and ranks.is_main else None)
     return Watch(
         notes,
         train.watch,
         max_steps=effective.max_steps,
         after=2 * effective.warmup_steps + int(late),
         guess=Guess(*known) if known else None,
-        moves=moves,
+        moves=config.checkpoint.init_from is None,
         evaluates=evaluates,
     )
 

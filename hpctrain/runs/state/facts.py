@@ -22,7 +22,7 @@ from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.shared_job import is_cancelled
+from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.tracking import recorded, samples
@@ -118,8 +118,7 @@ class Facts:
 
     def forget_old_submission(self) -> None:
         """Clear the submission if the run was started outside Slurm after it."""
-        outside = self.attempt.launcher not in ("", "slurm")
-        if outside and self.attempt.started > self.record.submitted:
+        if self.record.is_outside_slurm:
             self.record, self.job_id = replace(self.record, submission=None), ""
             self.scheduler = False
 
@@ -183,11 +182,11 @@ def _ask_squeue(runs: list[Facts]) -> None:
     for index, run in enumerate(runs):
         if not run.submission or run.is_final:
             continue
-        job = jobs.job_of(run.record)
+        job = job_of(run.path, run.record, jobs)
         if job is None:
             # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)
-        run.job, run.scheduler = None if is_cancelled(run.path, run.record) else job, True
+        run.job, run.scheduler = job, True
         run.job_id = job.id if job else run.job_id
 
 

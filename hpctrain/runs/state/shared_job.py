@@ -1,4 +1,7 @@
-"""The runs that share a job (`launch.pack`), by the list of run directories beside its script."""
+"""Whether a run is still one of its job, which others share (`launch.pack`, a worker of a search).
+
+The list of the run directories of a packed job is beside its script.
+"""
 
 import os
 from collections.abc import Collection
@@ -8,6 +11,7 @@ from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError
 from hpctrain.run_record import RunRecord, Submission
 from hpctrain.runs.state import stop_request
+from hpctrain.slurm.queue import Job, Queue
 
 
 def runs_of(submission: Submission) -> list[str]:
@@ -21,10 +25,24 @@ def runs_of(submission: Submission) -> list[str]:
     return [os.path.realpath(os.fsdecode(path)) for path in paths[first : first + submission.pack]]
 
 
-def is_cancelled(run: Path, record: RunRecord) -> bool:
-    """Return whether a run was cancelled, and so does not begin with the job that it shares."""
-    waits = record.shares_job and record.state != "running"
-    return waits and stop_request.read(run, since=record.submitted) is not None
+def has_left(run: Path, record: RunRecord) -> bool:
+    """Return whether a run does not begin, or go on, in the shared job of its last submission.
+
+    It has ended for good, was cancelled before it began, or was taken up outside of Slurm.
+    """
+    decided = record.attempt.verdict in ("failed", "cancel", "stopped")
+    is_over = record.state == "finished" or (record.state in ("failed", "interrupted") and decided)
+    if not record.shares_job:
+        return record.by_worker and is_over
+    waits = record.state != "running"
+    cancelled = waits and stop_request.read(run, since=record.submitted) is not None
+    return is_over or cancelled or record.is_outside_slurm
+
+
+def job_of(run: Path, record: RunRecord, jobs: Queue) -> Job | None:
+    """Return the job of a run; None if it is not in the queue, or the run has left it."""
+    task = jobs.task_of(record)
+    return None if task is None or has_left(run, record) else jobs.get(task)
 
 
 def has_others(record: RunRecord, known: Collection[str]) -> bool:
@@ -33,19 +51,16 @@ def has_others(record: RunRecord, known: Collection[str]) -> bool:
     if submission is None or not record.shares_job:
         return False
     return any(
-        path not in known and not is_left(Path(path), submission.script)
+        path not in known and not is_elsewhere(Path(path), submission.script)
         for path in runs_of(submission)
     )
 
 
-def is_left(run: Path, script: str) -> bool:
-    """Return whether a run does not begin, or go on, in the job of a script, which it shares.
-
-    It has ended for good, was cancelled, or was submitted again.
-    """
+def is_elsewhere(run: Path, script: str) -> bool:
+    """Return whether a run has left the job of a script, or was submitted again with another."""
     try:
         record = RunRecord.of(run)
     except DamageError:
         return False
-    elsewhere = record.submission is None or record.submission.script != script
-    return elsewhere or record.has_left_job or is_cancelled(run, record)
+    submission = record.submission
+    return submission is None or submission.script != script or has_left(run, record)

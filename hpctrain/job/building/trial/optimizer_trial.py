@@ -12,34 +12,43 @@ The trial makes optimizers of its own and leaves nothing behind.
 """
 
 import copy
+import io
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import optimizer as registry
 
 from hpctrain.checkpoint.optimizer_state import Layout, Place
 from hpctrain.config.rules.parameter_rules import NEEDS_CLOSURE, NEEDS_SPARSE
 from hpctrain.config.schema import OptimizerConfig
+from hpctrain.data.randomness import same_generators
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import optimizer_of, takes_names
-from hpctrain.job.building.trial.small_tensors import SmallTensor, SmallTensors, placed
 from hpctrain.job.building.trial.small_training import (
     STEPS,
     Ended,
+    SmallTensor,
+    SmallTensors,
     SmallTraining,
     UnmadeError,
     difference,
     first_sentence,
+    placed,
     worst,
 )
-from hpctrain.job.building.trial.untouched import untouched
+from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 log = logging.getLogger(__name__)
@@ -58,7 +67,7 @@ class OptimizerTrial:
     def __init__(
         self, config: OptimizerConfig, model: ParallelModel, optimizer: torch.optim.Optimizer
     ) -> None:
-        self._config, self._model, self._untouched = config, model, partial(untouched, optimizer)
+        self._config, self._model, self._untouched = config, model, partial(_untouched, optimizer)
         self._state: dict[str, dict[str, Place | None]] = {}
         self._target = f"optimizer._target_={config._target_}"
 
@@ -78,10 +87,10 @@ class OptimizerTrial:
         names = takes_names(self._config._target_)
         self._small = SmallTensors.standing_for(self._model, by_name=names)
         try:
-            whole = self._steps(self._small.every)
+            whole = self._steps()
             self._note(whole)
             self._check_resumed(whole)
-            if self._model.mesh.degrees.pp > 1 or any(self._small.places):
+            if self._model.mesh.degrees.pp > 1 or any(s.place for s in self._small.own):
                 self._check_divided(whole)
         except UnmadeError as error:
             if dist.get_rank() == 0:
@@ -90,30 +99,24 @@ class OptimizerTrial:
                     "trains the same in every layout and after a resume",
                     *(self._target, error),
                 )
-        return self._layout
+        return lambda name: self._state.get(self._small.of.get(name, ""))
 
-    def _layout(self, name: str) -> Mapping[str, Place | None] | None:
-        return self._state.get(self._small.of.get(name, ""))
-
-    def _training(
-        self, small: Sequence[SmallTensor], places: Sequence[Place | None] = ()
-    ) -> SmallTraining:
+    def _training(self, small: Sequence[SmallTensor], *, divided: bool = False) -> SmallTraining:
         def make(names: list[str], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return optimizer_of(self._config, names, parameters, self._model.settings)
 
-        return SmallTraining(make, self._config.lr, small, places)
+        return SmallTraining(make, self._config.lr, small, divided=divided)
 
-    def _steps(
-        self, small: Sequence[SmallTensor], places: Sequence[Place | None] = (), seed: int = 0
-    ) -> Ended:
+    def _steps(self, *, divided: bool = False, seed: int = 0) -> Ended:
         """Return where the steps end, with whole tensors or with divided ones."""
+        small = self._small.own if divided else self._small.every
         with self._untouched(seed):
-            training = self._training(small, places)
+            training = self._training(small, divided=divided)
             try:
                 for step in range(STEPS):
                     training.step(step)
             except Exception as error:
-                if places:
+                if divided:
                     raise
                 self._explain(error)
                 raise UnmadeError(first_sentence(error)) from error
@@ -160,7 +163,7 @@ class OptimizerTrial:
         """Return how a resumed trial differs from the other; "" if it does not."""
         if not (worst(found.weights, whole.weights) or found.unequal_number(whole, whole, _SAID)):
             return ""
-        noise = self._steps(self._small.every, seed=1)
+        noise = self._steps(seed=1)
         apart = difference(self._small.every, found.weights, whole.weights, whole, noise)
         if apart > _SAID:
             return f"its next steps are others, by {apart:.0%} of what they change"
@@ -169,13 +172,17 @@ class OptimizerTrial:
 
     def _check_divided(self, whole: Ended) -> None:
         """Compare the steps on divided tensors with those on whole ones, over all ranks."""
-        noise = self._steps(self._small.every, seed=1)  # on all ranks: it may communicate
+        noise = self._steps(seed=1)  # on all ranks: it may communicate
         error, number, apart = "", "", 0.0
         try:
-            divided = self._steps(self._small.own, self._small.places)
+            divided = self._steps(divided=True)
             self._note(divided)
             theirs = [local(value) for value in divided.weights]
-            apart = difference(self._small.every, theirs, self._parts_of(whole), whole, noise)
+            names = [small.name for small in self._small.every]
+            places = {small.name: small.place for small in self._small.own}
+            pairs = zip([*names, *names], whole.weights, strict=True)  # as trained, as evaluated
+            ours = [local(placed(value, places[name])) for name, value in pairs if name in places]
+            apart = difference(self._small.every, theirs, ours, whole, noise)
             number = divided.unequal_number(whole, noise, _SAID)
         except UnmadeError:
             raise
@@ -207,13 +214,6 @@ class OptimizerTrial:
                 *(self._target, how, 100 * apart),
             )
 
-    def _parts_of(self, whole: Ended) -> list[torch.Tensor]:
-        """Return this rank's parts of the whole weights, as they are trained and evaluated."""
-        names = [small.name for small in self._small.every]
-        places = dict(zip((s.name for s in self._small.own), self._small.places, strict=True))
-        pairs = zip([*names, *names], whole.weights, strict=True)
-        return [local(placed(value, places[name])) for name, value in pairs if name in places]
-
     def _note(self, ended: Ended) -> None:
         """Keep which states the optimizer has made, and how ranks divide them."""
         for small in self._small.own:
@@ -226,13 +226,59 @@ class OptimizerTrial:
 
     def _explain(self, error: Exception) -> None:
         """Raise a ConfigError if a step of the training would fail for the same reason."""
-        if self._works_with_closure():
+        works = False
+        with suppress(Exception), self._untouched(0):
+            self._training(self._small.every).step(0, closure=True)
+            works = True
+        if works:
             raise ConfigError(f"{self._target} {NEEDS_CLOSURE}") from error
         if "sparse" in str(error).lower():
             raise ConfigError(f"{self._target} {NEEDS_SPARSE}") from error
 
-    def _works_with_closure(self) -> bool:
-        with suppress(Exception), self._untouched(0):
-            self._training(self._small.every).step(0, closure=True)
-            return True
-        return False
+
+@contextmanager
+def _untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
+    """Begin with these random seeds, and put back all that others could see."""
+    within = [v for v in vars(optimizer).values() if isinstance(v, torch.optim.Optimizer)]
+    kinds = {kind for each in (optimizer, *within) for kind in type(each).__mro__}
+    held = {  # what these classes count or list, with copies of containers
+        kind: {
+            name: (value, copy.deepcopy(value) if isinstance(value, dict | list | set) else None)
+            for name, value in vars(kind).items()
+        }
+        for kind in kinds - {*torch.optim.Optimizer.__mro__}
+    }
+    hooks: tuple[dict[Any, Any], ...] = (
+        registry._global_optimizer_pre_hooks,
+        registry._global_optimizer_post_hooks,
+    )
+    before = [dict(each) for each in hooks]
+    printed = redirect_stdout(io.StringIO())
+    with same_generators(), dry_run(), warnings.catch_warnings(), printed:
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        for each in hooks:
+            each.clear()
+        try:
+            yield
+        finally:
+            for each, content in zip(hooks, before, strict=True):
+                each.clear()
+                each.update(content)
+            for kind, attributes in held.items():
+                _restore(kind, attributes)
+
+
+def _restore(kind: type, attributes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a class the attributes that it had, with their contents."""
+    for name in [*vars(kind)]:
+        if name not in attributes:
+            delattr(kind, name)
+    for name, (value, content) in attributes.items():
+        if vars(kind).get(name) is not value:
+            setattr(kind, name, value)
+        if content is not None and value != content:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(content)

@@ -40,9 +40,8 @@ from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import cast_parameters, check_layers, prepare_modes
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
-from hpctrain.parallel.wrappers.ddp import DDPModel
+from hpctrain.parallel.wrappers.ddp import DDPModel, LocalSGDModel
 from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
-from hpctrain.parallel.wrappers.local_sgd import LocalSGDModel
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.tasks.task import check_arguments
@@ -135,7 +134,10 @@ class _Recipe:
         counts: list[int] = []
         if degrees.pp > 1:
             counts = block_counts(model, plan, parallel, degrees.pp)
-            self._cut(model, plan, counts, number)
+            cut(model, plan, counts, number)
+            if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
+                tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
+                setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
         if train.lora.quantize:
             release(model, storage)
         if values == "built":
@@ -171,23 +173,13 @@ class _Recipe:
 
     def wrapped(self, module: nn.Module) -> ParallelModel:
         """Return the wrapper in which the ranks share the work of a step."""
-        parallel, train, degrees = self.parallel, self.train, self.degrees
         held = module, self.mesh, self.precision, self.accumulate
-        if self.mesh.dp_cp_size == 1 and not parallel.fsdp.offload:
+        if self.mesh.dp_cp_size == 1 and not self.parallel.fsdp.offload:
             return ParallelModel(*held, divided_loss=self.divided_loss)
-        every = parallel.sync == "every"
         if not self.whole:
-            sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-            return FSDPModel(
-                *held,
-                zero=parallel.zero,
-                every=every or (sharded and parallel.sync == "auto" and parallel.zero > 1),
-                divided_loss=self.divided_loss,
-                agree=parallel.fsdp.agree,
-            )
-        if train.local_sgd.every is not None:
-            return LocalSGDModel(*held, parallel.ddp, train.local_sgd)
-        return DDPModel(*held, parallel.ddp, compress=train.compression, every=every)
+            return FSDPModel(*held, self.parallel, divided_loss=self.divided_loss)
+        replicas = DDPModel if self.train.local_sgd.every is None else LocalSGDModel
+        return replicas(*held, self.config)
 
     def pipeline(self, stages: list[_Stage]) -> PipelineModel:
         """Return the stages of this rank with their schedule."""
@@ -207,13 +199,6 @@ class _Recipe:
         )
         pipeline.loads = Loads(pipeline.module, first.loads)
         return pipeline
-
-    def _cut(self, model: nn.Module, plan: Plan, counts: list[int], number: int) -> None:
-        """Leave only the modules of a stage, and tell it how long a part of a sequence is."""
-        cut(model, plan, counts, number)
-        if number > 0 and hasattr(model, "sequence_parts"):
-            tp = self.degrees.tp if sequence_is_divided(plan, self.parallel) else 1
-            setattr(model, "sequence_parts", self.degrees.cp * tp)  # noqa: B010 (mypy)
 
     def _check_compile(self, plan: Plan) -> None:
         """Refuse a compiler that cannot have tensor parallel; prepare `async_tp`."""

@@ -45,11 +45,7 @@ _ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 
 class FSDPModel(ParallelModel):
-    """A model whose blocks, and what is outside of them, were divided by `shard`.
-
-    `zero` is the stage, 1 to 3. `every` reduces the gradients after each micro-batch instead of
-    after the last one. `agree` lets the ranks agree on the order of the blocks in every step.
-    """
+    """A model whose blocks, and what is outside of them, were divided by `shard`."""
 
     can_repeat = False
 
@@ -59,26 +55,23 @@ class FSDPModel(ParallelModel):
         mesh: Mesh,
         precision: Precision,
         accumulate: int,
+        config: ParallelConfig,
         *,
-        zero: int,
-        every: bool,
-        divided_loss: bool = False,
-        agree: bool = False,
+        divided_loss: bool,
     ) -> None:
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         assert isinstance(module, FSDPModule)
-        self._root, self._zero, self._every = module, zero, every
+        self._root, self._zero, self._every = module, config.zero, config.sync == "every"
+        if config.sync == "auto" and (mesh.degrees.dp_shard > 1 or config.fsdp.offload):
+            self._every = config.zero > 1
         named = dict(module.named_modules())
         parts = {name: m for name, m in named.items() if isinstance(m, FSDPModule) and name}
         self._lockstep = None
         # Experts that are divided by themselves are blocks within blocks, which no rank skips.
         if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
+            blocks = {name: named[name] for name in parts}
             self._lockstep = Lockstep(
-                module,
-                {name: named[name] for name in parts},
-                mesh.stage_group,
-                mesh.device,
-                always=agree,
+                module, blocks, mesh.stage_group, mesh.device, always=config.fsdp.agree
             )
         self._unused = Unused(module, undivided(module), mesh.data_mesh, self._lockstep)
 

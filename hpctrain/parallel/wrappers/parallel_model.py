@@ -3,7 +3,7 @@
     batch of this rank ── micro-batches ── task ── sums ── backward of sum / rows ── gradient
     gradient (mean over the data-parallel ranks) x rows x dp / count ── norm ── clip
 
-The class here is for a model that one rank holds alone. `ddp`, `local_sgd` and `fsdp` have the
+The class here is for a model that one rank holds alone. `ddp`, `fsdp` and `pipeline` have the
 others, which change how gradients are reduced.
 """
 

@@ -16,20 +16,16 @@ each rank its part.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
-from hpctrain.distributed.tensors import local
+from hpctrain.distributed.tensors import local, own_region
 from hpctrain.errors import DistributedError
 from hpctrain.models.quantized import is_released
 from hpctrain.models.ties import tie, ties
@@ -56,43 +52,6 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
                 "the model cannot be built on the meta device, so all ranks build it: %s", reason
             )
         return None
-
-
-def with_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Give a model new parameters and buffers on the CPU, in place, such as fake tensors.
-
-    Parameters of floats get the dtype. Those that modules share stay shared.
-    """
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    own = isinstance(tensor, nn.Parameter)
-                    kind = dtype if own and tensor.is_floating_point() else None
-                    new = torch.empty(tensor.shape, dtype=kind or tensor.dtype, device="cpu")
-                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if own else new
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-    return model
-
-
-@contextmanager
-def without_memory(model: nn.Module) -> Iterator[None]:
-    """Within it tensors are fakes on the CPU, also those of the model."""
-    before = [
-        (tensors, dict(tensors))
-        for module in model.modules()
-        for tensors in (module._parameters, module._buffers)
-    ]
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            with_tensors(model)
-            yield
-    finally:
-        for tensors, values in before:
-            tensors.update(values)  # type: ignore[arg-type]
 
 
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
@@ -191,7 +150,7 @@ def fill_modules(
                     whole = whole.to(device)
                     _broadcast(whole, source, group)
                 with torch.no_grad():
-                    local(target).copy_(_cut(whole, target))
+                    local(target).copy_(whole[own_region(target)])
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
@@ -221,25 +180,6 @@ def _own(module: nn.Module) -> dict[str, torch.Tensor]:
 def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
     drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
     return torch.get_default_dtype() if drawn else like.dtype
-
-
-def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor that every rank has, without communication."""
-    if not isinstance(like, DTensor):
-        return whole
-    mesh = like.device_mesh
-    place = mesh.get_coordinate()
-    assert place is not None
-    # FSDP2 divides what tensor parallel has left, and marks that by a placement of its own.
-    dims = sorted(range(mesh.ndim), key=lambda i: isinstance(like.placements[i], _StridedShard))
-    for dim in dims:
-        placement = like.placements[dim]
-        if isinstance(placement, (Shard, _StridedShard)):
-            size = -(-whole.shape[placement.dim] // mesh.size(dim))
-            begin = min(place[dim] * size, whole.shape[placement.dim])
-            end = min(begin + size, whole.shape[placement.dim])
-            whole = whole.narrow(placement.dim, begin, end - begin)
-    return whole
 
 
 def _fill_from_rank_0(

@@ -10,7 +10,7 @@ is known from the reduction of the step's sums: their gradient is None again, fo
 changes a parameter whose gradient is zero (by weight decay, for example).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,8 +44,11 @@ class Unused:
         self._own: list[float] = []
         self._used: set[int] = set()
         self._twice = False  # whether a gradient was differentiated again
-        for group in _groups(model):
-            group.post_backward = partial(self._post_backward, group, group.post_backward)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                group: Any = module._get_fsdp_state()._fsdp_param_group
+                if group is not None:
+                    group.post_backward = partial(self._post_backward, group, group.post_backward)
 
     def average(self) -> None:
         """Average the gradients of the undivided parameters over the ranks."""
@@ -54,7 +57,9 @@ class Unused:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 self._used.add(id(parameter))
-        average([p.grad for p in self._undivided if p.grad is not None], self._ranks)
+            for dim in range(self._ranks.ndim):
+                dist.all_reduce(parameter.grad, group=self._ranks.get_group(dim))
+            parameter.grad /= self._ranks.size()
 
     def joined(self, values: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
         """Return the numbers of a step, and which parameters this rank has used in it."""
@@ -70,8 +75,8 @@ class Unused:
         end = len(total) - len(parameters)
         if not all(self._own):  # otherwise the device need not be waited for
             used = total[end:]
-            ranks_of = used.tolist() if isinstance(used, torch.Tensor) else used
-            for parameter, ranks in zip(parameters, ranks_of, strict=True):
+            numbers = used.tolist() if isinstance(used, torch.Tensor) else used
+            for parameter, ranks in zip(parameters, numbers, strict=True):
                 if not ranks:
                     parameter.grad = None
         return total[:end]
@@ -101,19 +106,3 @@ class Unused:
                 whole.grad = torch.zeros_like(whole)
         reduce()
         group.reduce_grads, group.reshard_after_backward = before
-
-
-def average(tensors: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:
-    """Replace real or complex tensors by their means over the ranks, in place."""
-    for tensor in tensors:
-        for dim in range(ranks.ndim):
-            dist.all_reduce(tensor, group=ranks.get_group(dim))
-        tensor /= ranks.size()
-
-
-def _groups(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            group = module._get_fsdp_state()._fsdp_param_group
-            if group is not None:
-                yield group

@@ -31,6 +31,7 @@ from hpctrain.rendezvous.ranks import RankInfo
 
 log = logging.getLogger(__name__)
 _ONE_CORE = LaunchConfig()
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of parallel.backend=auto
 
 
 @contextmanager
@@ -62,7 +63,8 @@ def process_group(
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
         device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
         dist.init_process_group(
-            _backend(config.backend, device),
+            # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
+            config.backend if config.backend != "auto" else _BACKENDS[device.type],
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -90,19 +92,10 @@ def process_group(
     dist.destroy_process_group()
 
 
-def _backend(setting: str, device: torch.device) -> str:
-    if setting != "auto":
-        return setting
-    # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
 def _connect(device: torch.device) -> None:
-    """Connect the ranks now: NCCL does it at the first operation, and only then tells problems.
-
-    With `init_process_group(device_id=…)` torch would split all later groups off this one: then
-    `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share connections.
-    """
+    """Connect the ranks now: NCCL does it at the first operation, and only then tells problems."""
+    # With `init_process_group(device_id=…)` torch would split all later groups off this one: then
+    # `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share links.
     dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -27,6 +27,7 @@ from torch.distributed import distributed_c10d
 
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous.run_secret import sign
+from hpctrain.terminal import few
 
 _BYTES = 32  # of a nonce and of a signature
 
@@ -48,7 +49,7 @@ def check(secret: bytes, device: torch.device) -> bytes:
         if not hmac.compare_digest(proof, sign(secret, "rank", other, world_size, nonces))
     ]
     if strangers:
-        shown = ", ".join(map(str, strangers[:8])) + ", …" * (len(strangers) > 8)
+        shown = few(strangers, 8)
         raise DistributedError(
             f"in the place of rank {shown} (of {world_size}), seen from rank {rank}, is a process "
             "that does not know the secret of this run: a process of somebody else has joined, or "

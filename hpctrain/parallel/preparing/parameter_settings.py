@@ -107,14 +107,12 @@ def _hashable(value: Any) -> Any:
 
 
 def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:
-    """Return the factor of each parameter for layer-wise decay, as BEiT has it (Bao et al. 2022).
-
-    What comes before the first block is layer 0, what comes after the last one has the factor 1.
-    """
+    """Return each parameter's factor for layer-wise decay, as BEiT has it (Bao et al. 2022)."""
     try:
         blocks = [name for name, _ in find_blocks(model, classes)]
     except ConfigError as error:
         raise ConfigError(f"optimizer.layer_decay={decay}: {error}") from error
+    # Before the first block is layer 0; what comes after the last one has the factor 1.
     layer, last = 0, len(blocks) + 1
     factors = {}
     for name, _ in model.named_parameters():

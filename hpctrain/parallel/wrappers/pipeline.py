@@ -86,7 +86,7 @@ class PipelineModel(ParallelModel):
             self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]
         self._clock = Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
-        self._names: dict[bool, list[str]] = {}
+        self._names: dict[bool, list[str]] = {}  # of the sums, in training and in evaluations
         self._work: _Work | None = None
 
     @property
@@ -137,7 +137,10 @@ class PipelineModel(ParallelModel):
             raise
         finally:
             self._work = None
-        names = self._learn_names(work, train)
+        names = self._names.get(train)
+        if names is None:
+            names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
+            self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
             return names, functools.reduce(added, work.sums.values())
         return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
@@ -147,7 +150,7 @@ class PipelineModel(ParallelModel):
         key = (train, parts, *((x.shape, x.dtype) for x in inputs))
         schedule = self._schedules.pop(key, None) or self._new_schedule(parts)
         self._schedules[key] = schedule  # the last used is the last in the dict
-        while len(self._schedules) > _KEPT:
+        if len(self._schedules) > _KEPT:
             del self._schedules[next(iter(self._schedules))]
         return schedule
 
@@ -183,11 +186,6 @@ class PipelineModel(ParallelModel):
         work.sums[index] = flat(sums)
         work.names = list(sums)
         return sums["loss"][0] * work.factor
-
-    def _learn_names(self, work: _Work, train: bool) -> list[str]:
-        if train not in self._names:
-            self._names[train] = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
-        return self._names[train]
 
 
 @dataclass

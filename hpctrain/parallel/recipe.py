@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import nn
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -118,9 +117,7 @@ class _Recipe:
         cast_parameters(model, self.precision.params)
         prepare_modes(model, says=first)
         if first:
-            can_sync = not any(sync_problems(config, degrees))
-            norm = config.model.get("norm")
-            prepare_batch_norms(model, mesh, train, self.accumulate, norm, can_sync=can_sync)
+            prepare_batch_norms(model, mesh, config, self.accumulate)
         plan, names = Plan(), list[str]()
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)

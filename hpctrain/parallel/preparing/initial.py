@@ -106,17 +106,14 @@ def fill_modules(
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
         return
-    named = (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    )
-    targets = {name: t for part in named for name, t in part if not is_released(t)}
+    parameters, buffers = model.named_parameters, model.named_buffers
+    named = (*parameters(remove_duplicate=False), *buffers(remove_duplicate=False))
+    targets = {name: tensor for name, tensor in named if not is_released(tensor)}
     original: Any = skeleton(build, seed)
     assert original is not None
     holders = []
     for name, module in original.named_modules():
-        keys = [key for key in _own(module) if path_of(name, key) in targets]
-        if keys:
+        if keys := [key for key in _own(module) if path_of(name, key) in targets]:
             holders.append((name, module, keys))
     rank, ranks = 0, 1
     if dist.is_initialized():
@@ -235,12 +232,11 @@ def _to_device(model: nn.Module, device: torch.device) -> None:
     shared = list(ties(model))
     apart = {id(parameter) for parameter in undivided(model)}
     for module in model.modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = buffer.to(device)
-        for key, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in apart and parameter.device != device:
-                moved = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+        for key, tensor in _own(module).items():
+            if key in module._buffers:
+                module._buffers[key] = tensor.to(device)
+            elif id(tensor) in apart and tensor.device != device:
+                moved = nn.Parameter(tensor.detach().to(device), tensor.requires_grad)
                 module._parameters[key] = moved
     for first, others in shared:
         tie(model, first, others)

@@ -124,15 +124,12 @@ def shard(
     block are gathered together. `experts` are the modules that hold experts which expert parallel
     has divided, and the ranks that have the same ones.
     """
-    fsdp = config.fsdp
-    offload: OffloadPolicy = OffloadPolicy()
-    if fsdp.offload:  # pinned memory needs a GPU
-        offload = CPUOffloadPolicy(pin_memory=precision.device.type == "cuda")
+    fsdp, on_gpu = config.fsdp, precision.device.type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=on_gpu) if fsdp.offload else OffloadPolicy()
     dtype = precision.autocast if precision.autocast != precision.params else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce)
     options: dict[str, Any] = {
         "mesh": mesh.data_mesh,
-        "mp_policy": policy,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce),
         "offload_policy": offload,
         "ignored_params": set(undivided(model)),
     }
@@ -144,14 +141,12 @@ def shard(
         for module in (*blocks, model):
             replicate(module, **options)
         return
-    within: bool | int = False
-    if config.zero == 3:
+    within: bool | int = config.zero == 3
+    if within and fsdp.reshard_after_forward != mesh.degrees.dp_shard * mesh.degrees.cp:
         within = fsdp.reshard_after_forward or True
-        if within == mesh.degrees.dp_shard * mesh.degrees.cp:
-            within = True
     for module, ranks in experts:
         given = options | _divided_over(ranks)
-        fully_shard(module, reshard_after_forward=within is not False, **given)
+        fully_shard(module, reshard_after_forward=config.zero == 3, **given)
     options |= _divided_over(mesh.data_mesh)
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)
@@ -195,10 +190,8 @@ def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:
 
 def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:
     """Gather the parameters of the next blocks of each pass ahead."""
-    if config.prefetch == 0:
-        return
     divided: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for i, block in enumerate(divided):
+    for i, block in enumerate(divided if config.prefetch else ()):
         block.set_modules_to_forward_prefetch(divided[i + 1 : i + 1 + config.prefetch])
         before = divided[max(0, i - config.prefetch) : i]
         block.set_modules_to_backward_prefetch(before[::-1])

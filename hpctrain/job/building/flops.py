@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,7 +29,7 @@ from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
-from hpctrain.parallel.preparing.initial import Build, allocate, skeleton
+from hpctrain.parallel.preparing.initial import Build, skeleton, without_memory
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.types import Batch
@@ -84,11 +83,9 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
     except Exception as error:  # an operation needs values, which tensors on meta do not have
         log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
     try:
-        copied = copy.deepcopy(model)
-        with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH):
-            allocate(copied, torch.device("cpu"))
+        with without_memory(model), sdpa_kernel(SDPBackend.MATH):
             fakes = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in batch.items()}
-            return _counted(copied, task, fakes, tokens)
+            return _counted(model, task, fakes, tokens)
     except Exception as error:
         log.info("FLOPs cannot be counted with fake tensors: %s", _first_line(error))
         return _by_formula(model, tokens)

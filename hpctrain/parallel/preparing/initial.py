@@ -16,13 +16,15 @@ each rank its part.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from hpctrain.distributed.tensors import local, own_region
@@ -52,6 +54,23 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
                 "the model cannot be built on the meta device, so all ranks build it: %s", reason
             )
         return None
+
+
+@contextmanager
+def without_memory(model: nn.Module) -> Iterator[None]:
+    """Within it tensors are fakes on the CPU, also those of the model."""
+    before = [
+        (tensors, dict(tensors))
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+    ]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            allocate(model, torch.device("cpu"))
+            yield
+    finally:
+        for tensors, values in before:
+            tensors.update(values)  # type: ignore[arg-type]
 
 
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:

@@ -23,14 +23,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.reducing.lockstep import Lockstep
-from hpctrain.parallel.reducing.scalars import Scalars, joined
+from hpctrain.parallel.reducing.scalars import Scalars
 
 
 class Unused:
     """Gives parameters that this rank does not use a gradient of zero.
 
     `undivided` are the parameters that every rank has whole, and `ranks` those over which their
-    gradients are averaged. `lockstep` knows which blocks the backward pass comes to again.
+    gradients are averaged. `lockstep` knows which blocks the backward pass comes to again. The step
+    is told which of the `parameters` were used.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Unused:
         undivided: Sequence[nn.Parameter],
         ranks: DeviceMesh,
         lockstep: Lockstep | None = None,
+        parameters: Sequence[nn.Parameter] = (),
     ) -> None:
         self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
-        self._own: list[float] = []
+        self._parameters, self._own = parameters, list[float]()
         self._used: set[int] = set()
         self._twice = False  # whether a gradient was differentiated again
         for module in model.modules():
@@ -61,25 +63,19 @@ class Unused:
                 dist.all_reduce(parameter.grad, group=self._ranks.get_group(dim))
             parameter.grad /= self._ranks.size()
 
-    def joined(self, values: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
-        """Return the numbers of a step, and which parameters this rank has used in it."""
-        self._own = [float(id(parameter) in self._used) for parameter in parameters]
+    def flags(self) -> list[float]:
+        """Return which of the `parameters` this rank has used in this step."""
+        self._own = [float(id(parameter) in self._used) for parameter in self._parameters]
         self._used.clear()
-        return joined(values, self._own)
+        return self._own
 
-    def settled(self, total: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
-        """Remove the gradients of parameters that no rank has used; return the numbers of the step.
-
-        `total` is what `joined` has returned, added over all ranks.
-        """
-        end = len(total) - len(parameters)
+    def offer(self, total: Scalars) -> None:
+        """Remove the gradients of parameters that no rank has used, by the sums of the flags."""
         if not all(self._own):  # otherwise the device need not be waited for
-            used = total[end:]
-            numbers = used.tolist() if isinstance(used, torch.Tensor) else used
-            for parameter, ranks in zip(parameters, numbers, strict=True):
-                if not ranks:
+            ranks = total.tolist() if isinstance(total, torch.Tensor) else total
+            for parameter, used in zip(self._parameters, ranks, strict=True):
+                if not used:
                     parameter.grad = None
-        return total[:end]
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
         if second_gradients.is_first():

@@ -65,20 +65,22 @@ class FSDPModel(ParallelModel):
         if config.sync == "auto" and (mesh.degrees.dp_shard > 1 or config.fsdp.offload):
             self._every = config.zero > 1
         named = dict(module.named_modules())
-        parts = {name: m for name, m in named.items() if isinstance(m, FSDPModule) and name}
+        names = [name for name, m in named.items() if name and isinstance(m, FSDPModule)]
         self._lockstep = None
         # Experts that are divided by themselves are blocks within blocks, which no rank skips.
-        if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
-            blocks = {name: named[name] for name in parts}
+        if not any(name.startswith(f"{outer}.") for name in names for outer in names):
+            blocks = {name: named[name] for name in names}
             self._lockstep = Lockstep(
                 module, blocks, mesh.stage_group, mesh.device, always=config.fsdp.agree
             )
-        self._unused = Unused(module, undivided(module), mesh.data_mesh, self._lockstep)
+        whole, ranks = undivided(module), mesh.data_mesh
+        unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
+        self.unused, self._average = unused, unused.average
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
-        self._unused.average()
+        self._average()
         return sums
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
@@ -88,14 +90,6 @@ class FSDPModel(ParallelModel):
         # A model may compute gradients in an evaluation, too, such as forces.
         self._root.set_requires_gradient_sync(False)
         return super().evaluate(task, batch)
-
-    def joined(self, values: Scalars) -> Scalars:
-        """Return the numbers, followed by which parameters this rank has used."""
-        return self._unused.joined(values, self.parameters)
-
-    def settled(self, total: Scalars) -> Scalars:
-        """Let the optimizer leave out the parameters that no rank has used."""
-        return self._unused.settled(total, self.parameters)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         if self._lockstep is not None:

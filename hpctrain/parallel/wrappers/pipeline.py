@@ -262,17 +262,13 @@ class _Clock:
 
 
 class _Stage(PipelineStage):
-    """A stage of torch that measures its computations and can be evaluated by zbv.
-
-    It also begins the loads of the experts anew in each pass.
-    """
+    """A stage that measures its passes, counts loads of experts, and can be evaluated by zbv."""
 
     clock: _Clock
     loads: Loads
     whole: set[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Make the forward pass of a micro-batch."""
         if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
             self.loads.start()
         with self.clock:
@@ -285,7 +281,6 @@ class _Stage(PipelineStage):
         full_backward: bool = True,
         last_backward: Any = False,
     ) -> Any:
-        """Make the backward pass of a micro-batch, or its first half."""
         if self.has_backward and not full_backward and not self.is_first:
             # torch finds the weights of the second half on the way from the outputs to inputs that
             # need a gradient. There are none if all stages before this one are frozen.
@@ -297,7 +292,6 @@ class _Stage(PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
-        """Make the second half of the backward pass of a micro-batch."""
         if bwd_chunk_id in self.whole:
             self.whole.remove(bwd_chunk_id)
             return None
@@ -316,6 +310,5 @@ class _Stage(PipelineStage):
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """Reduce the gradients over the data-parallel ranks."""
         with self.clock:
             return super().perform_reduce_grad(*args, **kwargs)

@@ -142,11 +142,7 @@ class _Recipe:
             share(model, mesh.stage_group)  # replicas may have drawn other values
         if degrees.tp > 1:
             self._check_compile(plan)
-            divide_layers(
-                *(model, plan, mesh.tp_mesh, parallel),
-                loss_parallel=self.divided_loss,
-                cp=degrees.cp,
-            )
+            divide_layers(model, plan, mesh, parallel, loss_parallel=self.divided_loss)
         if mesh.sequence_part is not None:
             model.context = mesh.sequence_part  # type: ignore[assignment]
         experts = divide_experts(model, plan, mesh, parallel.ep)

@@ -21,6 +21,7 @@ from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base, is_adapter
+from hpctrain.models.ties import ties
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.terminal import few
 
@@ -46,18 +47,16 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
     """Return the setting of each parameter by name; shared ones have several names."""
     if not config.groups and config.layer_decay is None:
         return {}
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    every = [name for same in names.values() for name in same]
+    shared = dict(ties(model))
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for i, rule in enumerate(config.groups):
         _check_patterns(f"optimizer.groups[{i}].match", patterns(rule), every)
     depths = {} if config.layer_decay is None else _decayed(model, config.layer_decay, blocks)
     found: dict[str, Setting] = {}
     trained = False
-    for parameter in model.parameters():
-        same = names[id(parameter)]
-        made = _setting(same, config.groups, depths.get(same[0], 1.0))
+    for name, parameter in model.named_parameters():
+        same = [name, *shared.get(name, ())]
+        made = _setting(same, config.groups, depths.get(name, 1.0))
         trained |= parameter.requires_grad and not made.freeze
         found |= dict.fromkeys(same, made)
     if not trained:

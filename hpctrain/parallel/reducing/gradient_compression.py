@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import pad
 
 from hpctrain.config.schema import CompressionConfig
@@ -61,9 +62,7 @@ class Compression(ABC):
     def reduce(self, bucket: dist.GradBucket) -> Future:
         """Replace the gradients of a bucket by their mean over the ranks, compressed."""
         if self._step() < self.config.start_step:
-            whole = bucket.buffer().div_(dist.get_world_size())
-            work: Future = dist.all_reduce(whole, async_op=True).get_future()
-            return work.then(lambda _: whole)
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
         return self._reduce(bucket)
 
     @abstractmethod

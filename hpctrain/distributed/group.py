@@ -21,7 +21,6 @@ from hpctrain.causes import one_line
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work, members
 from hpctrain.distributed.devices import agree
-from hpctrain.distributed.objects import device_of
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import run_secret
 from hpctrain.rendezvous.cores import threads
@@ -121,7 +120,7 @@ def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | N
 def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
     """Check that all ranks know the secret, and sign torch's objects from then on."""
     try:
-        own = members.check(key, device_of())
+        own = members.check(key)
     except RuntimeError as error:
         raise DistributedError(
             f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"

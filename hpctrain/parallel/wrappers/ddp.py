@@ -63,6 +63,7 @@ class DDPModel(ParallelModel):
             ddp.register_comm_hook(precision.reduce, _average_as)
         super().__init__(ddp, mesh, precision, accumulate)
         self._ddp, self._every = ddp, config.parallel.sync == "every"
+        self._local = config.train.local_sgd
         self._compression = None
         if compress.kind != "none":
             self._compression = compression(compress, module, lambda: self.step)
@@ -106,19 +107,9 @@ class LocalSGDModel(DDPModel):
     `scale_gradients` clips each replica's own gradient and returns its norm.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        mesh: Mesh,
-        precision: Precision,
-        accumulate: int,
-        config: Config,
-    ) -> None:
-        super().__init__(module, mesh, precision, accumulate, config)
-        self._local = config.train.local_sgd
-        # What the replicas have in common; there is none as long as gradients are reduced.
-        self._common: list[torch.Tensor] = []
-        self._momentum: list[torch.Tensor] = []
+    # What the replicas have in common; there is none as long as gradients are reduced.
+    _common: list[torch.Tensor] | tuple[torch.Tensor, ...] = ()
+    _momentum: list[torch.Tensor] | tuple[torch.Tensor, ...] = ()
 
     @property
     def replicas_differ(self) -> bool:

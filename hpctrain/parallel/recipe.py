@@ -83,7 +83,6 @@ def parallelize(
     check_arguments(stages[0].inputs, arguments)
     wrapped = recipe.pipeline(stages) if pp > 1 else recipe.wrapped(stages[0].module)
     wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
-    _check_trained(wrapped, mesh)
     return wrapped
 
 
@@ -210,16 +209,3 @@ class _Recipe:
                     "(style sequence_parallel), and torch overlaps only what such layers send"
                 )
             overlap(self.mesh.tp_mesh)
-
-
-def _check_trained(model: ParallelModel, mesh: Mesh) -> None:
-    """Refuse a model of which nothing is trained; a single stage of a pipeline may be frozen."""
-    trained = torch.tensor(float(len(model.parameters)), device=mesh.device)
-    if mesh.degrees.pp > 1:
-        mesh.add(trained)
-    if not trained:
-        raise ConfigError(
-            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
-            "only adapters and what train.lora.also names, or the model's own requires_grad is "
-            "False"
-        )

@@ -79,13 +79,22 @@ def with_adapters(model: nn.Module, lora: LoRAConfig) -> nn.Module:
 def freeze(
     model: nn.Module, optimizer: OptimizerConfig, blocks: list[str], lora: LoRAConfig
 ) -> dict[str, Setting]:
-    """Let no gradient be computed for what is frozen; return the setting of each parameter."""
+    """Let no gradient be computed for what is frozen; return the setting of each parameter.
+
+    A whole model of which nothing is trained is a ConfigError.
+    """
     chosen = settings(model, optimizer, blocks)
     if lora.patterns:
         freeze_base(model, lora.also)
     for name, parameter in model.named_parameters():
         if name in chosen and chosen[name].freeze:
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
+            "only adapters and what train.lora.also names, or the model's own requires_grad is "
+            "False"
+        )
     return chosen
 
 

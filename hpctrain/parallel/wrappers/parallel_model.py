@@ -28,10 +28,10 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, scalars
+from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, flat
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import Sums, Task, checked
+from hpctrain.tasks import Task, checked
 
 
 class ParallelModel:
@@ -215,11 +215,6 @@ def _check_gradient(loss: torch.Tensor) -> None:
             "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all "
             "parameters frozen?"
         )
-
-
-def flat(sums: Sums) -> Scalars:
-    """Return the sums and counts of a task: a sum and a count for each name."""
-    return scalars([value for pair in sums.values() for value in pair])
 
 
 def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:

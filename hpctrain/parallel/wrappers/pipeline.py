@@ -35,9 +35,9 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
+from hpctrain.parallel.reducing.scalars import Scalars, added, flat, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel, flat, split
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task, checked
 

@@ -28,6 +28,7 @@ from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Trainer
 
 _stack = torch.stack
+CPU = torch.device("cpu")
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
 
@@ -82,11 +83,10 @@ def make(accumulate: int = 1, clip_norm: float | None = None, dropout: float = 0
     )
 
 
-def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
+def alone(module: nn.Module, accumulate: int = 1, device: torch.device = CPU) -> ParallelModel:
     """Return the model without a parallel strategy, in fp32: each rank has a copy of its own."""
-    cpu = torch.device("cpu")
-    mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), cpu)
-    return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
+    mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), device)
+    return ParallelModel(module.to(device), mesh, Precision(PrecisionConfig(), device), accumulate)
 
 
 class NoMeter:

@@ -166,7 +166,8 @@ class DevicePrefetcher:
             batch = {name: x.to(self._device, non_blocking=True) for name, x in host.items()}
             copied.record(stream)
             if self._transform is not None:
-                batch = self._transform(batch, Draws(self._seed, *self.loader.where))
+                made = self._transform(batch, Draws(self._seed, *self.loader.where))
+                batch = {name: x.to(self._device) for name, x in made.items()}  # NumPy's draws, too
             there.record(stream)
         size = sum(value.nbytes for value in host.values())
         return _Sent(batch, host, size, copied, there, self.loader.state_dict(), self.loader.last)

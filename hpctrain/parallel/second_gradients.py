@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._common_utils import collect_grad_tensors
 
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.grad_tensors import collect_grad_tensors
 from hpctrain.parallel.mesh import Mesh
 
 _WHAT = "a gradient that is differentiated again (create_graph=True)"

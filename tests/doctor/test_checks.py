@@ -5,8 +5,11 @@ tests/monitor/nvml.py.
 """
 
 import os
+import py_compile
 import socket
+import sys
 from dataclasses import replace
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,27 @@ def test_a_compiler_matters_only_to_jobs_that_compile(
     for name in ("gcc", "Python.h"):
         (tmp_path / name).touch(0o755)
     assert installed.compiler(True).found == f"{tmp_path}/gcc, {tmp_path}/Python.h"
+
+
+def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found on a machine where the first step of each run came after 40 seconds."""
+    source = tmp_path / "__init__.py"
+    source.touch()
+    spec = spec_from_file_location("torch", source)
+    monkeypatch.setattr(installed, "find_spec", lambda _: spec)
+
+    def told() -> list[Finding]:
+        return [each for each in installed.checked() if each.check == "bytecode of torch"]
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert not told(), "Python keeps it at the first start"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (found,) = told()
+    assert found.verdict == "warn"
+    assert f"compileall -q -j 0 {tmp_path.parent}" in found.cure
+    py_compile.compile(str(source))
+    assert not told()
+
 
 
 def test_clocks() -> None:

@@ -18,11 +18,11 @@ from tests.faults.suite import EVENTS, HEAD, KILLS, Suite
 
 
 @contextmanager
-def suite() -> Iterator[Suite]:
+def suite(device: str) -> Iterator[Suite]:
     """Make the data set and the undisturbed training, in a folder that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
         run_module("data_prep", "sample", "digits", f"{folder}/digits")
-        yield Suite(Path(folder), Path(folder, "digits"))
+        yield Suite(Path(folder), Path(folder, "digits"), device)
 
 
 def main() -> int:
@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="events whose name fits this pattern")
     parser.add_argument("--cluster", action="store_true", help="also events of a Slurm cluster")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one GPU")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     asked = parser.parse_args()
     if asked.cluster and (problem := cluster.problem()):
@@ -41,7 +42,7 @@ def main() -> int:
             print(f"{event.name:34} {event.covered or 'here'}")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
-    with suite() as made:
+    with suite(asked.device) as made:
         print(HEAD, flush=True)
         _run(made, asked)
         return bool(made.failed)

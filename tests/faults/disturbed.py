@@ -36,6 +36,7 @@ SIZE = (
 )
 TASK = """\
 import hashlib, os, time
+import torch
 import torch.distributed as dist
 from hpctrain.tasks import Classification
 from hpctrain.training.hooks import Hook
@@ -56,6 +57,8 @@ class Task(Classification):
         what, *numbers = orders() or ["nothing"]
         if model.training:
             time.sleep(float(numbers[0]) if what == "slow" else 0.01)
+        if what == "spin" and model.training:
+            torch.cuda._sleep(1 << 50)  # a kernel that does not end for days
         if what == "clock":
             time.time = lambda: real() + float(numbers[0])
         return super().__call__(model, batch)
@@ -67,7 +70,8 @@ class Task(Classification):
         return super().sums(outputs, batch)
 
 def digest(tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:16]
+    content = b"".join(t.detach().cpu().numpy().tobytes() for t in tensors)
+    return hashlib.sha256(content).hexdigest()[:16]
 
 class Recorder(Hook):
     def after_step(self, state):

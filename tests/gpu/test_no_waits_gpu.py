@@ -1,5 +1,6 @@
-"""Steps 3 to 10 never let the host wait for the GPU; torch itself tells.
+"""Steps 9 to 16 never let the host wait for the GPU; torch itself tells.
 
+In the first eight batches the host looks at the labels (hpctrain/tasks/labels.py).
 tests/training/test_no_waits.py shows the same without a GPU.
 """
 
@@ -15,7 +16,7 @@ pytestmark = [*on_device, pytest.mark.usefixtures("group_of_one")]
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("model", MODELS)
-def test_steps_3_to_10_do_not_wait(model: str, accumulate: int) -> None:
+def test_steps_9_to_16_do_not_wait(model: str, accumulate: int) -> None:
     step, batch = make(model, accumulate, DEVICE)
 
     def train(number: int) -> None:
@@ -24,15 +25,15 @@ def test_steps_3_to_10_do_not_wait(model: str, accumulate: int) -> None:
         step.health.judge(late=True)
         assert not step.stop.agreed
 
-    for number in (1, 2):
+    for number in range(1, 9):
         train(number)
     if REHEARSAL:
-        for number in range(3, 11):
+        for number in range(9, 17):
             train(number)
         return
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for number in range(3, 11):
+        for number in range(9, 17):
             train(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -44,7 +45,7 @@ def test_steps_3_to_10_do_not_wait(model: str, accumulate: int) -> None:
     awake = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)
     awake.record()
-    train(11)
+    train(17)
     assert not awake.query(), "the host has waited for the GPU"
     torch.cuda.synchronize()
     step.health.judge(late=False)

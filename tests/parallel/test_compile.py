@@ -33,19 +33,27 @@ class Net(nn.Sequential):
         return self[1](self[0](x))
 
 
-def outputs(mode: str) -> tuple[torch.Tensor, int]:
+def outputs(mode: str, checkpointing: str) -> tuple[torch.Tensor, int]:
     """Return what two blocks return, and the number of functions that were compiled."""
     config = Config()
-    config.train.compile = mode
+    config.train.compile, config.train.activation_checkpointing = mode, checkpointing
     model = spread(functools.partial(Net, Block(8, 8), Block(8, 8)), config)
     counters.clear()
     return model.module(torch.ones(2, 8)).detach(), counters["stats"]["unique_graphs"]
 
 
-def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "checkpointing",
+    [
+        "full",  # torch's `checkpoint` is a function that the compiler may leave alone
+        pytest.param("none", marks=pytest.mark.slow),
+        pytest.param("selective", marks=pytest.mark.slow),
+    ],
+)
+def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: str) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     (eager, none), (compiled, some) = (
-        run_ranks(outputs, 1, m, timeout=400)[0] for m in ("off", "blocks")
+        run_ranks(outputs, 1, m, checkpointing, timeout=400)[0] for m in ("off", "blocks")
     )
     assert none == 0
     assert some > 0

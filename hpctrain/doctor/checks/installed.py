@@ -4,7 +4,9 @@ import hashlib
 import os
 import platform
 import shutil
+import sys
 import sysconfig
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from hpctrain import __version__
@@ -56,7 +58,28 @@ def checked() -> list[Finding]:
     if "+cpu" in shown["torch"]:
         found, cure = f"torch {shown['torch']} is built for CPUs only", _FOR_GPUS
         findings.append(unknown("torch for GPUs", found, cure))
+    spec = find_spec("torch")  # which imports nothing
+    if spec and spec.origin and not _keeps_bytecode(Path(spec.origin)):
+        findings.append(_no_bytecode(Path(spec.origin).parent))
     return findings
+
+
+def _keeps_bytecode(source: Path) -> bool:
+    """Return whether Python finds or leaves the bytecode of a source file beside it."""
+    cached = Path(cache_from_source(source))
+    may_write = os.access(cached.parent if cached.parent.exists() else source.parent, os.W_OK)
+    return cached.exists() or (may_write and not sys.dont_write_bytecode)
+
+
+def _no_bytecode(folder: Path) -> Finding:
+    return Finding(
+        "bytecode of torch",
+        "warn",
+        f"none in {folder}, and none can be kept: each start compiles the source, about a minute",
+        "compiled files (__pycache__)",
+        f"As the owner of the folder: `{sys.executable} -m compileall -q -j 0 {folder.parent}`; uv "
+        "has --compile-bytecode.",
+    )
 
 
 def compiler(compiles: bool) -> Finding:

@@ -52,8 +52,16 @@ def checkpoint_activations(
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
         if not compiled and any(True for _ in stored_buffers(block)):
             options["context_fn"] = partial(_contexts, block, options.get("context_fn"))
-        forward: Callable[..., Any] = block.forward
-        block.forward = partial(checkpoint, forward, **options)
+        block.forward = _checkpointed(block.forward, options)
+
+
+def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    # A function of ours: where torch's `checkpoint` itself is the forward function of what is
+    # compiled, the compiler leaves it and all below it alone, without a word.
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    return checkpointed
 
 
 def _contexts(

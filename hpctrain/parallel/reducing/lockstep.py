@@ -27,11 +27,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_grad_tensors
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import second_gradients
+from hpctrain.parallel.grad_tensors import collect_grad_tensors, replace_grad_tensors
 
 
 class Lockstep:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from hpctrain.causes import is_out_of_memory
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -72,6 +72,11 @@ class PipelineModel(ParallelModel):
         inputs: Sequence[str],
         divided_loss: bool = False,
     ) -> None:
+        if not hasattr(PipelineScheduleSingle, "_initialize_pp_stages"):
+            raise ConfigError(
+                f"parallel.pp={mesh.degrees.pp}: pipelines need torch 2.13 or newer; "
+                f"this is torch {torch.__version__}"
+            )
         module = stages[0] if len(stages) == 1 else United(stages)
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs

@@ -38,7 +38,7 @@ ALLOWED = {
     "tracking.uploader_process",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.expert_bank models.gpu_support models.lora models.plan "
+        "models.expert_bank models.experts models.gpu_support models.lora models.plan "
         "models.quantized models.ties shards.types "
         "tasks"
     ),

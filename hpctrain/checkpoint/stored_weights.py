@@ -11,13 +11,11 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpctrain.checkpoint.files.number_kinds import torch_name
 from hpctrain.checkpoint.files.weight_files import Stored, WeightFiles
 from hpctrain.checkpoint.tensor_reader import Reader
-from hpctrain.distributed.tensors import dtype_name, local
+from hpctrain.distributed.tensors import dtype_name, local, own_region
 from hpctrain.errors import StorageError
 
 
@@ -87,16 +85,6 @@ class _OfSafetensors(StoredWeights):
                         if not target.ndim:
                             own.copy_(file.get_tensor(name))
                         elif own.numel():
-                            own.copy_(file.get_slice(name)[_own_region(target)])
+                            own.copy_(file.get_slice(name)[own_region(target)])
             except (SafetensorError, OSError) as error:
                 raise StorageError(f"{path}: cannot be read ({error})") from error
-
-
-def _own_region(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Return the part of the whole tensor that this rank has, as one slice for each dimension."""
-    if not isinstance(tensor, DTensor):
-        return tuple(slice(0, size) for size in tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    return tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))

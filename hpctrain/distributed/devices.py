@@ -138,26 +138,23 @@ def agree(
             together; the text names the ranks and their nodes.
         DistributedError: Some ranks do not come.
     """
-    given = 0 if setting == "cpu" else gpus_given(gpus_per_node)
+    host, given = socket.gethostname(), 0 if setting == "cpu" else gpus_given(gpus_per_node)
     try:
         chosen = kind(setting, gpus_per_node)
         if ranks.is_main and setting != "cpu" and (found := unused_gpu()):
             log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
         # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
         mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
-        seen = Seen(socket.gethostname(), visible(chosen), mig=mig, given=given)
+        seen = Seen(host, visible(chosen), mig=mig, given=given)
     except ConfigError as error:
-        seen = Seen(socket.gethostname(), [], str(error), given=given)
+        seen = Seen(host, [], str(error), given=given)
     except (RuntimeError, AssertionError) as error:  # CUDA counts a GPU that does not answer
-        host = socket.gethostname()
         problem = f"CUDA cannot use the GPUs here, on {host} ({one_line(str(error))})"
         seen = Seen(host, [], problem, given=given)
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
     if ranks.is_main:
-        answer = _compare(store, ranks, share)
-        store.set("devices/answer", json.dumps(asdict(answer)))
-    else:
-        answer = _Answer(**json.loads(store.get("devices/answer")))
+        store.set("devices/answer", json.dumps(asdict(_compare(store, ranks, share))))
+    answer = _Answer(**json.loads(store.get("devices/answer")))
     if answer.problem:
         told = store.add("devices/told", 1)
         end = time.monotonic() + _TELLING_S

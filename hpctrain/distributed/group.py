@@ -21,7 +21,6 @@ from hpctrain.causes import one_line
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work, members
 from hpctrain.distributed.devices import agree
-from hpctrain.distributed.objects import device_of
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import run_secret
 from hpctrain.rendezvous.cores import threads
@@ -31,6 +30,7 @@ from hpctrain.rendezvous.ranks import RankInfo
 
 log = logging.getLogger(__name__)
 _ONE_CORE = LaunchConfig()
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of parallel.backend=auto
 
 
 @contextmanager
@@ -62,7 +62,8 @@ def process_group(
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
         device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
         dist.init_process_group(
-            _backend(config.backend, device),
+            # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
+            config.backend if config.backend != "auto" else _BACKENDS[device.type],
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -90,19 +91,10 @@ def process_group(
     dist.destroy_process_group()
 
 
-def _backend(setting: str, device: torch.device) -> str:
-    if setting != "auto":
-        return setting
-    # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
 def _connect(device: torch.device) -> None:
-    """Connect the ranks now: NCCL does it at the first operation, and only then tells problems.
-
-    With `init_process_group(device_id=…)` torch would split all later groups off this one: then
-    `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share connections.
-    """
+    """Connect the ranks now: NCCL does it at the first operation, and only then tells problems."""
+    # With `init_process_group(device_id=…)` torch would split all later groups off this one: then
+    # `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share links.
     dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -128,7 +120,7 @@ def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | N
 def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
     """Check that all ranks know the secret, and sign torch's objects from then on."""
     try:
-        own = members.check(key, device_of())
+        own = members.check(key)
     except RuntimeError as error:
         raise DistributedError(
             f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"

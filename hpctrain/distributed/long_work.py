@@ -130,8 +130,8 @@ class _Meeting:
     def heartbeat(self) -> Iterator[None]:
         """Count this rank's heartbeats in the store, in a thread, until the context ends."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(ended,), name="hpctrain-long-work")
-        thread.daemon = True
+        name = "hpctrain-long-work"
+        thread = threading.Thread(target=self._beat, args=(ended,), name=name, daemon=True)
         thread.start()
         try:
             yield

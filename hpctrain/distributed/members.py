@@ -25,30 +25,31 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hpctrain.distributed.objects import device_of
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous.run_secret import sign
+from hpctrain.terminal import few
 
 _BYTES = 32  # of a nonce and of a signature
 
 
-def check(secret: bytes, device: torch.device) -> bytes:
+def check(secret: bytes) -> bytes:
     """Check that all ranks of the default group know the secret; each rank calls this.
 
-    The device is that of small tensors, which the backend can handle. Returns a key of 32 bytes
-    that only the ranks of this group know. A process that does not know the secret is a
-    DistributedError.
+    Returns a key of 32 bytes that only the ranks of this group know. A process that does not know
+    the secret is a DistributedError.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # A signature of an earlier group is of no use: it is of other nonces.
-    nonces = sha256(b"".join(_gather(secrets.token_bytes(_BYTES), device))).digest()
-    proofs = _gather(sign(secret, "rank", rank, world_size, nonces), device)
+    nonces = sha256(b"".join(_gather(secrets.token_bytes(_BYTES)))).digest()
+    proofs = _gather(sign(secret, "rank", rank, world_size, nonces))
     strangers = [
         other
         for other, proof in enumerate(proofs)
         if not hmac.compare_digest(proof, sign(secret, "rank", other, world_size, nonces))
     ]
     if strangers:
-        shown = ", ".join(map(str, strangers[:8])) + ", …" * (len(strangers) > 8)
+        shown = few(strangers, 8)
         raise DistributedError(
             f"in the place of rank {shown} (of {world_size}), seen from rank {rank}, is a process "
             "that does not know the secret of this run: a process of somebody else has joined, or "
@@ -57,8 +58,8 @@ def check(secret: bytes, device: torch.device) -> bytes:
     return sign(secret, "objects", nonces)
 
 
-def _gather(content: bytes, device: torch.device) -> list[bytes]:
-    own = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+def _gather(content: bytes) -> list[bytes]:
+    own = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device_of())
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     return [each.cpu().numpy().tobytes() for each in found]

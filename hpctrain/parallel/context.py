@@ -24,6 +24,7 @@ from hpctrain.config.rules.division import length_problem
 from hpctrain.errors import ConfigError
 from hpctrain.models.attention import attend
 
+Masks = tuple[torch.Tensor, ...]
 _TOLERANCE = 0.05  # of the norm: bf16 differs by less than 0.01, another mask by more than 0.5
 
 
@@ -42,7 +43,7 @@ class SequencePart:
         size = self._chunk(x.shape[dim])
         return torch.cat([x.narrow(dim, i * size, size) for i in self._chunks], dim)
 
-    def masks(self, documents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def masks(self, documents: torch.Tensor) -> Masks:
         """Return the masks of `attend` for the number of each position's document, (batch, length).
 
         For each chunk a mask, bool (batch, 1, length / (2 * cp), end): True where a query may see a
@@ -58,11 +59,7 @@ class SequencePart:
         return tuple(masks)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        masks: tuple[torch.Tensor, ...] | None,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
     ) -> torch.Tensor:
         """Return the causal attention of this rank's queries to the keys of all ranks.
 
@@ -76,11 +73,7 @@ class SequencePart:
         return self.attend_to_all(query, key, value, masks)
 
     def attend_to_all(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        masks: tuple[torch.Tensor, ...] | None,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
     ) -> torch.Tensor:
         """Return what `attend` returns, for keys and values of whole sequences."""
         size, mixed = query.shape[2] // 2, []

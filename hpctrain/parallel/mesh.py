@@ -41,7 +41,7 @@ class Mesh:
         device: torch.device,
         weights: Sequence[int] | None = None,
     ) -> None:
-        self.degrees, self.device, self._ranks = degrees, device, degrees.ranks
+        self.degrees, self.device = degrees, device
         self.dp_size = degrees.dp
         self.stream, self.tp_rank = divmod(rank, degrees.tp)
         data, self.cp_rank = divmod(self.stream, degrees.cp)
@@ -69,14 +69,12 @@ class Mesh:
         cp counts as a part of dp_shard, or of dp_replicate if dp_shard is 1. All ranks of the
         process group ask for it together.
         """
-        names = tuple(name for name in ("dp_replicate", "dp_shard") if self._sizes[name] > 1)
-        return self._mesh[names or ("dp_shard",)]
+        return self._mesh[self._data or ("dp_shard",)]
 
     @property
     def replicas(self) -> list[dist.ProcessGroup]:
         """The groups of ranks that may have the same weights: along each dimension of the data."""
-        names = [name for name in ("dp_replicate", "dp_shard") if self._sizes[name] > 1]
-        return [self._mesh[name].get_group() for name in names]
+        return [self._mesh[name].get_group() for name in self._data]
 
     @property
     def tp_mesh(self) -> DeviceMesh:
@@ -92,7 +90,7 @@ class Mesh:
     def cp_group(self) -> dist.ProcessGroup:
         """The ranks that divide each sequence."""
         cp, tp = self.degrees.cp, self.degrees.tp
-        return self._grid(others=self._ranks // (cp * tp), cp=cp, tp=tp)["cp"].get_group()
+        return self._grid(others=self.degrees.ranks // (cp * tp), cp=cp, tp=tp)["cp"].get_group()
 
     def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Return the ranks that divide experts, and those that have the same experts.
@@ -100,13 +98,11 @@ class Mesh:
         The first are a mesh of `ep` neighbours, within the innermost dimension of `data_mesh`; the
         others are `data_mesh` with that dimension divided by `ep`.
         """
-        sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
-        names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
-        sizes[names[-1]] //= ep
-        order = list(sizes)
-        order.insert(order.index(names[-1]) + 1, "ep")
-        mesh = self._grid(**{name: (sizes | {"ep": ep})[name] for name in order})
-        return mesh["ep"], mesh[names]
+        sizes: dict[str, int] = {}
+        for name, size in self._sizes.items():
+            sizes |= {name: size // ep, "ep": ep} if name == self._data[-1] else {name: size}
+        mesh = self._grid(**sizes)
+        return mesh["ep"], mesh[self._data]
 
     @cached_property
     def sequence_part(self) -> SequencePart | None:
@@ -117,8 +113,8 @@ class Mesh:
     @cached_property
     def stage_group(self) -> dist.ProcessGroup | None:
         """The ranks that have the same layers; None means all ranks."""
-        pp = self.degrees.pp
-        return self._grid(pp=pp, stage=self._ranks // pp)["stage"].get_group() if pp > 1 else None
+        pp, ranks = self.degrees.pp, self.degrees.ranks
+        return self._grid(pp=pp, stage=ranks // pp)["stage"].get_group() if pp > 1 else None
 
     @cached_property
     def batch_group(self) -> dist.ProcessGroup:
@@ -126,38 +122,44 @@ class Mesh:
 
         The group is one of its own, because backward passes reduce gradients in others meanwhile.
         """
-        grid = torch.arange(self._ranks).view(self.degrees.pp, self.dp_cp_size, self.degrees.tp)
+        pp, tp = self.degrees.pp, self.degrees.tp
+        grid = torch.arange(self.degrees.ranks).view(pp, self.dp_cp_size, tp)
         groups = grid.transpose(1, 2).reshape(-1, self.dp_cp_size).tolist()
         group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]
         return group
 
     def add(self, values: torch.Tensor) -> None:
         """Replace `values`, alike in shape and dtype, by their sum over all ranks, in place."""
-        if self._ranks > 1:  # a reduction takes 50 us even in a group of one
+        if self.degrees.ranks > 1:  # a reduction takes 50 us even in a group of one
             dist.all_reduce(values)
 
     def largest(self, values: torch.Tensor) -> list[float]:
         """Return the maximum over all ranks of each of `values`, shape (n,), on its device."""
-        if self._ranks > 1:
+        if self.degrees.ranks > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return list(values.tolist())
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
+        """The dimensions of more than one rank, and dp_shard; the outermost dimension is first."""
         degrees = self.degrees
         sharded = degrees.dp_shard > 1
-        return {  # the outermost dimension first
+        every = {
             "pp": degrees.pp,
             "dp_replicate": degrees.dp_replicate * (1 if sharded else degrees.cp),
             "dp_shard": degrees.dp_shard * (degrees.cp if sharded else 1),
             "tp": degrees.tp,
         }
+        return {name: size for name, size in every.items() if size > 1 or name == "dp_shard"}
+
+    @property
+    def _data(self) -> tuple[str, ...]:
+        return tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes.get(n, 1) > 1)
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
         # It is made when it is needed, since each dimension costs a rendezvous.
-        sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
-        return self._grid(**sizes)
+        return self._grid(**self._sizes)
 
     def _grid(self, **sizes: int) -> DeviceMesh:
         """Return all ranks as a grid of these dimensions, the outermost first."""

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import nn
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -40,9 +39,8 @@ from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import cast_parameters, check_layers, prepare_modes
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
-from hpctrain.parallel.wrappers.ddp import DDPModel
+from hpctrain.parallel.wrappers.ddp import DDPModel, LocalSGDModel
 from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
-from hpctrain.parallel.wrappers.local_sgd import LocalSGDModel
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.tasks.task import check_arguments
@@ -85,7 +83,6 @@ def parallelize(
     check_arguments(stages[0].inputs, arguments)
     wrapped = recipe.pipeline(stages) if pp > 1 else recipe.wrapped(stages[0].module)
     wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
-    _check_trained(wrapped, mesh)
     return wrapped
 
 
@@ -119,9 +116,7 @@ class _Recipe:
         cast_parameters(model, self.precision.params)
         prepare_modes(model, says=first)
         if first:
-            can_sync = not any(sync_problems(config, degrees))
-            norm = config.model.get("norm")
-            prepare_batch_norms(model, mesh, train, self.accumulate, norm, can_sync=can_sync)
+            prepare_batch_norms(model, mesh, config, self.accumulate)
         plan, names = Plan(), list[str]()
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)
@@ -135,7 +130,10 @@ class _Recipe:
         counts: list[int] = []
         if degrees.pp > 1:
             counts = block_counts(model, plan, parallel, degrees.pp)
-            self._cut(model, plan, counts, number)
+            cut(model, plan, counts, number)
+            if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
+                tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
+                setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
         if train.lora.quantize:
             release(model, storage)
         if values == "built":
@@ -143,11 +141,7 @@ class _Recipe:
             share(model, mesh.stage_group)  # replicas may have drawn other values
         if degrees.tp > 1:
             self._check_compile(plan)
-            divide_layers(
-                *(model, plan, mesh.tp_mesh, parallel),
-                loss_parallel=self.divided_loss,
-                cp=degrees.cp,
-            )
+            divide_layers(model, plan, mesh, parallel, loss_parallel=self.divided_loss)
         if mesh.sequence_part is not None:
             model.context = mesh.sequence_part  # type: ignore[assignment]
         experts = divide_experts(model, plan, mesh, parallel.ep)
@@ -171,23 +165,13 @@ class _Recipe:
 
     def wrapped(self, module: nn.Module) -> ParallelModel:
         """Return the wrapper in which the ranks share the work of a step."""
-        parallel, train, degrees = self.parallel, self.train, self.degrees
         held = module, self.mesh, self.precision, self.accumulate
-        if self.mesh.dp_cp_size == 1 and not parallel.fsdp.offload:
+        if self.mesh.dp_cp_size == 1 and not self.parallel.fsdp.offload:
             return ParallelModel(*held, divided_loss=self.divided_loss)
-        every = parallel.sync == "every"
         if not self.whole:
-            sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-            return FSDPModel(
-                *held,
-                zero=parallel.zero,
-                every=every or (sharded and parallel.sync == "auto" and parallel.zero > 1),
-                divided_loss=self.divided_loss,
-                agree=parallel.fsdp.agree,
-            )
-        if train.local_sgd.every is not None:
-            return LocalSGDModel(*held, parallel.ddp, train.local_sgd)
-        return DDPModel(*held, parallel.ddp, compress=train.compression, every=every)
+            return FSDPModel(*held, self.parallel, divided_loss=self.divided_loss)
+        replicas = DDPModel if self.train.local_sgd.every is None else LocalSGDModel
+        return replicas(*held, self.config)
 
     def pipeline(self, stages: list[_Stage]) -> PipelineModel:
         """Return the stages of this rank with their schedule."""
@@ -208,13 +192,6 @@ class _Recipe:
         pipeline.loads = Loads(pipeline.module, first.loads)
         return pipeline
 
-    def _cut(self, model: nn.Module, plan: Plan, counts: list[int], number: int) -> None:
-        """Leave only the modules of a stage, and tell it how long a part of a sequence is."""
-        cut(model, plan, counts, number)
-        if number > 0 and hasattr(model, "sequence_parts"):
-            tp = self.degrees.tp if sequence_is_divided(plan, self.parallel) else 1
-            setattr(model, "sequence_parts", self.degrees.cp * tp)  # noqa: B010 (mypy)
-
     def _check_compile(self, plan: Plan) -> None:
         """Refuse a compiler that cannot have tensor parallel; prepare `async_tp`."""
         on_cpu = self.precision.device.type == "cpu"
@@ -232,16 +209,3 @@ class _Recipe:
                     "(style sequence_parallel), and torch overlaps only what such layers send"
                 )
             overlap(self.mesh.tp_mesh)
-
-
-def _check_trained(model: ParallelModel, mesh: Mesh) -> None:
-    """Refuse a model of which nothing is trained; a single stage of a pipeline may be frozen."""
-    trained = torch.tensor(float(len(model.parameters)), device=mesh.device)
-    if mesh.degrees.pp > 1:
-        mesh.add(trained)
-    if not trained:
-        raise ConfigError(
-            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
-            "only adapters and what train.lora.also names, or the model's own requires_grad is "
-            "False"
-        )

@@ -40,23 +40,19 @@ def cores(system: Path = Path("/")) -> int:
 
 
 def _siblings(system: Path, cpu: int) -> str:
+    topology = system / f"sys/devices/system/cpu/cpu{cpu}/topology"
     try:
-        return (
-            system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        ).read_text()
+        return (topology / "thread_siblings_list").read_text()
     except OSError:
         return str(cpu)
 
 
 def _set_by_torchrun(ranks: RankInfo, env: Mapping[str, str]) -> bool:
-    """Return whether torchrun, which starts this rank, was started without OMP_NUM_THREADS.
-
-    It sets 1 for its ranks then. Without access to its environment the answer is no.
-    """
+    """Return whether torchrun was started without OMP_NUM_THREADS: it sets 1 for its ranks then."""
     if ranks.launcher != "torchrun" or env["OMP_NUM_THREADS"] != "1":
         return False
     try:
         variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
-    except OSError:
+    except OSError:  # nobody can tell
         return False
     return not any(each.startswith(b"OMP_NUM_THREADS=") for each in variables)

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 from hpctrain.errors import DistributedError
 
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # outside of brackets
+_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+
 
 def expand_hostlist(text: str) -> list[str]:
     """Expand Slurm's hostlist syntax to host names, in the order of `scontrol show hostnames`.
@@ -15,31 +18,15 @@ def expand_hostlist(text: str) -> list[str]:
     ['rack1n01', 'rack1n02', 'rack2n01', 'rack2n02', 'gpu-a100']
     """
     hosts: list[str] = []
-    for item in _split_top_level(text):
+    for item in _COMMA.split(text):
+        if not _ITEM.fullmatch(item):
+            raise DistributedError(f"hostlist {text!r}: unbalanced brackets or an empty name")
         prefixes = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
             tails = [literal] if literal else list(_expand_ranges(ranges, text))
             prefixes = [prefix + tail for prefix in prefixes for tail in tails]
         hosts.extend(prefixes)
     return hosts
-
-
-def _split_top_level(text: str) -> list[str]:
-    """Split at the commas that are outside brackets."""
-    items, depth, current = [], 0, ""
-    for char in text:
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if depth not in (0, 1):
-            break
-        if char == "," and depth == 0:
-            items.append(current)
-            current = ""
-        else:
-            current += char
-    items.append(current)
-    if depth != 0 or not all(items):
-        raise DistributedError(f"hostlist {text!r}: unbalanced brackets or an empty name")
-    return items
 
 
 def _expand_ranges(ranges: str, text: str) -> Iterable[str]:

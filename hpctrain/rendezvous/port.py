@@ -42,13 +42,19 @@ def listen(host: str, port: int, only_here: bool) -> socket.socket:
     addresses = _addresses(host, port, only_here)
     for address in addresses:
         try:
-            return _bound(address)
+            return socket.create_server(
+                address,
+                family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET,
+                backlog=_BACKLOG,
+                dualstack_ipv6=address[0] == "::",
+            )
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL and address != addresses[-1]:
                 continue
+            why = os.strerror(error.errno or 0)
             raise PortTakenError(
-                f"port {port} on {socket.gethostname()} is taken ({error.strerror}): another "
-                "process listens there; set MASTER_PORT to a free one"
+                f"port {port} on {socket.gethostname()} is taken ({why}): another process listens "
+                "there; set MASTER_PORT to a free one"
             ) from error
     raise AssertionError("there is always the address of all networks")
 
@@ -80,19 +86,3 @@ def _addresses(host: str, port: int, only_here: bool) -> list[tuple[str, int]]:
     loopback = any(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
     certain = len(found) == 1 and (only_here or not loopback)
     return [(address, port) for address in (*(found if certain else ()), everywhere)]
-
-
-def _bound(address: tuple[str, int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    bound = socket.socket(family)
-    try:
-        # A port in TIME_WAIT is free, one that is listened on is not.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except BaseException:
-        bound.close()
-        raise
-    return bound

@@ -29,13 +29,9 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(facts))
         return 0
-    ranks: dict[str, Any] = facts["ranks"]
-    table = Table("", "")
-    rows = {**ranks, **{k: v for k, v in facts.items() if k not in ("ranks", "environment")}}
-    for name, value in rows.items():
+    table, environment = Table("", ""), facts.pop("environment")
+    for name, value in {**facts.pop("ranks"), **facts, **environment}.items():
         table.add_row(name, ", ".join(value) if isinstance(value, list | tuple) else str(value))
-    for name, value in facts["environment"].items():
-        table.add_row(name, value)
     Console().print(table)
     return 0
 

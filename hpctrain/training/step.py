@@ -30,6 +30,7 @@ from hpctrain.parallel.reducing.scalars import (
     over_ranks,
     reordered,
 )
+from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task, derived
@@ -147,11 +148,11 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         names, values = self._forward_backward(batch)
-        asking: list[Stop | Timer | Saves] = [self.stop, self.timer, self.save_timer]
-        asking += [self.saving] if self.saving is not None else []
+        asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.timer, self.save_timer]
+        asking += [each for each in (self.saving, self.model.unused) if each is not None]
         flags = [each.flags() for each in asking]
-        mine = self.model.joined(self.model.loads.joined(joined(values, [*chain(*flags)])))
-        reduced = self.model.settled(over_ranks(mine, mesh))
+        mine = self.model.loads.joined(joined(values, [*chain(*flags)]))
+        reduced = over_ranks(mine, mesh)
         sums, rest = reduced[: len(values)], reduced[len(values) :]
         for each, own in zip(asking, flags, strict=True):
             each.offer(rest[: len(own)])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from hpctrain.distributed import members, objects
@@ -100,7 +99,7 @@ class Code:
 
 def signed(forged: Path) -> list[Any]:
     """Exchange an object as DCP does; then rank 1 sends one without a signature."""
-    key = members.check(b"k" * 32, torch.device("cpu"))
+    key = members.check(b"k" * 32)
     found: list[Any] = [None, None]
     with members.signed_objects(key):
         dist.all_gather_object(found, {"rank": dist.get_rank()})
@@ -123,7 +122,7 @@ def test_objects_are_not_unpickled_without_the_signature(tmp_path: Path) -> None
 
 def with_own_secret() -> str:
     try:
-        members.check(bytes([dist.get_rank() == 2]) * 32, torch.device("cpu"))
+        members.check(bytes([dist.get_rank() == 2]) * 32)
     except DistributedError as error:
         return str(error)
     return ""

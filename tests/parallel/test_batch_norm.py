@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from hpctrain.config.rules.combinations import parallel_problems, sync_problems
+from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -86,17 +86,13 @@ class Own(nn.BatchNorm1d):
         return (x - x.mean(0)) / x.std(0)
 
 
-def prepare(model: nn.Module, config: Config, mesh: Mesh) -> None:
-    parts, can_sync = config.train.accumulate, not any(sync_problems(config, mesh.degrees))
-    norm = config.model.get("norm")
-    prepare_batch_norms(model, mesh, config.train, parts, norm, can_sync=can_sync)
-
-
 def synchronised(model: nn.Module, compile: str = "off") -> None:
     config = Config()
     config.train.sync_batchnorm, config.train.compile = True, compile
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
-    prepare(model, config, Mesh(Degrees(ranks), rank, torch.device("cpu")))
+    prepare_batch_norms(
+        model, Mesh(Degrees(ranks), rank, torch.device("cpu")), config, config.train.accumulate
+    )
 
 
 def passes(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
@@ -167,7 +163,7 @@ def said(model: nn.Module, caplog: pytest.LogCaptureFixture, ranks: int = 1, **t
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        prepare(model, config, mesh)
+        prepare_batch_norms(model, mesh, config, config.train.accumulate)
     return "\n".join(record.getMessage() for record in caplog.records)
 
 

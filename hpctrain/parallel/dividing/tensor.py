@@ -34,23 +34,18 @@ from hpctrain.models.plan import Plan
 from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.dividing.stages import Absent
+from hpctrain.parallel.mesh import Mesh
 
 
 def divide_layers(
-    model: nn.Module,
-    plan: Plan,
-    mesh: DeviceMesh,
-    config: ParallelConfig,
-    *,
-    loss_parallel: bool,
-    cp: int = 1,
+    model: nn.Module, plan: Plan, mesh: Mesh, config: ParallelConfig, *, loss_parallel: bool
 ) -> None:
     """Divide the modules that the plan names, in place.
 
     The model is on the meta device or equal on all ranks. With `loss_parallel` the logits stay
-    divided by their last dimension. `cp` ranks of context parallel divide the sequence before.
+    divided by their last dimension.
     """
-    shared = list(ties(model))
+    shared, cp, tp = list(ties(model)), mesh.degrees.cp, mesh.degrees.tp
     divided = sequence_is_divided(plan, config)
     between: Placement = Shard(1) if divided else Replicate()
     styles: dict[str, ParallelStyle] = {
@@ -74,15 +69,15 @@ def divide_layers(
         if style in styles and not isinstance(module, Absent)
     }
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    parallelize_module(model, mesh, chosen, src_data_rank=None)
+    parallelize_module(model, mesh.tp_mesh, chosen, src_data_rank=None)
     for _, layer in adapted(model):
-        _divide_adapter(layer, mesh)
+        _divide_adapter(layer, mesh.tp_mesh)
     for first, others in shared:  # torch has made two parameters of what was one
         tie(model, first, others)
     for name in frozen:  # torch has made new parameters of those between divided layers
         model.get_parameter(name).requires_grad_(False)
     if divided:
-        model.register_forward_pre_hook(partial(_check_length, cp, mesh.size()), with_kwargs=True)
+        model.register_forward_pre_hook(partial(_check_length, cp, tp), with_kwargs=True)
 
 
 def _divide_adapter(layer: Adapted, mesh: DeviceMesh) -> None:

@@ -26,7 +26,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from hpctrain.config.schema import TrainConfig
+from hpctrain.config.rules.combinations import sync_problems
+from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
@@ -34,21 +35,17 @@ from hpctrain.parallel.mesh import Mesh
 log = logging.getLogger(__name__)
 
 
-def prepare_batch_norms(
-    model: nn.Module, mesh: Mesh, train: TrainConfig, parts: int, norm: Any, *, can_sync: bool
-) -> None:
+def prepare_batch_norms(model: nn.Module, mesh: Mesh, config: Config, parts: int) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
     Rank 0 logs a warning if statistics of the model depend on how a batch is divided: over the
-    ranks, and into so many `parts`. The cure depends on the `norm` of the model's config, and on
-    whether the config `can_sync` them. All ranks call this together with the whole model.
+    ranks, and into so many `parts`. All ranks call this together with the whole model.
     """
-    layers = list(_depending(model))
-    ranks = mesh.dp_cp_size
-    text = _warning(layers, ranks, train, parts, norm, can_sync=can_sync) if layers else ""
+    layers, train = list(_depending(model)), config.train
+    text = _warning(layers, mesh, config, parts) if layers else ""
     if text and dist.get_rank() == 0:
         log.warning("%s", text)
-    if not train.sync_batchnorm or ranks == 1:
+    if not train.sync_batchnorm or mesh.dp_cp_size == 1:
         return
     group = mesh.batch_group
     for name, layer in layers:
@@ -91,16 +88,8 @@ def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, layer
 
 
-def _warning(
-    layers: list[tuple[str, nn.Module]],
-    ranks: int,
-    train: TrainConfig,
-    parts: int,
-    norm: Any,
-    *,
-    can_sync: bool,
-) -> str:
-    seen = []
+def _warning(layers: list[tuple[str, nn.Module]], mesh: Mesh, config: Config, parts: int) -> str:
+    seen, train, ranks = [], config.train, mesh.dp_cp_size
     alone = [
         (name, layer)
         for name, layer in layers
@@ -115,10 +104,11 @@ def _warning(
     if not seen:
         return ""
     cures = []
+    can_sync = not any(sync_problems(config, mesh.degrees))
     if ranks > 1 and not train.sync_batchnorm and can_sync:
         exact = "" if len(seen) == 1 else ", but not over micro-batches"
         cures.append(f"compute them over all ranks{exact} (train.sync_batchnorm=true)")
-    cures.append(f"take {_other_norm(norm)}")
+    cures.append(f"take {_other_norm(config.model.get('norm'))}")
     name, layer = alone[0]
     more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""
     return (

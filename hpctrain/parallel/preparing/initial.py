@@ -26,10 +26,8 @@ import xxhash
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
-from hpctrain.distributed.tensors import local
+from hpctrain.distributed.tensors import local, own_region
 from hpctrain.errors import DistributedError
 from hpctrain.models.quantized import is_released
 from hpctrain.models.ties import tie, ties
@@ -58,26 +56,6 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
         return None
 
 
-def with_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Give a model new parameters and buffers on the CPU, in place, such as fake tensors.
-
-    Parameters of floats get the dtype. Those that modules share stay shared.
-    """
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    own = isinstance(tensor, nn.Parameter)
-                    kind = dtype if own and tensor.is_floating_point() else None
-                    new = torch.empty(tensor.shape, dtype=kind or tensor.dtype, device="cpu")
-                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if own else new
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-    return model
-
-
 @contextmanager
 def without_memory(model: nn.Module) -> Iterator[None]:
     """Within it tensors are fakes on the CPU, also those of the model."""
@@ -88,7 +66,7 @@ def without_memory(model: nn.Module) -> Iterator[None]:
     ]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            with_tensors(model)
+            allocate(model, torch.device("cpu"))
             yield
     finally:
         for tensors, values in before:
@@ -147,17 +125,14 @@ def fill_modules(
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
         return
-    named = (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    )
-    targets = {name: t for part in named for name, t in part if not is_released(t)}
+    parameters, buffers = model.named_parameters, model.named_buffers
+    named = (*parameters(remove_duplicate=False), *buffers(remove_duplicate=False))
+    targets = {name: tensor for name, tensor in named if not is_released(tensor)}
     original: Any = skeleton(build, seed)
     assert original is not None
     holders = []
     for name, module in original.named_modules():
-        keys = [key for key in _own(module) if path_of(name, key) in targets]
-        if keys:
+        if keys := [key for key in _own(module) if path_of(name, key) in targets]:
             holders.append((name, module, keys))
     rank, ranks = 0, 1
     if dist.is_initialized():
@@ -191,7 +166,7 @@ def fill_modules(
                     whole = whole.to(device)
                     _broadcast(whole, source, group)
                 with torch.no_grad():
-                    local(target).copy_(_cut(whole, target))
+                    local(target).copy_(whole[own_region(target)])
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
@@ -221,25 +196,6 @@ def _own(module: nn.Module) -> dict[str, torch.Tensor]:
 def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
     drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
     return torch.get_default_dtype() if drawn else like.dtype
-
-
-def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor that every rank has, without communication."""
-    if not isinstance(like, DTensor):
-        return whole
-    mesh = like.device_mesh
-    place = mesh.get_coordinate()
-    assert place is not None
-    # FSDP2 divides what tensor parallel has left, and marks that by a placement of its own.
-    dims = sorted(range(mesh.ndim), key=lambda i: isinstance(like.placements[i], _StridedShard))
-    for dim in dims:
-        placement = like.placements[dim]
-        if isinstance(placement, (Shard, _StridedShard)):
-            size = -(-whole.shape[placement.dim] // mesh.size(dim))
-            begin = min(place[dim] * size, whole.shape[placement.dim])
-            end = min(begin + size, whole.shape[placement.dim])
-            whole = whole.narrow(placement.dim, begin, end - begin)
-    return whole
 
 
 def _fill_from_rank_0(
@@ -295,12 +251,11 @@ def _to_device(model: nn.Module, device: torch.device) -> None:
     shared = list(ties(model))
     apart = {id(parameter) for parameter in undivided(model)}
     for module in model.modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = buffer.to(device)
-        for key, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in apart and parameter.device != device:
-                moved = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+        for key, tensor in _own(module).items():
+            if key in module._buffers:
+                module._buffers[key] = tensor.to(device)
+            elif id(tensor) in apart and tensor.device != device:
+                moved = nn.Parameter(tensor.detach().to(device), tensor.requires_grad)
                 module._parameters[key] = moved
     for first, others in shared:
         tie(model, first, others)

@@ -64,8 +64,6 @@ class ModelSummary:
     def of(cls, model: nn.Module, blocks: Sequence[str] = ()) -> ModelSummary:
         """Return the summary of a whole model, whose blocks may have these class names."""
         own = list(model.parameters())
-        counter = _Counter()
-        lines = tuple(counter.lines(model, "", _holders(model, list(blocks))))
         return cls(
             kind=type(model).__name__,
             parameters=sum(p.numel() for p in own),
@@ -73,7 +71,7 @@ class ModelSummary:
             bytes=sum(p.nbytes for p in own),
             buffer_bytes=sum(b.nbytes for b in model.buffers()),
             dtypes=tuple(sorted({dtype_name(p.dtype) for p in own})),
-            lines=lines,
+            lines=tuple(_Counter(*_holders(model, list(blocks))).lines(model, "")),
         )
 
     def __str__(self) -> str:
@@ -88,45 +86,40 @@ class ModelSummary:
 
 
 class _Counter:
-    """Counts each parameter for the first layer that has it."""
+    """Counts each parameter for the first layer that has it; `blocks` and what is `around` them."""
 
-    def __init__(self) -> None:
-        self._counted: set[int] = set()
+    def __init__(self, blocks: set[str], around: set[str]) -> None:
+        self._blocks, self._around, self._counted = blocks, around, set[int]()
 
-    def lines(
-        self, module: nn.Module, name: str, holders: tuple[set[str], set[str]]
-    ) -> Iterator[_Line]:
+    def lines(self, module: nn.Module, name: str) -> Iterator[_Line]:
         """Yield the lines of what a module holds."""
-        blocks, around = holders
         own = list(module.named_parameters(recurse=False))
         for key, parameter in own:
-            yield self._line(path_of(name, key), "Parameter", [parameter], tuple(parameter.shape))
+            yield self._line(path_of(name, key), "Parameter", [parameter], [parameter])
         children = [(k, m) for k, m in module.named_children() if any(True for _ in m.parameters())]
         alone = len(children) == 1 and not own
         found: list[tuple[str, list[_Line]]] = []
         for key, child in children:
             path = path_of(name, key)
-            is_list = isinstance(child, _LISTS) or path in around
-            if path not in blocks and (is_list or (alone and any(True for _ in child.children()))):
-                found.append((key, list(self.lines(child, path, holders))))
+            opened = isinstance(child, _LISTS) or path in self._around
+            opened |= alone and any(True for _ in child.children())
+            if opened and path not in self._blocks:
+                found.append((key, list(self.lines(child, path))))
             else:
-                found.append((key, [self._layer(path, child)]))
+                every, direct = list(child.parameters()), list(child.parameters(recurse=False))
+                found.append((key, [self._line(path, plain_class(child).__name__, every, direct)]))
         if isinstance(module, _LISTS):
             yield from _folded(name, found)
         else:
             yield from (line for _, lines in found for line in lines)
 
-    def _layer(self, name: str, module: nn.Module) -> _Line:
-        parameters = list(module.parameters())
-        own = list(module.parameters(recurse=False))
-        is_leaf = len(own) == len(parameters)
-        shape = tuple(max(own, key=torch.Tensor.numel).shape) if is_leaf else ()
-        return self._line(name, plain_class(module).__name__, parameters, shape)
-
     def _line(
-        self, name: str, kind: str, parameters: Sequence[nn.Parameter], shape: tuple[int, ...]
+        self, name: str, kind: str, every: Sequence[nn.Parameter], direct: Sequence[nn.Parameter]
     ) -> _Line:
-        new = [parameter for parameter in parameters if id(parameter) not in self._counted]
+        """Return the line of a layer; a parameter that it has `direct` gives its shape."""
+        is_leaf = len(direct) == len(every)
+        shape = tuple(max(direct, key=torch.Tensor.numel).shape) if is_leaf else ()
+        new = [parameter for parameter in every if id(parameter) not in self._counted]
         self._counted |= {*map(id, new)}
         trained = sum(p.numel() for p in new if p.requires_grad)
         count = sum(parameter.numel() for parameter in new)

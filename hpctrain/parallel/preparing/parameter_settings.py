@@ -21,6 +21,7 @@ from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base, is_adapter
+from hpctrain.models.ties import ties
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.terminal import few
 
@@ -46,18 +47,16 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
     """Return the setting of each parameter by name; shared ones have several names."""
     if not config.groups and config.layer_decay is None:
         return {}
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    every = [name for same in names.values() for name in same]
+    shared = dict(ties(model))
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for i, rule in enumerate(config.groups):
         _check_patterns(f"optimizer.groups[{i}].match", patterns(rule), every)
     depths = {} if config.layer_decay is None else _decayed(model, config.layer_decay, blocks)
     found: dict[str, Setting] = {}
     trained = False
-    for parameter in model.parameters():
-        same = names[id(parameter)]
-        made = _setting(same, config.groups, depths.get(same[0], 1.0))
+    for name, parameter in model.named_parameters():
+        same = [name, *shared.get(name, ())]
+        made = _setting(same, config.groups, depths.get(name, 1.0))
         trained |= parameter.requires_grad and not made.freeze
         found |= dict.fromkeys(same, made)
     if not trained:
@@ -80,13 +79,22 @@ def with_adapters(model: nn.Module, lora: LoRAConfig) -> nn.Module:
 def freeze(
     model: nn.Module, optimizer: OptimizerConfig, blocks: list[str], lora: LoRAConfig
 ) -> dict[str, Setting]:
-    """Let no gradient be computed for what is frozen; return the setting of each parameter."""
+    """Let no gradient be computed for what is frozen; return the setting of each parameter.
+
+    A whole model of which nothing is trained is a ConfigError.
+    """
     chosen = settings(model, optimizer, blocks)
     if lora.patterns:
         freeze_base(model, lora.also)
     for name, parameter in model.named_parameters():
         if name in chosen and chosen[name].freeze:
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
+            "only adapters and what train.lora.also names, or the model's own requires_grad is "
+            "False"
+        )
     return chosen
 
 
@@ -107,14 +115,12 @@ def _hashable(value: Any) -> Any:
 
 
 def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:
-    """Return the factor of each parameter for layer-wise decay, as BEiT has it (Bao et al. 2022).
-
-    What comes before the first block is layer 0, what comes after the last one has the factor 1.
-    """
+    """Return each parameter's factor for layer-wise decay, as BEiT has it (Bao et al. 2022)."""
     try:
         blocks = [name for name, _ in find_blocks(model, classes)]
     except ConfigError as error:
         raise ConfigError(f"optimizer.layer_decay={decay}: {error}") from error
+    # Before the first block is layer 0; what comes after the last one has the factor 1.
     layer, last = 0, len(blocks) + 1
     factors = {}
     for name, _ in model.named_parameters():

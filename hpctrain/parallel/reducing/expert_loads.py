@@ -4,49 +4,28 @@ backward passes ── loads of this rank ── sum over all ranks ──┬─
 (the reduction of the step's sums)                            └── expert_load_max, expert_dropped
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
+from hpctrain.models.experts import Experts
 from hpctrain.parallel.reducing.scalars import Scalars
-
-
-@runtime_checkable
-class Balanced(Protocol):
-    """A module that balances its experts; `hpctrain.models.experts.Experts` is one.
-
-    `load_size` is the number of elements of its loads.
-    """
-
-    load_size: int
-
-    def start_loads(self) -> None:
-        """Forget the loads that were not taken."""
-
-    def take_loads(self) -> torch.Tensor:
-        """Return this rank's loads since the last call, float64 (load_size,).
-
-        They are how many tokens have chosen each expert, and last how many choices were dropped.
-        """
-
-    def move_balance(self, loads: torch.Tensor) -> None:
-        """Prefer experts with little load from now on; `loads` are the sum over all ranks."""
 
 
 class Loads:
     """The loads of all experts of a model.
 
-    `model` is what this rank has; without modules that are `Balanced`, all methods do nothing.
+    `model` is what this rank has; without `Experts` all methods do nothing.
     `sizes` is what `load_sizes` returns for the whole model; None means that it is whole.
     """
 
     def __init__(self, model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
         self._sizes = load_sizes(model) if sizes is None else sizes
-        modules = dict(_balanced(model))
         # Other ranks have other layers of a pipeline.
-        self._modules = [modules.get(name) for name in self._sizes]
+        modules = dict(model.named_modules())
+        found = (modules.get(name) for name in self._sizes)
+        self._modules = [each if isinstance(each, Experts) else None for each in found]
 
     def start(self) -> None:
         """Begin a step; a step may be made again after an error."""
@@ -68,8 +47,8 @@ class Loads:
             for size, module in zip(self._sizes.values(), self._modules, strict=True)
         ]
         if isinstance(values, list):
-            return [*values, *(number for load in loads for number in load.tolist())]
-        return torch.cat([values, *(load.to(values.device) for load in loads)])
+            return values + torch.cat(loads).tolist()
+        return torch.cat([values, *(load.to(device) for load in loads)])
 
     def balance(self, total: Scalars, names: list[str], sums: Scalars) -> tuple[list[str], Scalars]:
         """Balance the experts by what `joined` has appended, added over all ranks.
@@ -88,28 +67,18 @@ class Loads:
         dropped = torch.stack([load[-1] for load in loads]).sum()
         chosen = torch.stack([load[:-1].sum() for load in loads]).sum()
         more = torch.stack([largest, torch.ones_like(largest), dropped, chosen])
-        names = [*names, "expert_load_max", "expert_dropped"]
-        if isinstance(sums, list):
-            return names, [*sums, *more.tolist()]
-        return names, torch.cat([sums, more])
+        joined = [*sums, *more.tolist()] if isinstance(sums, list) else torch.cat([sums, more])
+        return [*names, "expert_load_max", "expert_dropped"], joined
 
 
 def load_sizes(model: nn.Module) -> dict[str, int]:
     """Return the number of elements of the loads of each module that has experts, by its name."""
-    return {name: module.load_size for name, module in _balanced(model)}
-
-
-def _balanced(model: nn.Module) -> Iterator[tuple[str, Balanced]]:
-    for name, module in model.named_modules():
-        if isinstance(module, Balanced):
-            yield name, module
+    named = model.named_modules()
+    return {name: module.load_size for name, module in named if isinstance(module, Experts)}
 
 
 def compute_eagerly(model: nn.Module) -> None:
-    """Let torch.compile leave out the experts, in place.
-
-    It would compile anew for each number of tokens that an expert gets.
-    """
+    """Let torch.compile leave out the experts: it would compile for each number of tokens."""
     for module in model.modules():
-        if isinstance(module, Balanced):
-            module.forward = torch.compiler.disable(module.forward)
+        if isinstance(module, Experts):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]

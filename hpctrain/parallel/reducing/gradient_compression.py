@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import pad
 
 from hpctrain.config.schema import CompressionConfig
@@ -61,9 +62,7 @@ class Compression(ABC):
     def reduce(self, bucket: dist.GradBucket) -> Future:
         """Replace the gradients of a bucket by their mean over the ranks, compressed."""
         if self._step() < self.config.start_step:
-            whole = bucket.buffer().div_(dist.get_world_size())
-            work: Future = dist.all_reduce(whole, async_op=True).get_future()
-            return work.then(lambda _: whole)
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
         return self._reduce(bucket)
 
     @abstractmethod
@@ -214,35 +213,32 @@ class PowerSGD(Compression):
         total = self._with_errors(bucket)
         named = self._named(bucket)
         flat = dict(zip(named, total.split(_sizes(named.values())), strict=True))
-        matrices = {
-            name: part.view(len(named[name]), -1)
-            for name, part in flat.items()
-            if named[name].ndim > 1
-        }
-        matrices = {name: m for name, m in matrices.items() if self._narrow(*m.shape)}
-        whole = [part for name, part in flat.items() if name not in matrices]
+        matrices = {n: flat[n].view(len(p), -1) for n, p in named.items() if self._is_divided(p)}
+        means = {name: part.clone() for name, part in flat.items() if name not in matrices}
         left = [m @ self._first(name, m) for name, m in matrices.items()]
-        exact = [part.clone() for part in whole]
-        _average([*exact, *left])
+        _average([*means.values(), *left])
         left = [torch.linalg.qr(p).Q for p in left]
         right = [m.T @ p for m, p in zip(matrices.values(), left, strict=True)]
         _average(right)
         self._held["q"].update(zip(matrices, right, strict=True))
-        means = dict(zip((name for name in flat if name not in matrices), exact, strict=True))
         for name, p, q in zip(matrices, left, right, strict=True):
             means[name] = (p @ q.T).flatten()
-        result = torch.cat([means[name] for name in flat])
-        for part in whole:
-            part.zero_()
-        for name, matrix in matrices.items():
-            matrix.sub_(means[name].view_as(matrix))
+        for name, part in flat.items():
+            if name in matrices:
+                part.sub_(means[name])
+            else:
+                part.zero_()
         self._keep(bucket, total)
         future: Future = torch.futures.Future()
-        future.set_result(bucket.buffer().copy_(result))
+        future.set_result(bucket.buffer().copy_(torch.cat([means[name] for name in flat])))
         return future
 
-    def _narrow(self, rows: int, columns: int) -> bool:
-        return self.config.rank * (rows + columns) < rows * columns
+    def _is_divided(self, parameter: torch.Tensor) -> bool:
+        """Return whether P and Q are smaller than the parameter."""
+        if parameter.ndim < 2:
+            return False
+        rows, size = len(parameter), parameter.numel()
+        return self.config.rank * (rows + size // rows) < size
 
     def _first(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
         """Return Q of the step before, or a random one that is the same on all ranks."""

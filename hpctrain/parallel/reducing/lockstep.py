@@ -71,12 +71,15 @@ class Lockstep:
         self._open: tuple[int, int] | None = None
         for number, block in enumerate(self._blocks):
             # Hooks of torch's come after the first ones here, and before the second ones.
-            block.register_forward_pre_hook(
-                _eager(partial(self._before, number)), prepend=True, with_kwargs=True
-            )
-            block.register_forward_hook(_eager(partial(self._after, number)), prepend=True)
-        root.register_forward_pre_hook(_eager(self._begin), prepend=True)
-        root.register_forward_hook(_eager(self._end), prepend=True)
+            self._hook(block, partial(self._before, number), partial(self._after, number))
+        self._hook(root, self._begin, self._end)
+
+    @staticmethod
+    def _hook(module: nn.Module, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """Call two functions around each call of a module, which the compiler does not see."""
+        before, after = torch.compiler.disable(before), torch.compiler.disable(after)
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after, prepend=True)
 
     def start(self, *, train: bool) -> None:
         """Begin a micro-batch; after the first one of its kind the orders are known."""
@@ -111,9 +114,8 @@ class Lockstep:
         outputs = _without_views(outputs)
         tensors = collect_grad_tensors(outputs)
         self._has_gradient = bool(tensors)
-        if tensors:
-            self._trained.add(number)
         for tensor in tensors:
+            self._trained.add(number)
             tensor.register_hook(partial(self._reached, len(self._calls) - 1, True))
         return outputs
 
@@ -176,7 +178,12 @@ class Lockstep:
     def _reached(self, place: int, opens: bool, _: torch.Tensor) -> None:
         """Note that the backward pass reaches the outputs of a call, or those of the model."""
         if second_gradients.is_first():
-            self._check_first()
+            if self._skips:
+                raise ConfigError(
+                    "the model computes a gradient that is differentiated again "
+                    "(create_graph=True), and its ranks skip blocks: FSDP cannot have both. Use "
+                    "ddp (parallel.dp_shard=1) with parallel.ddp.find_unused_parameters=true"
+                )
             return
         # It runs at the end of the backward pass, before what torch has registered later.
         Variable._execution_engine.queue_callback(partial(self._leave, -1))
@@ -197,26 +204,12 @@ class Lockstep:
                 state._pre_backward(None)
                 state._fsdp_param_group.post_backward()
 
-    def _check_first(self) -> None:
-        """Raise a ConfigError if a gradient that is differentiated again meets skipped blocks."""
-        if self._skips:
-            raise ConfigError(
-                "the model computes a gradient that is differentiated again (create_graph=True), "
-                "and its ranks skip blocks: FSDP cannot have both. Use ddp (parallel.dp_shard=1) "
-                "with parallel.ddp.find_unused_parameters=true"
-            )
-
     def _refuse(self, reason: str) -> NoReturn:
         raise ConfigError(
             f"{reason}, which other ranks do not see. FSDP would mix the parameters of blocks. Use "
             "parallel.fsdp.agree=true, by which the ranks agree before each block, or ddp "
             "(parallel.dp_shard=1) with parallel.ddp.find_unused_parameters=true"
         )
-
-
-def _eager(hook: Callable[..., Any]) -> Callable[..., Any]:
-    eager: Callable[..., Any] = torch.compiler.disable(hook)
-    return eager
 
 
 def _without_views(outputs: Any) -> Any:

@@ -90,12 +90,10 @@ def _value(metric: Any, found: list[_States]) -> float | str:
 
 def _number(value: Any) -> float | str:
     """Return the value of a metric, or what it is if it is not one number."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value)
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, int | float):
         return float(value)
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
     return f"a dict of {', '.join(map(str, value))}" if isinstance(value, dict) else repr(value)
 
 
@@ -129,11 +127,10 @@ def _set(metric: Any, states: _States) -> None:
 
 def _merge(metric: Any, found: list[_States]) -> None:
     """Give a metric the states of several ranks, as torchmetrics itself does."""
-    if len(found) == 1:
-        merged = found[0]
-    else:
+    merged = found[0]
+    if len(found) > 1:
         merged = [
-            {name: _reduced(each[name], [ranks[n][name] for ranks in found]) for name in each}
+            {name: _reduced(how, [ranks[n][name] for ranks in found]) for name, how in each.items()}
             for n, each in enumerate([part._reductions for part in _parts(metric)])
         ]
     _set(metric, merged)

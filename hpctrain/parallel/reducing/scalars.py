@@ -8,12 +8,12 @@ pinned memory. `torch.tensor(floats, device="cuda")` and `new_tensor` would let 
 the GPU has done everything that was queued before.
 """
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.tasks import Sums
 
 Scalars: TypeAlias = "list[float] | torch.Tensor"
 """n numbers: a list, or a float64 tensor of shape (n,)."""
@@ -22,8 +22,9 @@ Scalar: TypeAlias = "float | torch.Tensor"
 """One of them: a float, or a tensor of shape ()."""
 
 
-def scalars(values: Sequence[torch.Tensor]) -> Scalars:
-    """Return the values of tensors of shape (), which are all on the same device."""
+def flat(sums: Sums) -> Scalars:
+    """Return the sums and counts of a task: a sum and a count for each name."""
+    values = [value for pair in sums.values() for value in pair]
     if values[0].device.type == "cpu":
         return [float(value.item()) for value in values]
     return torch.stack([value.detach().double() for value in values])

@@ -10,7 +10,7 @@ is known from the reduction of the step's sums: their gradient is None again, fo
 changes a parameter whose gradient is zero (by weight decay, for example).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.reducing.lockstep import Lockstep
-from hpctrain.parallel.reducing.scalars import Scalars, joined
+from hpctrain.parallel.reducing.scalars import Scalars
 
 
 class Unused:
     """Gives parameters that this rank does not use a gradient of zero.
 
     `undivided` are the parameters that every rank has whole, and `ranks` those over which their
-    gradients are averaged. `lockstep` knows which blocks the backward pass comes to again.
+    gradients are averaged. `lockstep` knows which blocks the backward pass comes to again. The step
+    is told which of the `parameters` were used.
     """
 
     def __init__(
@@ -39,13 +40,17 @@ class Unused:
         undivided: Sequence[nn.Parameter],
         ranks: DeviceMesh,
         lockstep: Lockstep | None = None,
+        parameters: Sequence[nn.Parameter] = (),
     ) -> None:
         self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
-        self._own: list[float] = []
+        self._parameters, self._own = parameters, list[float]()
         self._used: set[int] = set()
         self._twice = False  # whether a gradient was differentiated again
-        for group in _groups(model):
-            group.post_backward = partial(self._post_backward, group, group.post_backward)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                group: Any = module._get_fsdp_state()._fsdp_param_group
+                if group is not None:
+                    group.post_backward = partial(self._post_backward, group, group.post_backward)
 
     def average(self) -> None:
         """Average the gradients of the undivided parameters over the ranks."""
@@ -54,27 +59,23 @@ class Unused:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 self._used.add(id(parameter))
-        average([p.grad for p in self._undivided if p.grad is not None], self._ranks)
+            for dim in range(self._ranks.ndim):
+                dist.all_reduce(parameter.grad, group=self._ranks.get_group(dim))
+            parameter.grad /= self._ranks.size()
 
-    def joined(self, values: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
-        """Return the numbers of a step, and which parameters this rank has used in it."""
-        self._own = [float(id(parameter) in self._used) for parameter in parameters]
+    def flags(self) -> list[float]:
+        """Return which of the `parameters` this rank has used in this step."""
+        self._own = [float(id(parameter) in self._used) for parameter in self._parameters]
         self._used.clear()
-        return joined(values, self._own)
+        return self._own
 
-    def settled(self, total: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
-        """Remove the gradients of parameters that no rank has used; return the numbers of the step.
-
-        `total` is what `joined` has returned, added over all ranks.
-        """
-        end = len(total) - len(parameters)
+    def offer(self, total: Scalars) -> None:
+        """Remove the gradients of parameters that no rank has used, by the sums of the flags."""
         if not all(self._own):  # otherwise the device need not be waited for
-            used = total[end:]
-            ranks_of = used.tolist() if isinstance(used, torch.Tensor) else used
-            for parameter, ranks in zip(parameters, ranks_of, strict=True):
-                if not ranks:
+            ranks = total.tolist() if isinstance(total, torch.Tensor) else total
+            for parameter, used in zip(self._parameters, ranks, strict=True):
+                if not used:
                     parameter.grad = None
-        return total[:end]
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
         if second_gradients.is_first():
@@ -101,19 +102,3 @@ class Unused:
                 whole.grad = torch.zeros_like(whole)
         reduce()
         group.reduce_grads, group.reshard_after_backward = before
-
-
-def average(tensors: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:
-    """Replace real or complex tensors by their means over the ranks, in place."""
-    for tensor in tensors:
-        for dim in range(ranks.ndim):
-            dist.all_reduce(tensor, group=ranks.get_group(dim))
-        tensor /= ranks.size()
-
-
-def _groups(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            group = module._get_fsdp_state()._fsdp_param_group
-            if group is not None:
-                yield group

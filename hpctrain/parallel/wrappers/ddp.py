@@ -1,4 +1,18 @@
-"""Data parallel: every rank has the whole model, and gradients are averaged while they appear."""
+"""Data parallel: every rank has the whole model, and gradients are averaged while they appear.
+
+With local SGD the replicas train by themselves, and are averaged every so many steps:
+
+    steps 1 .. start_step     plain DDP: the gradients of each step are averaged
+    steps after it            each replica takes its own gradient
+    every `every` steps       change = common parameters - mean of the replicas
+                              momentum = outer_momentum * momentum + change
+                              common parameters -= outer_lr * (change + outer_momentum * momentum)
+                              every replica continues from the common parameters
+
+Stich, "Local SGD Converges Fast and Communicates Little" (2019); with start_step Lin et al.,
+"Don't Use Large Mini-Batches, Use Local SGD" (post-local SGD, 2020); with momentum Douillard et
+al., "DiLoCo" (2023). The optimizer state of each replica stays its own.
+"""
 
 # Annotations are not postponed here, because torch looks at those of a hook.
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.schema import CompressionConfig, DDPConfig
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.models.quantized import is_released
 from hpctrain.parallel.mesh import Mesh
@@ -21,11 +35,7 @@ from hpctrain.tasks import Task
 
 
 class DDPModel(ParallelModel):
-    """A model in torch's DistributedDataParallel (Li et al. 2020).
-
-    `compress` is `train.compression`; None sends whole gradients. `every` reduces the gradients
-    after each micro-batch instead of after the last one.
-    """
+    """A model in torch's DistributedDataParallel (Li et al. 2020)."""
 
     can_repeat = False
 
@@ -35,28 +45,27 @@ class DDPModel(ParallelModel):
         mesh: Mesh,
         precision: Precision,
         accumulate: int,
-        config: DDPConfig,
-        *,
-        compress: CompressionConfig | None = None,
-        every: bool = False,
+        config: Config,
     ) -> None:
+        options, compress = config.parallel.ddp, config.train.compression
         if released := [name for name, p in module.named_parameters() if is_released(p)]:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, released)
         ddp = DistributedDataParallel(
             module,
             init_sync=False,  # `fill` has given all ranks the same values
             device_ids=[precision.device.index] if precision.device.type == "cuda" else None,
-            bucket_cap_mb=config.bucket_mb,
-            static_graph=config.static_graph,
-            gradient_as_bucket_view=config.gradient_as_bucket_view,
-            find_unused_parameters=config.find_unused_parameters,
+            bucket_cap_mb=options.bucket_mb,
+            static_graph=options.static_graph,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            find_unused_parameters=options.find_unused_parameters,
         )
         if precision.reduce != precision.params:
             ddp.register_comm_hook(precision.reduce, _average_as)
         super().__init__(ddp, mesh, precision, accumulate)
-        self._ddp, self._every = ddp, every
+        self._ddp, self._every = ddp, config.parallel.sync == "every"
+        self._local = config.train.local_sgd
         self._compression = None
-        if compress is not None and compress.kind != "none":
+        if compress.kind != "none":
             self._compression = compression(compress, module, lambda: self.step)
             ddp.register_comm_hook(self._compression, type(self._compression).reduce)
 
@@ -85,6 +94,92 @@ class DDPModel(ParallelModel):
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._every else self._ddp.no_sync()
+
+
+class LocalSGDModel(DDPModel):
+    """Replicas whose parameters, instead of their gradients, are averaged.
+
+    The factor of the gradient stays that of DDP: this rank's sum of losses x ranks / global count.
+    So the mean of the replicas' gradients is the global gradient, even where the ranks have
+    different counts. Where all have the same, it is the gradient of the local mean. The factor
+    needs the sums of all ranks: some bytes in each step, which the stop request needs anyway.
+
+    `scale_gradients` clips each replica's own gradient and returns its norm.
+    """
+
+    # What the replicas have in common; there is none as long as gradients are reduced.
+    _common: list[torch.Tensor] | tuple[torch.Tensor, ...] = ()
+    _momentum: list[torch.Tensor] | tuple[torch.Tensor, ...] = ()
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether the ranks have taken steps by themselves; their optimizer states differ, too."""
+        return bool(self._common)
+
+    def _reduced(self, last: bool) -> AbstractContextManager[object]:
+        if self.step < self._local.start_step:
+            return super()._reduced(last)
+        if not self._common:
+            common = [p.detach().clone() for p in self.parameters]
+            self._begin(common, [torch.zeros_like(p) for p in common])
+        return self._ddp.no_sync()
+
+    def _begin(self, common: list[torch.Tensor], momentum: list[torch.Tensor]) -> None:
+        """Let the replicas differ from now on, also in an evaluation before the first step."""
+        self._common, self._momentum = common, momentum
+        # DDP would give the buffers of rank 0 to all, such as the statistics of a batch norm.
+        self._ddp.require_forward_param_sync = False
+
+    def after_step(self) -> None:
+        """Count the step, and average the replicas if it is time."""
+        super().after_step()
+        if self._common and self._since_average == 0:
+            self._average()
+
+    def finish(self) -> None:
+        """Average the replicas after the last step of the run."""
+        if self._common and self._since_average:
+            self._average()
+
+    @property
+    def _since_average(self) -> int:
+        """The steps since the replicas were averaged."""
+        assert self._local.every is not None
+        return (self.step - self._local.start_step) % self._local.every
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        replica = [p.detach() for p in self.parameters]
+        changes = torch._foreach_sub(self._common, replica)
+        buffers = [b for b in self._ddp.module.buffers() if b.is_floating_point()]
+        for work in [dist.all_reduce(value, async_op=True) for value in [*changes, *buffers]]:
+            work.wait()
+        torch._foreach_div_([*changes, *buffers], self.mesh.dp_size)
+        momentum, lr = self._local.outer_momentum, self._local.outer_lr
+        if momentum:
+            torch._foreach_mul_(self._momentum, momentum)
+            torch._foreach_add_(self._momentum, changes)
+            torch._foreach_add_(changes, self._momentum, alpha=momentum)
+        torch._foreach_add_(self._common, changes, alpha=-lr)
+        torch._foreach_copy_(replica, self._common)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the common parameters and the momentum."""
+        return {
+            f"{kind}.{index}": value
+            for kind, values in (("common", self._common), ("momentum", self._momentum))
+            for index, value in enumerate(values)
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue with what `state_dict` returned."""
+        if state:
+            indexed = list(enumerate(self.parameters))
+            kept = (
+                [state[f"{kind}.{i}"].to(p.device) for i, p in indexed]
+                for kind in ("common", "momentum")
+            )
+            self._begin(*kept)
 
 
 # What torch says in 900 characters, and without our keys.

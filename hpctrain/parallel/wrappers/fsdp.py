@@ -45,11 +45,7 @@ _ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 
 class FSDPModel(ParallelModel):
-    """A model whose blocks, and what is outside of them, were divided by `shard`.
-
-    `zero` is the stage, 1 to 3. `every` reduces the gradients after each micro-batch instead of
-    after the last one. `agree` lets the ranks agree on the order of the blocks in every step.
-    """
+    """A model whose blocks, and what is outside of them, were divided by `shard`."""
 
     can_repeat = False
 
@@ -59,33 +55,32 @@ class FSDPModel(ParallelModel):
         mesh: Mesh,
         precision: Precision,
         accumulate: int,
+        config: ParallelConfig,
         *,
-        zero: int,
-        every: bool,
-        divided_loss: bool = False,
-        agree: bool = False,
+        divided_loss: bool,
     ) -> None:
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         assert isinstance(module, FSDPModule)
-        self._root, self._zero, self._every = module, zero, every
+        self._root, self._zero, self._every = module, config.zero, config.sync == "every"
+        if config.sync == "auto" and (mesh.degrees.dp_shard > 1 or config.fsdp.offload):
+            self._every = config.zero > 1
         named = dict(module.named_modules())
-        parts = {name: m for name, m in named.items() if isinstance(m, FSDPModule) and name}
+        names = [name for name, m in named.items() if name and isinstance(m, FSDPModule)]
         self._lockstep = None
         # Experts that are divided by themselves are blocks within blocks, which no rank skips.
-        if not any(name.startswith(f"{outer}.") for name in parts for outer in parts):
+        if not any(name.startswith(f"{outer}.") for name in names for outer in names):
+            blocks = {name: named[name] for name in names}
             self._lockstep = Lockstep(
-                module,
-                {name: named[name] for name in parts},
-                mesh.stage_group,
-                mesh.device,
-                always=agree,
+                module, blocks, mesh.stage_group, mesh.device, always=config.fsdp.agree
             )
-        self._unused = Unused(module, undivided(module), mesh.data_mesh, self._lockstep)
+        whole, ranks = undivided(module), mesh.data_mesh
+        unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
+        self.unused, self._average = unused, unused.average
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
-        self._unused.average()
+        self._average()
         return sums
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
@@ -95,14 +90,6 @@ class FSDPModel(ParallelModel):
         # A model may compute gradients in an evaluation, too, such as forces.
         self._root.set_requires_gradient_sync(False)
         return super().evaluate(task, batch)
-
-    def joined(self, values: Scalars) -> Scalars:
-        """Return the numbers, followed by which parameters this rank has used."""
-        return self._unused.joined(values, self.parameters)
-
-    def settled(self, total: Scalars) -> Scalars:
-        """Let the optimizer leave out the parameters that no rank has used."""
-        return self._unused.settled(total, self.parameters)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         if self._lockstep is not None:
@@ -131,15 +118,12 @@ def shard(
     block are gathered together. `experts` are the modules that hold experts which expert parallel
     has divided, and the ranks that have the same ones.
     """
-    fsdp = config.fsdp
-    offload: OffloadPolicy = OffloadPolicy()
-    if fsdp.offload:  # pinned memory needs a GPU
-        offload = CPUOffloadPolicy(pin_memory=precision.device.type == "cuda")
+    fsdp, on_gpu = config.fsdp, precision.device.type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=on_gpu) if fsdp.offload else OffloadPolicy()
     dtype = precision.autocast if precision.autocast != precision.params else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce)
     options: dict[str, Any] = {
         "mesh": mesh.data_mesh,
-        "mp_policy": policy,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce),
         "offload_policy": offload,
         "ignored_params": set(undivided(model)),
     }
@@ -151,14 +135,12 @@ def shard(
         for module in (*blocks, model):
             replicate(module, **options)
         return
-    within: bool | int = False
-    if config.zero == 3:
+    within: bool | int = config.zero == 3
+    if within and fsdp.reshard_after_forward != mesh.degrees.dp_shard * mesh.degrees.cp:
         within = fsdp.reshard_after_forward or True
-        if within == mesh.degrees.dp_shard * mesh.degrees.cp:
-            within = True
     for module, ranks in experts:
         given = options | _divided_over(ranks)
-        fully_shard(module, reshard_after_forward=within is not False, **given)
+        fully_shard(module, reshard_after_forward=config.zero == 3, **given)
     options |= _divided_over(mesh.data_mesh)
     for block in blocks:
         fully_shard(block, reshard_after_forward=within, **options)
@@ -202,10 +184,8 @@ def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:
 
 def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:
     """Gather the parameters of the next blocks of each pass ahead."""
-    if config.prefetch == 0:
-        return
     divided: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for i, block in enumerate(divided):
+    for i, block in enumerate(divided if config.prefetch else ()):
         block.set_modules_to_forward_prefetch(divided[i + 1 : i + 1 + config.prefetch])
         before = divided[max(0, i - config.prefetch) : i]
         block.set_modules_to_backward_prefetch(before[::-1])

@@ -3,7 +3,7 @@
     batch of this rank ── micro-batches ── task ── sums ── backward of sum / rows ── gradient
     gradient (mean over the data-parallel ranks) x rows x dp / count ── norm ── clip
 
-The class here is for a model that one rank holds alone. `ddp`, `local_sgd` and `fsdp` have the
+The class here is for a model that one rank holds alone. `ddp`, `fsdp` and `pipeline` have the
 others, which change how gradients are reduced.
 """
 
@@ -28,9 +28,10 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, scalars
+from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, flat
+from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import Sums, Task, checked
+from hpctrain.tasks import Task, checked
 
 
 class ParallelModel:
@@ -45,6 +46,8 @@ class ParallelModel:
     Attributes:
         settings: What the config says about parameters, by name; empty if it says nothing.
         summary: The summary of the whole model; None if it was not made by the recipe.
+        unused: What lets the optimizer leave out the parameters that no rank has used in a step,
+            where this needs to be told; None elsewhere.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
             not wait in a collective operation then.
     """
@@ -69,6 +72,7 @@ class ParallelModel:
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
         self.loads = Loads(module)
+        self.unused: Unused | None = None
         self._loss = loss_parallel if divided_loss else nullcontext
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
@@ -98,14 +102,6 @@ class ParallelModel:
         with torch.no_grad(), self._loss(), self.precision.forward():
             sums = checked(task(self.module, batch))
         return list(sums), self._counted(flat(sums))
-
-    def joined(self, values: Scalars) -> Scalars:
-        """Return the numbers of this rank's part of a step, followed by those of the model."""
-        return values
-
-    def settled(self, total: Scalars) -> Scalars:
-        """Use what `joined` has appended, added over all ranks; return the other numbers."""
-        return total
 
     def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
         """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
@@ -219,11 +215,6 @@ def _check_gradient(loss: torch.Tensor) -> None:
             "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all "
             "parameters frozen?"
         )
-
-
-def flat(sums: Sums) -> Scalars:
-    """Return the sums and counts of a task: a sum and a count for each name."""
-    return scalars([value for pair in sums.values() for value in pair])
 
 
 def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:

@@ -13,12 +13,15 @@ The schedules are those of torch (`torch.distributed.pipelining`): GPipe (Huang 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from hpctrain.causes import is_out_of_memory
@@ -32,10 +35,9 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
+from hpctrain.parallel.reducing.scalars import Scalars, added, flat, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel, flat, split
-from hpctrain.parallel.wrappers.pipeline_stage import Clock, Stage
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task, checked
 
@@ -89,9 +91,9 @@ class PipelineModel(ParallelModel):
         self._unused = []
         if mesh.dp_cp_size > 1:
             self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]
-        self._clock = Clock(mesh.device)
+        self._clock = _Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
-        self._names: dict[bool, list[str]] = {}
+        self._names: dict[bool, list[str]] = {}  # of the sums, in training and in evaluations
         self._work: _Work | None = None
 
     @property
@@ -142,7 +144,10 @@ class PipelineModel(ParallelModel):
             raise
         finally:
             self._work = None
-        names = self._learn_names(work, train)
+        names = self._names.get(train)
+        if names is None:
+            names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
+            self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
             return names, functools.reduce(added, work.sums.values())
         return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
@@ -152,13 +157,13 @@ class PipelineModel(ParallelModel):
         key = (train, parts, *((x.shape, x.dtype) for x in inputs))
         schedule = self._schedules.pop(key, None) or self._new_schedule(parts)
         self._schedules[key] = schedule  # the last used is the last in the dict
-        while len(self._schedules) > _KEPT:
+        if len(self._schedules) > _KEPT:
             del self._schedules[next(iter(self._schedules))]
         return schedule
 
     def _new_schedule(self, parts: int) -> Any:
         made = [
-            Stage(module, number, self._count, self.mesh.device, group=self.mesh.pp_group)
+            _Stage(module, number, self._count, self.mesh.device, group=self.mesh.pp_group)
             for number, module in self._stages.items()
         ]
         for stage in made:
@@ -189,11 +194,6 @@ class PipelineModel(ParallelModel):
         work.names = list(sums)
         return sums["loss"][0] * work.factor
 
-    def _learn_names(self, work: _Work, train: bool) -> list[str]:
-        if train not in self._names:
-            self._names[train] = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
-        return self._names[train]
-
 
 @dataclass
 class _Work:
@@ -213,3 +213,107 @@ def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kw
     outputs = getattr(outputs, "logits", outputs)
     # The zero-bubble schedules detach what a stage returns in place, which a view does not allow.
     return outputs.clone() if outputs._is_view() else outputs
+
+
+class _Clock:
+    """Measures how long a rank computes during a step, and how long the step takes.
+
+    As a context it measures one computation. On a GPU these are times of its stream. They are read
+    when the GPU has passed them, so that no step waits.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda, self._skipped = device.type == "cuda", False
+        self._begin: Any = None
+        self._busy: list[tuple[Any, Any]] = []
+        self._steps: list[list[tuple[Any, Any]]] = []
+
+    def __enter__(self) -> None:
+        self._begin = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.append((self._begin, self._now()))
+
+    def skip(self) -> None:
+        """Leave out the next step."""
+        self._skipped = True
+
+    @contextmanager
+    def step(self, counts: bool) -> Iterator[None]:
+        """Measure a step; `counts` tells whether `read` shall return it."""
+        self._busy, begin = [], self._now()
+        yield
+        if counts and not self._skipped:
+            self._steps.append([(begin, self._now()), *self._busy])
+        self._skipped = False
+
+    def read(self) -> list[float]:
+        """Return once the seconds without computation, and all seconds, of steps that are over."""
+        idle = total = 0.0
+        while self._steps and (not self._cuda or self._steps[0][0][1].query()):
+            whole, *busy = (self._seconds(*times) for times in self._steps.pop(0))
+            idle, total = idle + whole - sum(busy), total + whole
+        return [idle, total]
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end) / 1000 if self._cuda else end - begin)
+
+
+class _Stage(PipelineStage):
+    """A stage that measures its passes, counts loads of experts, and can be evaluated by zbv."""
+
+    clock: _Clock
+    loads: Loads
+    whole: set[int]
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
+            self.loads.start()
+        with self.clock:
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: Any = False,
+    ) -> Any:
+        if self.has_backward and not full_backward and not self.is_first:
+            # torch finds the weights of the second half on the way from the outputs to inputs that
+            # need a gradient. There are none if all stages before this one are frozen.
+            inputs = self.fwd_cache[bwd_chunk_id][1]
+            full_backward = not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+            if full_backward:
+                self.whole.add(bwd_chunk_id)
+        with self.clock:
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
+        if bwd_chunk_id in self.whole:
+            self.whole.remove(bwd_chunk_id)
+            return None
+        with self.clock:
+            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradient of the input; in an evaluation torch asks for it and raises."""
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the gradient of the output from the next stage, which is on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
+        with self.clock:
+            return super().perform_reduce_grad(*args, **kwargs)

@@ -30,7 +30,8 @@ from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
-from hpctrain.parallel.preparing.initial import Build, with_tensors
+from hpctrain.parallel.preparing.initial import Build, allocate
+from hpctrain.parallel.preparing.whole_model import cast_parameters
 from hpctrain.plan.inspecting.live_bytes import StepBytes, step_bytes
 from hpctrain.plan.inspecting.model_facts import explained
 from hpctrain.shards.types import Batch
@@ -103,7 +104,7 @@ class Measured:
         model = _without_memory(self._build, fake)
         if cast and self._compute is not None:
             with fake:
-                model = with_tensors(model, self._compute)
+                cast_parameters(model, self._compute)
             model.register_forward_pre_hook(partial(_lowered, self._compute), with_kwargs=True)
         self._prepare(model, train)
 
@@ -169,7 +170,8 @@ def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
         with torch.device("meta"):
             model = build()
         with fake:
-            return with_tensors(model)
+            allocate(model, torch.device("cpu"))
+        return model
 
 
 def _lowered(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> Any:

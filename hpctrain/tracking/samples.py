@@ -116,10 +116,11 @@ def last_time(run_dir: Path) -> float:
     return last
 
 
-def has_new(run_dir: Path, positions: Mapping[str, int]) -> bool:
-    """Return whether a node has samples after its position in `positions`."""
-    found = files(run_dir).items()
-    return any(any(read(path, positions.get(node, 0))) for node, path in found)
+def new(run_dir: Path, positions: Mapping[str, int]) -> Iterator[tuple[str, Sample]]:
+    """Yield the samples of all nodes, each with its node, after their positions in the files."""
+    for node, path in files(run_dir).items():
+        for sample in read(path, positions.get(node, 0)):
+            yield node, sample
 
 
 def _sample(line: bytes, end: int) -> Sample | None:

@@ -14,7 +14,7 @@ from hpctrain.report.account.advice import notes
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.report_command import as_json
 from hpctrain.report.views import run_charts
-from hpctrain.report.views.sweep_view import shared_notes
+from hpctrain.report.views.terminal_view import shared_notes
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.allocations import Allocation
 from tests.conftest import Completed

@@ -14,8 +14,8 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
-from hpctrain.tracking import check_uri, is_ready
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.store import check_uri, is_ready
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
 from tests.tracking.new_tracker import new_tracker

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import initialise, is_ready
+from hpctrain.tracking.store import initialise, is_ready
 from hpctrain.tracking.uploading.client import nature
 from tests.tracking.mlflow_server import MlflowServer, serving
 from tests.tracking.warm_server import WarmServer

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import OfflineError, RefusedError, TrackingError
-from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri, uploader_process
-from hpctrain.tracking.store import beside, file_system
+from hpctrain.tracking import uploader_process
+from hpctrain.tracking.store import (
+    beside,
+    check_uri,
+    file_system,
+    initialise,
+    is_ready,
+    resolve_uri,
+)
 from hpctrain.tracking.uploading.client import explain
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 

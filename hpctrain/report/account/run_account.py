@@ -274,7 +274,11 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
         own = {}
     unused = allocate(found, own, now, shared=facts.record.shares_job)
     queue, why = _queue(facts, own, found, now)
-    config, damage = _config(facts.path)
+    config, damage = dict[str, Any](), list[str]()
+    try:
+        config = values_of(facts.path / "config.yaml")
+    except ConfigError as error:
+        damage = [str(error)]
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))
     account.left_out += [*damage, *_left_out(account, why)]
     found_traces = traces(facts.path, account.left_out)
@@ -296,14 +300,6 @@ def _queue(
     if after and len(found) == len(after) == 1:
         return after[0] - submitted, ""
     return None, "queue time: there is no accounting database (sacct) that knows the jobs"
-
-
-def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the frozen config; if it cannot be read, an empty one and the reason."""
-    try:
-        return values_of(path / "config.yaml"), []
-    except ConfigError as error:
-        return {}, [str(error)]
 
 
 def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:

@@ -51,7 +51,7 @@ def verdict(account: RunAccount) -> str:
         text += f" after {account.step:,}{of} steps in {duration(account.time['allocated'])}"
         text += f" and {len(account.spans)} attempts" if len(account.spans) > 1 else ""
     if reason := one_line(account.state.reason):
-        text += f": {_short(reason)}"
+        text += f": {shortened(reason, _LONGEST)}"
     if account.spans and account.spans[-1].runs:
         left = eta_s(account.facts, account.now)
         text += f"; about {duration(left)} to go" if left is not None else ""
@@ -70,7 +70,8 @@ def why(span: Span) -> str:
     if span.killed:
         known = span.scheduler not in ("", "COMPLETED", "RUNNING")
         return "no end was recorded" + (f"; Slurm says {span.scheduler}" if known else "")
-    return _short(named(span.facts.cause, one_line(span.facts.error or span.facts.reason)))
+    text = named(span.facts.cause, one_line(span.facts.error or span.facts.reason))
+    return shortened(text, _LONGEST)
 
 
 def command(account: RunAccount) -> str:
@@ -119,10 +120,6 @@ def _first_line(file: Path) -> str:
     with suppress(OSError), open_regular(file) as opened:
         return opened.readline(_LONGEST).decode(errors="replace").strip()
     return ""
-
-
-def _short(text: str) -> str:
-    return shortened(text, _LONGEST)
 
 
 def date(time: float) -> str:

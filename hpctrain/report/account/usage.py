@@ -22,11 +22,6 @@ class Sensor:
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def add(self, time: float, value: float) -> None:
-        """Add a sample."""
-        self.times.append(time)
-        self.values.append(value)
-
     def with_gaps(self) -> tuple[list[float], list[float]]:
         """Return times and values, with a NaN in each gap in which nothing was measured."""
         ends = [a + b for a, b in zip(self.times, self.durations(), strict=True)]
@@ -69,7 +64,8 @@ class Usage:
             sensors: dict[str, Sensor] = defaultdict(Sensor)
             for sample in samples.read(path):
                 for name, value in sample.metrics.items():
-                    sensors[name].add(sample.time, value)
+                    sensors[name].times.append(sample.time)
+                    sensors[name].values.append(value)
                 for name, title in sample.facts.items():
                     if name.startswith("gpu_") and name[4:].isdecimal():
                         usage.gpus[node, name] = title

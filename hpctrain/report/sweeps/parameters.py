@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import correlation, fmean
 
 from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
@@ -151,8 +151,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
     """Return Spearman's rank correlation; 0 if one side does not vary."""
-    left, right = _ranks(left), _ranks(right)
-    a, b = fmean(left), fmean(right)
-    product = sum((x - a) * (y - b) for x, y in zip(left, right, strict=True))
-    spread = sum((x - a) ** 2 for x in left) * sum((y - b) ** 2 for y in right)
-    return product / math.sqrt(spread) if spread else 0.0
+    if min(len({*left}), len({*right})) < 2:
+        return 0.0
+    return correlation(_ranks(left), _ranks(right))

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -92,7 +93,7 @@ def svg(chart: Chart) -> str:
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.S)
     drawn = re.sub(r"#ab00[0-9a-f]{2}", lambda found: _NAMES[found[0]], drawn)
-    return drawn.replace("<svg", f'<svg role="img" aria-label="{_attribute(chart.title)}"', 1)
+    return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(chart.title)}"', 1)
 
 
 def png(charts: Sequence[Chart], title: str) -> bytes:
@@ -209,7 +210,3 @@ def _number(value: float, digits: int = 4) -> str:
 def _plain(text: str) -> str:
     """Return a text in which matplotlib finds no formula."""
     return text.replace("$", r"\$")
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -16,8 +16,7 @@ from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns, ranking
 from hpctrain.report.views.charts import Chart, svg
-from hpctrain.report.views.sweep_view import shared_notes
-from hpctrain.report.views.terminal_view import figures
+from hpctrain.report.views.terminal_view import figures, shared_notes
 from hpctrain.runs.state.state import duration
 from hpctrain.search.standing import Standing
 from hpctrain.secrets import mask

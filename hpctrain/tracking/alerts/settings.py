@@ -7,16 +7,13 @@ The address of a webhook is a secret, so only the variable that holds it is writ
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.record import Record, Seconds, read_owned
+from hpctrain.record import Record, Seconds, read_owned, written
 
 
 class Settings(Record, frozen=True):
@@ -31,7 +28,7 @@ class Settings(Record, frozen=True):
         """Write the file."""
         path = _path(run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(msgspec.to_builtins(self)) + "\n", sync=False)
+        write_atomically(path, written(self), sync=False)
 
     @classmethod
     def read(cls, run_dir: Path) -> Settings | None:

@@ -21,9 +21,8 @@ from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
-from hpctrain.tracking.uploading.publish import KINDS, publish, tolerant
+from hpctrain.tracking.uploading.publish import KINDS, WaitingFiles, publish, tolerant
 from hpctrain.tracking.uploading.sweep_summary import SweepSummary
-from hpctrain.tracking.uploading.waiting_files import WaitingFiles
 
 log = logging.getLogger(__name__)
 
@@ -52,40 +51,39 @@ class Upload:
         self._meta = self._read_meta()
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
-        self._system = SystemMetrics(run_dir)
-        self._evaluations = EvaluationMetrics(run_dir)
+        self._system = SystemMetrics(run_dir, {})
+        self._evaluations = EvaluationMetrics(run_dir, ())
+        self._files = WaitingFiles(run_dir, ())
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
         self._shown, self._has_view = "", False
         self.position = 0
         self.points = 0
-        self._files = WaitingFiles(run_dir)
         self._next_note = 0.0  # on the monotonic clock
         self.journal = JournalFacts(run_dir)
 
-    def drain(self) -> int:
-        """Upload everything that is in the journal now; return the number of new bytes.
+    def drain(self) -> None:
+        """Upload everything that is in the journal now.
 
         After a DeletedError (the run is deleted in MLflow) a later call continues at `position`.
         """
         try:
-            return self._drain()
+            self._drain()
         except DeletedError as error:
             self._write_uploaded(error.run_id, str(error))
             raise
 
-    def _drain(self) -> int:
+    def _drain(self) -> None:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.journal.scan()
-        beside = self._system.is_new or self._evaluations.is_new or self._files_are_due
+        beside = self._system.is_new or self._evaluations.new or self._files_are_due
         if end == self.position and self._run and not beside:
-            return 0
+            return
         meta = self._read_meta()
         if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
             self._meta, self._run = meta, None
         run = self._open()
-        begin = self.position
-        for record in read_all(self._path, begin, end):
+        for record in read_all(self._path, self.position, end):
             if record.body["kind"] == "metrics":
                 self._add_metrics(run, record)
             elif record.body["kind"] != "time":  # that one is for reports; a batch goes on
@@ -102,7 +100,6 @@ class Upload:
         if self._files_are_due:
             note = partial(self._write_uploaded, run.run_id)
             self._files.publish(run, note, all_of_them=self.journal.ended)
-        return end - begin
 
     @property
     def left(self) -> str:
@@ -174,12 +171,12 @@ class Upload:
             with self._sweep_lock():
                 self._run = MlflowRun(self._meta, start, self._pause)
             self.position = self._run.position
-            self._system.begin(self._run.tags)
+            self._system = SystemMetrics(self.run_dir, self._run.tags)
             note = Uploaded.read(self.run_dir)
             if note is None or (note.uri, note.run_id) != (self._meta.uri, self._run.run_id):
                 note = None  # of another run
-            self._evaluations.begin(note.evaluations if note else ())
-            self._files.begin(note.waiting if note else ())
+            self._evaluations = EvaluationMetrics(self.run_dir, note.evaluations if note else ())
+            self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
             self._has_view = bool(note and note.has_view)
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run

@@ -88,27 +88,20 @@ def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> N
 
     scales = ("log" if options.log_x else "linear"), ("log" if options.log_y else "linear")
     restarts = [step for history, _ in runs.values() for step in history.restarts]
-    drawn = [
-        metric_chart(
-            *(
-                metric,
-                metric,
-                {name: history.series(metric) for name, (history, _) in runs.items()},
-            ),
-            *(restarts, options.smooth, scales),
-        )
-        for metric in metrics
-    ]
+    drawn = []
+    for metric in metrics:
+        lines = {name: history.series(metric) for name, (history, _) in runs.items()}
+        drawn.append(metric_chart(metric, metric, lines, restarts, options.smooth, scales))
     sensors: dict[str, list[SensorLine]] = {}
     for name, (history, usage) in runs.items():
         for node, own in sorted(usage.nodes.items()):
             for sensor, each in own.items():
-                lines = sensors.setdefault(sensor, [])
+                some = sensors.setdefault(sensor, [])
                 began = min([time for time, _ in history.reported[:1]] + each.times[:1])
                 label = node if len(runs) == 1 else f"{name} {node}"
-                lines.append(SensorLine(label, each, began, len(lines)))
-    some = [*sensors.items()][:_MOST_SYSTEM]
-    drawn += [sensor_chart(key, with_unit(f"system/NODE/{key}"), lines) for key, lines in some]
+                some.append(SensorLine(label, each, began, len(some)))
+    for key, some in [*sensors.items()][:_MOST_SYSTEM]:
+        drawn.append(sensor_chart(key, with_unit(f"system/NODE/{key}"), some))
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,

@@ -51,7 +51,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
 
     Seconds are those of the allocations, and the parts of `time` add up to `allocated`.
     """
-    cost, best = account.cost, account.best
+    (cost, currency), best = account.cost or (None, None), account.best
     return {
         "run": account.name,
         "path": str(account.facts.path),
@@ -86,8 +86,8 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "idle_gpu_hours": account.idle_gpu_hours,
         "core_hours": account.core_hours,
         "kwh": account.kwh,
-        "cost": None if cost is None else cost[0],
-        "currency": None if cost is None else cost[1],
+        "cost": cost,
+        "currency": currency,
         "per": account.per,
         "gpu_memory_gib": account.gpu_memory_gib,
         "gpu_utilization_percent": account.usage.gpu_use,
@@ -146,7 +146,7 @@ def _several(
     from hpctrain.report.views import charts, html_view, sweep_charts
 
     drawn = sweep_charts.scaling_charts(scaling) if scaling else []
-    drawn += sweep_charts.settings_charts(found, metrics) if found else []
+    drawn += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
     drawn += [sweep_charts.search_chart(search.found, accounts)] if search else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:

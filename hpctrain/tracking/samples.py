@@ -103,8 +103,10 @@ def read(path: Path, begin: int = 0) -> Iterator[Sample]:
             if not line.endswith(b"\n"):
                 return
             begin += len(line)
-            if (sample := _sample(line, begin)) is not None:
-                yield sample
+            with suppress(DamageError):
+                body = decode(_Line, line, "")
+                finite = {key: value for key, value in body.metrics.items() if math.isfinite(value)}
+                yield Sample(begin, body.number, body.time, finite, body.facts)
 
 
 def last_time(run_dir: Path) -> float:
@@ -121,12 +123,3 @@ def new(run_dir: Path, positions: Mapping[str, int]) -> Iterator[tuple[str, Samp
     for node, path in files(run_dir).items():
         for sample in read(path, positions.get(node, 0)):
             yield node, sample
-
-
-def _sample(line: bytes, end: int) -> Sample | None:
-    try:
-        body = decode(_Line, line, "")
-    except DamageError:
-        return None
-    finite = {name: value for name, value in body.metrics.items() if math.isfinite(value)}
-    return Sample(end, body.number, body.time, finite, body.facts)

@@ -29,7 +29,6 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
-from hpctrain.units import GIB
 
 _POINT = 0.01  # "a point" of a metric
 _LEAST_PART_S = 0.0005  # a shorter one is shown as 0
@@ -151,6 +150,10 @@ class RunAccount:
             or wanted
         )
 
+    def has_result(self, metric: str) -> bool:
+        """Return whether the run has finished with a finite value of a metric."""
+        return self.state.name == "finished" and math.isfinite(self.final(metric))
+
     def final(self, metric: str) -> float:
         """Return the last value of a metric; NaN if the run has none."""
         result = self.facts.record.result or {}
@@ -225,10 +228,7 @@ class RunAccount:
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
-        if most:
-            return most
-        peak = self.usage.gpu_memory_bytes
-        return None if peak is None else peak / GIB
+        return most or self.usage.gpu_memory_gib
 
     @property
     def idle_gpu_hours(self) -> float | None:

@@ -8,14 +8,12 @@ why       why an attempt ended
 import math
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from hpctrain.causes import named, one_line
 from hpctrain.console import shortened
-from hpctrain.disk import open_regular
+from hpctrain.disk import text_of
 from hpctrain.job.summary import pages_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
@@ -87,9 +85,9 @@ def facts(account: RunAccount) -> Iterator[Fact]:
     path, record = account.facts.path, account.facts.record
     if text := command(account):
         yield Fact("command", f"`{text}`")
-    if record.overrides:
         yield Fact("overrides", " ".join(f"`{mask(each)}`" for each in record.overrides))
-    made = _first_line(path / "artifacts" / "model.txt").removeprefix("model ")
+    made = text_of(path / "artifacts" / "model.txt").partition("\n")[0][:_LONGEST].strip()
+    made = made.removeprefix("model ")
     yield Fact("model", made or str(account.value("model._target_", "not known")))
     for content in account.history.data.values() or [account.value("data.path", "not known")]:
         yield Fact("data", str(content))
@@ -114,12 +112,6 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         yield Fact("MLflow", pages[0], pages[0])
     yield Fact("logs", str(path / "logs"), (path / "logs").absolute().as_uri())
     yield Fact("", f"`python -m hpctrain logs {shlex.quote(str(path))}`")
-
-
-def _first_line(file: Path) -> str:
-    with suppress(OSError), open_regular(file) as opened:
-        return opened.readline(_LONGEST).decode(errors="replace").strip()
-    return ""
 
 
 def date(time: float) -> str:

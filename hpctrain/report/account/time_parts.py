@@ -120,7 +120,7 @@ def divide(found: list[Span], history: History) -> None:
     """Divide the time of each attempt into its parts, in place."""
     for index, span in enumerate(found):
         # Any later attempt that went on from an earlier step has made all later steps again.
-        kept = min((each.first_step for each in found[index + 1 :]), default=None)
+        kept = min((each.first_step for each in found[index + 1 :]), default=math.inf)
         rewinds = [
             (time, step)
             for time, step in history.rewinds
@@ -132,9 +132,8 @@ def divide(found: list[Span], history: History) -> None:
             span.parts["startup"] = 0.0
 
 
-def _divide(span: Span, kept: int | None, rewinds: list[tuple[float, int]]) -> None:
+def _divide(span: Span, kept: float, rewinds: list[tuple[float, int]]) -> None:
     parts = span.parts
-    repeats = kept is not None and kept < span.reached
     if not span.records:
         parts["unknown"] += span.end - span.begin
         return
@@ -147,51 +146,25 @@ def _divide(span: Span, kept: int | None, rewinds: list[tuple[float, int]]) -> N
     }
     for name, value in before.items():
         parts[name] += value
-    begin = TimeRecord(began, span.first_step, before)
-    for records, limit in _segments(span.records, kept, rewinds):
-        end = records[-1]
-        counts = _at([begin, *records], limit) if limit is not None else end.seconds
-        for name, value in end.seconds.items():
-            counted = counts.get(name, 0.0)
-            parts[name if name in parts else "other"] += counted - begin.seconds.get(name, 0.0)
-            parts["lost"] += value - counted
-        begin = end
+    for old, new in pairwise([TimeRecord(began, span.first_step, before), *span.records]):
+        later = [step for time, step in rewinds if time > new.time]
+        share = _kept_share(old.step, new.step, min([kept, *later]))
+        for name, value in new.seconds.items():
+            spent = value - old.seconds.get(name, 0.0)
+            parts[name if name in parts else "other"] += share * spent
+            parts["lost"] += (1 - share) * spent
     tail = max(0.0, span.end - last.time)
     if span.killed:
-        parts["lost" if repeats else "unknown"] += tail
+        parts["lost" if kept < span.reached else "unknown"] += tail
     else:
         parts["unknown" if span.runs else "shutdown"] += tail
 
 
-def _segments(
-    records: list[TimeRecord], kept: int | None, rewinds: list[tuple[float, int]]
-) -> list[tuple[list[TimeRecord], int | None]]:
-    """Return the records between rewinds, each with the last step of them that counts.
-
-    None means that all steps count.
-    """
-    found: list[tuple[list[TimeRecord], int | None]] = []
-    times = [-math.inf, *(time for time, _ in rewinds), math.inf]
-    for index, (since, until) in enumerate(pairwise(times)):
-        some = [each for each in records if since <= each.time < until]
-        limits = [step for _, step in rewinds[index:]] + ([] if kept is None else [kept])
-        if some:
-            found.append((some, min(limits, default=None)))
-    return found
-
-
-def _at(records: list[TimeRecord], step: int) -> dict[str, float]:
-    """Return the parts when a step was made; between two records, in proportion to the steps."""
-    before = records[0]
-    for record in records[1:]:
-        if record.step > step:
-            share = min(1.0, max(0.0, (step - before.step) / (record.step - before.step)))
-            return {
-                name: before.seconds.get(name, 0.0) * (1 - share) + value * share
-                for name, value in record.seconds.items()
-            }
-        before = record
-    return before.seconds
+def _kept_share(before: int, after: int, last: float) -> float:
+    """Return which part of the steps between two records counts; `last` is the last that does."""
+    if after <= last:
+        return 1.0
+    return min(1.0, max(0.0, (last - before) / (after - before))) if after != before else 0.0
 
 
 def allocate(

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from hpctrain.tracking import samples
+from hpctrain.units import GIB
 
 _GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
 _JOULES = 3.6e6  # in a kWh
@@ -140,10 +141,10 @@ class Usage:
         return _peak(self.of_gpus("memory_usage_percentage").values())
 
     @property
-    def gpu_memory_bytes(self) -> float | None:
-        """The most memory of a GPU in bytes."""
+    def gpu_memory_gib(self) -> float | None:
+        """The most memory of a GPU in GiB."""
         peak = _peak(self.of_gpus("memory_usage_megabytes").values())
-        return None if peak is None else peak * 1e6
+        return None if peak is None else peak * 1e6 / GIB
 
     @property
     def memory_gb(self) -> float | None:

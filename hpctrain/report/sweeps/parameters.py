@@ -39,11 +39,7 @@ class Sweep:
         """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)
-        good = [
-            account
-            for account in accounts
-            if account.state.name == "finished" and math.isfinite(account.final(metric))
-        ]
+        good = [account for account in accounts if account.has_result(metric)]
         sign = 1 if lower_is_better(metric) else -1
         good.sort(key=lambda account: sign * account.final(metric))
         bad = [account for account in accounts if account not in good]

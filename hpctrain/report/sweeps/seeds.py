@@ -136,12 +136,7 @@ def ranking(found: Sequence[Setting]) -> list[str]:
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
-    done = [
-        account
-        for account in group
-        if account.state.name == "finished"
-        and all(math.isfinite(account.final(metric)) for metric in metrics)
-    ]
+    done = [each for each in group if all(each.has_result(metric) for metric in metrics)]
     missing = {account.name: cause(account) for account in group if account not in done}
     estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
     return Setting(values, done, missing, estimates)

@@ -28,7 +28,7 @@ def show(account: RunAccount) -> RenderableType:
     """Return the report of a run."""
     parts: list[RenderableType] = [_head(account)]
     if account.spans:
-        parts += [Text(), *_bars(account), Text(), _figures(account)]
+        parts += [Text(), *_bars(account), Text(), _rows(figures(account))]
         if len(account.spans) > 1:
             parts += [Text(), _attempts(account)]
     parts += _list("Profile", account.profile)
@@ -63,10 +63,10 @@ def _bar(title: str, share: float, text: str) -> Text:
     return Text(f"  {title:<15}[{drawn}{100 * share:5.1f}%]  {text}".rstrip())
 
 
-def _figures(account: RunAccount) -> Table:
-    table = Table("", "")
-    for name, value in figures(account):
-        table.add_row(f"  {name}", value)
+def _rows(pairs: Iterable[tuple[str, str]], right: tuple[int, ...] = ()) -> Table:
+    table = Table("", "", right=right)
+    for name, text in pairs:
+        table.add_row(f"  {name}", text)
     return table
 
 
@@ -125,9 +125,7 @@ def _attempts(account: RunAccount) -> Table:
 
 
 def _list(title: str, texts: list[str]) -> list[RenderableType]:
-    if not texts:
-        return []
-    return [Text(), Text(title, style="bold"), bullets(texts)]
+    return [Text(), Text(title, style="bold"), bullets(texts)] if texts else []
 
 
 def bullets(texts: Iterable[str]) -> Table:
@@ -149,21 +147,14 @@ def show_sweep(
         parts.append(_best(sweep))
     if not search and (importance := sweep.importance()):
         parts += [Text(), Text(f"Variance of {sweep.metric} explained alone", style="bold")]
-        table = Table("", "", right=(1,))
-        for key, share in importance.items():
-            table.add_row(f"  {key}", f"{100 * share:.1f}%")
-        parts.append(table)
+        shares = ((key, f"{100 * share:.1f}%") for key, share in importance.items())
+        parts.append(_rows(shares, right=(1,)))
     if sweep.others:
         parts += [Text(), Text("Without a result", style="bold")]
-        table = Table("", "")
-        for account in sweep.others[:_FAILED]:
-            table.add_row(f"  {account.name}", cause(account))
-        parts.append(table)
+        parts.append(_rows((each.name, cause(each)) for each in sweep.others[:_FAILED]))
         if len(sweep.others) > _FAILED:
             parts.append(Text(f"  ... {len(sweep.others) - _FAILED} more (--json)"))
-    if said := shared_notes(accounts):
-        parts += [Text(), Text("Notes", style="bold"), bullets(said)]
-    return Group(*parts)
+    return Group(*parts, *_list("Notes", shared_notes(accounts)))
 
 
 def _totals(accounts: Sequence[RunAccount]) -> Text:

@@ -16,6 +16,7 @@ which is killed in between sends it no second time; it is noted as open again if
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,7 @@ class Alerts:
             log.warning("the webhook did not take the message that the run %s: %s", event, problem)
 
     def _send(self, settings: Settings, event: str, reason: str) -> str:
-        url = settings.url
+        url = os.environ.get(settings.variable)
         if not url:
             return f"{settings.variable} is not set here"
         name = Meta.read(self._run_dir).run_name

@@ -39,11 +39,6 @@ class Settings(Record, frozen=True):
             return None
         return found if owner == os.geteuid() else None
 
-    @property
-    def url(self) -> str:
-        """The address; "" if the variable is not set here."""
-        return os.environ.get(self.variable, "")
-
 
 def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the variable of the environment that holds an address; None if none does."""

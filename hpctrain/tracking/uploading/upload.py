@@ -22,11 +22,9 @@ from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, System
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.uploading.publish import KINDS, WaitingFiles, publish, tolerant
-from hpctrain.tracking.uploading.sweep_summary import SweepSummary
+from hpctrain.tracking.uploading.sweep_summary import NOTE, SweepSummary
 
 log = logging.getLogger(__name__)
-
-_NOTE = "mlflow.note.content"
 
 
 class GaveUp(Exception):
@@ -94,7 +92,7 @@ class Upload:
         self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
-        self._tell_sweep(run)
+        self._summary.update(run, self._meta, self.journal)
         self._show_metric(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
@@ -146,11 +144,7 @@ class Upload:
         tags = _described(run, {"status": "KILLED", "reason": UNRECORDED})
         run.log_tags({"hpctrain.reason": UNRECORDED, **tags}, self.position)
         self.journal.status, self.journal.why = "KILLED", UNRECORDED
-        self._tell_sweep(run)
-
-    def _tell_sweep(self, run: MlflowRun) -> None:
-        meta, journal = self._meta, self.journal
-        self._summary.update(run, meta.uid, meta.run_name, journal.status, journal.why)
+        self._summary.update(run, self._meta, self.journal)
 
     def _show_metric(self, run: MlflowRun) -> None:
         if not self._shown and (metric := Row.of(self.run_dir, "", "", "", "").metric):
@@ -182,12 +176,10 @@ class Upload:
         return self._run
 
     def _sweep_lock(self) -> AbstractContextManager[int | None]:
-        """Return the lock under which one run of a sweep creates the parent of all of them.
-
-        The runs of a sweep are in one folder, and so is the lock.
-        """
+        """Return the lock under which one run of a sweep creates the parent of all of them."""
         if self._meta.parent_uid is None:
             return nullcontext()
+        # The runs of a sweep are in one folder.
         path = self.run_dir.absolute().parent / f".{self._meta.parent_uid}.lock"
         return file_lock(path, lambda: self._pause(0.2))
 
@@ -204,8 +196,8 @@ class Upload:
                 run.log_params(body["params"], record.end)
             case "tags" | "superseded" | "note":
                 tags = self.journal.tags(record)
-                if run.tags.get(_NOTE):  # people may have changed it
-                    tags.pop(_NOTE, None)
+                if run.tags.get(NOTE):  # people may have changed it
+                    tags.pop(NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
                 self._let_wait(run, record)
@@ -254,9 +246,9 @@ class Upload:
 
 def _described(run: MlflowRun, body: Mapping[str, Any]) -> dict[str, str]:
     """Return the description with the cause of the end, if that changes it."""
-    before = str(run.read_tags().get(_NOTE, ""))
+    before = str(run.read_tags().get(NOTE, ""))
     after = with_cause(before, body["status"], str(body.get("reason", "")))
-    return {_NOTE: after} if after != before else {}
+    return {NOTE: after} if after != before else {}
 
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:

@@ -32,8 +32,10 @@ Runs = Mapping[str, tuple[History, Usage]]
 
 def main(argv: list[str]) -> int:
     """Draw the runs in `argv`."""
-    parser = argparse.ArgumentParser(prog="python -m hpctrain plot", description=__doc__)
-    parser.description = "Draw the curves of runs in the terminal, or with --out as a file."
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain plot",
+        description="Draw the curves of runs in the terminal, or with --out as a file.",
+    )
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="directories, names, or their starts"
     )

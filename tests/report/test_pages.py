@@ -122,9 +122,9 @@ def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
     use, cores = drawn(charts["GPU use"]), drawn(charts["cores"])
     gpus = {str(each.get_label()): each for each in use.get_lines()}
     nodes = {str(each.get_label()): each for each in cores.get_lines()}
-    assert gpus["n1 gpu_0"].get_color() == nodes["n1"].get_color() == "r"
+    assert gpus["n1 gpu_0"].get_color() == nodes["n1"].get_color() == "C0"
     assert gpus["n2 gpu_0"].get_color() == gpus["n2 gpu_1"].get_color() == nodes["n2"].get_color()
-    assert nodes["n2"].get_color() == "g"
+    assert nodes["n2"].get_color() == "C1"
     assert gpus["n2 gpu_0"].get_linestyle() != gpus["n2 gpu_1"].get_linestyle()
     values = np.asarray(nodes["n1"].get_ydata(), float)
     assert np.isnan(values).sum() == 1

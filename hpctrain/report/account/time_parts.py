@@ -147,8 +147,9 @@ def _divide(span: Span, kept: float, rewinds: list[tuple[float, int]]) -> None:
     for name, value in before.items():
         parts[name] += value
     for old, new in pairwise([TimeRecord(began, span.first_step, before), *span.records]):
-        later = [step for time, step in rewinds if time > new.time]
-        share = _kept_share(old.step, new.step, min([kept, *later]))
+        last_kept = min([kept, *(step for time, step in rewinds if time > new.time)])
+        back = (step for time, step in rewinds if old.time < time <= new.time)
+        share = _kept_share(min([old.step, *back]), new.step, last_kept)
         for name, value in new.seconds.items():
             spent = value - old.seconds.get(name, 0.0)
             parts[name if name in parts else "other"] += share * spent
@@ -164,7 +165,7 @@ def _kept_share(before: int, after: int, last: float) -> float:
     """Return which part of the steps between two records counts; `last` is the last that does."""
     if after <= last:
         return 1.0
-    return min(1.0, max(0.0, (last - before) / (after - before))) if after != before else 0.0
+    return (last - before) / (after - before) if before < last else 0.0
 
 
 def allocate(

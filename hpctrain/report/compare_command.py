@@ -35,7 +35,7 @@ class _Parting:
 
 
 @dataclass
-class Differences:
+class _Differences:
     """What differs between two runs."""
 
     # Both values by dotted key; None where there is no such key.
@@ -51,9 +51,9 @@ class Differences:
     left_out: list[str] = field(default_factory=list)  # what could not be compared, and why
 
 
-def differences(left: RunAccount, right: RunAccount) -> Differences:
+def differences(left: RunAccount, right: RunAccount) -> _Differences:
     """Compare two runs."""
-    found = Differences()
+    found = _Differences()
     found.config = _config(left.config, right.config)
     data = [each.facts.record.data_digest or "unknown" for each in (left, right)]
     if data[0] != data[1]:
@@ -127,7 +127,7 @@ def _versions(text: str) -> dict[str, str]:
     return found
 
 
-def _metrics(left: RunAccount, right: RunAccount, found: Differences) -> None:
+def _metrics(left: RunAccount, right: RunAccount, found: _Differences) -> None:
     a, b = left.history.metrics, right.history.metrics
     names = sorted(name for name in {*a} & {*b} if not name.startswith("perf/"))
     steps: set[int] = set()
@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _show(left: RunAccount, right: RunAccount, found: Differences) -> None:
+def _show(left: RunAccount, right: RunAccount, found: _Differences) -> None:
     console = Console()
     names = [left.name, right.name]
     _table(console, "Config", names, found.config, "the same")
@@ -189,7 +189,7 @@ def _show(left: RunAccount, right: RunAccount, found: Differences) -> None:
     console.print(_parting(found), highlight=False)
 
 
-def _parting(found: Differences) -> str:
+def _parting(found: _Differences) -> str:
     if found.partings:
         first = found.partings[0]
         return (

@@ -125,10 +125,10 @@ def _attempts(account: RunAccount) -> Table:
 
 
 def _list(title: str, texts: list[str]) -> list[RenderableType]:
-    return [Text(), Text(title, style="bold"), bullets(texts)] if texts else []
+    return [Text(), Text(title, style="bold"), _bullets(texts)] if texts else []
 
 
-def bullets(texts: Iterable[str]) -> Table:
+def _bullets(texts: Iterable[str]) -> Table:
     """Return a list whose further lines are indented."""
     table = Table("", "", gap=1)
     for text in texts:
@@ -142,7 +142,7 @@ def show_sweep(
     """Return the report of several runs, or of a search."""
     parts: list[RenderableType] = [_totals(accounts), Text()]
     if search:
-        parts += [*search.shown(_TRIALS), Text(), bullets(search_trials.said(search))]
+        parts += [*search.shown(_TRIALS), Text(), _bullets(search_trials.said(search))]
     else:
         parts.append(_best(sweep))
     if not search and (importance := sweep.importance()):

@@ -6,27 +6,36 @@ run directories ── journal, monitor ── curves ──┬── text in th
 
 import argparse
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from rich.text import Text
 
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
 from hpctrain.report.account.usage import Usage
-from hpctrain.report.views import output, text_plot
-from hpctrain.report.views.curves import smoothed, thinned
+from hpctrain.report.views import output
+from hpctrain.report.views.curves import Numbers, smoothed, thinned
 from hpctrain.runs.state.select import add_dir, select
+from hpctrain.terminal import printable
 from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 _LINES, _POINTS, _MOST_SYSTEM = 10, 1000, 12
+_COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_MARGIN = 11  # characters of the scale
 Runs = Mapping[str, tuple[History, Usage]]
 
 
 def main(argv: list[str]) -> int:
     """Draw the runs in `argv`."""
-    parser = argparse.ArgumentParser(prog="python -m hpctrain plot", description=__doc__)
-    parser.description = "Draw the curves of runs in the terminal, or with --out as a file."
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain plot",
+        description="Draw the curves of runs in the terminal, or with --out as a file.",
+    )
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="directories, names, or their starts"
     )
@@ -63,7 +72,7 @@ def main(argv: list[str]) -> int:
             if (series := history.metrics.get(metric)) is not None
         ]
         width = min(console.width, 100)
-        console.print(text_plot.draw(metric, found, width, _LINES, options.log_y))
+        console.print(_draw(metric, found, width, options.log_y))
     if count := len(paths) - len(tracked):
         text = "1 run has" if count == 1 else f"{count} runs have"
         console.print(f"{text} tracked nothing", style="dim")
@@ -81,27 +90,20 @@ def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> N
 
     scales = ("log" if options.log_x else "linear"), ("log" if options.log_y else "linear")
     restarts = [step for history, _ in runs.values() for step in history.restarts]
-    drawn = [
-        metric_chart(
-            *(
-                metric,
-                metric,
-                {name: history.series(metric) for name, (history, _) in runs.items()},
-            ),
-            *(restarts, options.smooth, scales),
-        )
-        for metric in metrics
-    ]
+    drawn = []
+    for metric in metrics:
+        lines = {name: history.series(metric) for name, (history, _) in runs.items()}
+        drawn.append(metric_chart(metric, metric, lines, restarts, options.smooth, scales))
     sensors: dict[str, list[SensorLine]] = {}
     for name, (history, usage) in runs.items():
         for node, own in sorted(usage.nodes.items()):
             for sensor, each in own.items():
-                lines = sensors.setdefault(sensor, [])
+                some = sensors.setdefault(sensor, [])
                 began = min([time for time, _ in history.reported[:1]] + each.times[:1])
                 label = node if len(runs) == 1 else f"{name} {node}"
-                lines.append(SensorLine(label, each, began, len(lines)))
-    some = [*sensors.items()][:_MOST_SYSTEM]
-    drawn += [sensor_chart(key, with_unit(f"system/NODE/{key}"), lines) for key, lines in some]
+                some.append(SensorLine(label, each, began, len(some)))
+    for key, some in [*sensors.items()][:_MOST_SYSTEM]:
+        drawn.append(sensor_chart(key, with_unit(f"system/NODE/{key}"), some))
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,
@@ -119,3 +121,58 @@ def _chosen(names: Collection[str], options: argparse.Namespace) -> list[str]:
             raise ConfigError(f"--metric {name}: {hint}there are {known}")
     chosen = [*dict.fromkeys(options.metric)] or [name for name in _FIRST if name in names]
     return chosen or sorted(names)[:4]
+
+
+def _draw(
+    title: str, curves: Sequence[tuple[str, Numbers, Numbers]], width: int, logarithmic: bool
+) -> Text:
+    """Return the plot of curves (name, steps, values): each character has 2 x 4 dots of braille.
+
+    On a logarithmic axis, values that are not positive are left out.
+    """
+    points = [
+        (curve_x, math.log10(y) if logarithmic else y, number)
+        for number, (_, xs, ys) in enumerate(curves)
+        for curve_x, y in zip(xs.tolist(), ys.tolist(), strict=True)
+        if math.isfinite(y) and (y > 0 or not logarithmic)
+    ]
+    text = Text(printable(title), "bold")
+    if not points:
+        return text.append("\n  no value that can be drawn\n", "dim")
+    low_x, high_x = min(p[0] for p in points), max(p[0] for p in points)
+    low, high = min(p[1] for p in points), max(p[1] for p in points)
+    across, down = 2 * (width - _MARGIN) - 1, 4 * _LINES - 1
+    dots: dict[tuple[int, int], tuple[int, int]] = {}
+    before: tuple[int, int, int] | None = None
+    for x, y, number in points:
+        column = round((x - low_x) / ((high_x - low_x) or 1) * across)
+        row = down - round((y - low) / ((high - low) or 1) * down)
+        start = before if before is not None and before[2] == number else (column, row, number)
+        for at_column, at_row in _line(start[:2], (column, row)):
+            place = at_row // 4, at_column // 2
+            dots[place] = dots.get(place, (0, 0))[0] | _DOTS[at_row % 4][at_column % 2], number
+        before = column, row, number
+    for row in range(_LINES):
+        value = high - (high - low) * row / (_LINES - 1)
+        shown = 10**value if logarithmic else value
+        labelled = row in (0, _LINES // 2, _LINES - 1)
+        text.append(f"\n{shown:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")
+        for column in range(width - _MARGIN):
+            mask, number = dots.get((row, column), (0, 0))
+            text.append(chr(0x2800 + mask) if mask else " ", _COLOURS[number % len(_COLOURS)])
+    scale = f"{low_x:g}"
+    text.append(f"\n{'':>9} └{scale}{high_x:>{max(1, width - _MARGIN - len(scale))}g}\n", "dim")
+    if len(curves) > 1:
+        for number, (name, _, _) in enumerate(curves):
+            text.append(f"{'':>11}━ {printable(name)}\n", _COLOURS[number % len(_COLOURS)])
+    return text
+
+
+def _line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the dots (column, row) of a straight line, with both of its ends."""
+    length = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
+    for part in range(length + 1):
+        yield (
+            round(start[0] + (end[0] - start[0]) * part / length),
+            round(start[1] + (end[1] - start[1]) * part / length),
+        )

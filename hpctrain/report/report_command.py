@@ -39,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         told: Any = [as_json(account) for account in accounts]
         print_json({"search": search.facts(), "runs": told} if search else told)
-    elif len(accounts) == 1 and not (options.over or search):
-        Console().print(terminal_view.show(accounts[0]))
     if len(accounts) == 1 and not (options.over or search):
-        _write_run(accounts[0], options)
+        _one(accounts[0], options)
     else:
         _several(accounts, options, search)
     return 0
@@ -53,7 +51,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
 
     Seconds are those of the allocations, and the parts of `time` add up to `allocated`.
     """
-    cost, best = account.cost, account.best
+    (cost, currency), best = account.cost or (None, None), account.best
     return {
         "run": account.name,
         "path": str(account.facts.path),
@@ -88,8 +86,8 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "idle_gpu_hours": account.idle_gpu_hours,
         "core_hours": account.core_hours,
         "kwh": account.kwh,
-        "cost": None if cost is None else cost[0],
-        "currency": None if cost is None else cost[1],
+        "cost": cost,
+        "currency": currency,
         "per": account.per,
         "gpu_memory_gib": account.gpu_memory_gib,
         "gpu_utilization_percent": account.usage.gpu_use,
@@ -103,7 +101,9 @@ def as_json(account: RunAccount) -> dict[str, Any]:
     }
 
 
-def _write_run(account: RunAccount, options: argparse.Namespace) -> None:
+def _one(account: RunAccount, options: argparse.Namespace) -> None:
+    if not options.json:
+        Console().print(terminal_view.show(account))
     if not (options.html or options.png):
         return
     # matplotlib takes a second to import.
@@ -120,7 +120,6 @@ def _several(
     accounts: Sequence[RunAccount], options: argparse.Namespace, search: Standing | None
 ) -> None:
     from hpctrain.report.sweeps import parameters, scaling_fit, seeds
-    from hpctrain.report.views import sweep_view
 
     parameters.check_metrics(accounts, options.metric or [])
     default = search.found.metric if search else None
@@ -137,9 +136,9 @@ def _several(
     elif options.csv:
         print(seeds.as_csv(found), end="")
     elif not options.json:
-        shown = sweep_view.show_settings(found, options.over) if found else None
+        shown = terminal_view.show_settings(found, options.over) if found else None
         console = Console()
-        console.print(shown or sweep_view.show_sweep(accounts, sweep, search))
+        console.print(shown or terminal_view.show_sweep(accounts, sweep, search))
         for line in lines:
             console.print(Cell(line))
     if not (options.html or options.png):
@@ -147,7 +146,7 @@ def _several(
     from hpctrain.report.views import charts, html_view, sweep_charts
 
     drawn = sweep_charts.scaling_charts(scaling) if scaling else []
-    drawn += sweep_charts.settings_charts(found, metrics) if found else []
+    drawn += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
     drawn += [sweep_charts.search_chart(search.found, accounts)] if search else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:

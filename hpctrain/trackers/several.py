@@ -93,17 +93,10 @@ class SeveralTrackers(Tracker):
         self._go_on = True
         self._journal.rewind(position)
 
-    def finish(
-        self,
-        status: Status,
-        reason: str = "",
-        end_time: float | None = None,
-        *,
-        final: bool = True,
-    ) -> None:
+    def finish(self, status: Status, reason: str = "", *, final: bool = True) -> None:
         """End the attempt."""
-        self._journal.finish(status, reason, end_time, final=final)
-        self._tell("finish", status, mask(reason), end_time, final=final)
+        self._journal.finish(status, reason, final=final)
+        self._tell("finish", status, mask(reason), final=final)
 
     def _tell_step(self, step: int) -> None:
         if self._go_on:

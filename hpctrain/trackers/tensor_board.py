@@ -48,7 +48,7 @@ class TensorBoard(OtherTracker):
         """Begin a new file, which hides what older files have from this step on."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.close()
+        self.finish()
         place = Path(expanded(self._folder, "folder"))
         folder = self.run_dir / place if not place.is_absolute() else place / self.run_dir.name
         self._writer = SummaryWriter(
@@ -66,7 +66,7 @@ class TensorBoard(OtherTracker):
             self._writer.add_scalar(key, value, step)
 
     def log_image(self, key: str, image: Any, step: int) -> None:
-        """Write an image; see `hpctrain.tracking.tracker.JournalTracker.log_image`."""
+        """Write an image; see `hpctrain.tracking.page.images`."""
         import numpy as np
 
         from hpctrain.tracking.page.images import picture
@@ -86,10 +86,6 @@ class TensorBoard(OtherTracker):
             self._writer.flush()
 
     def finish(self, *_: Any, **__: Any) -> None:
-        """Close the file."""
-        self.close()
-
-    def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._writer is not None:
             self._writer.close()

@@ -72,7 +72,7 @@ class WeightsAndBiases(OtherTracker):
             self._run.log({_STEP: step, **new})
 
     def log_image(self, key: str, image: Any, step: int) -> None:
-        """Log an image; see `hpctrain.tracking.tracker.JournalTracker.log_image`."""
+        """Log an image; see `hpctrain.tracking.page.images`."""
         from hpctrain.tracking.page.images import picture
 
         self._log_image(key, picture(key, image), step)

@@ -49,26 +49,13 @@ def read(
     kept = np.ones(len(steps), np.bool_)
     for begin, stop in superseded:
         kept[begin:stop] = False
-    return _sorted(
-        np.frombuffer(steps, np.int64)[kept],
-        np.frombuffer(codes, np.intc)[kept],
-        np.frombuffer(values, np.float64)[kept],
-        list(numbers),
-    )
-
-
-def _sorted(
-    steps: NDArray[np.int64],
-    codes: NDArray[np.intc],
-    values: NDArray[np.float64],
-    keys: list[str],
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
-    names = np.array(sorted(keys), object)
-    rank = np.empty(len(keys), np.intc)
-    rank[np.argsort(np.array(keys, object))] = np.arange(len(keys))
-    codes = rank[codes]
-    order = np.lexsort((codes, steps))  # stable, so that the last one of equals is the latest
-    steps, codes, values = steps[order], codes[order], values[order]
-    last = np.ones(len(steps), np.bool_)
-    last[:-1] = (np.diff(steps) != 0) | (np.diff(codes) != 0)
-    return steps[last], names[codes[last]], values[last]
+    # Sorted by step and name; the sort is stable, so that the last one of equals is the latest.
+    names = np.array(sorted(numbers), object)
+    rank = np.empty(len(numbers), np.intc)
+    rank[np.argsort(np.array([*numbers], object))] = np.arange(len(numbers))
+    step, code = np.frombuffer(steps, np.int64)[kept], rank[np.frombuffer(codes, np.intc)[kept]]
+    order = np.lexsort((code, step))
+    step, code = step[order], code[order]
+    last = np.ones(len(step), np.bool_)
+    last[:-1] = (np.diff(step) != 0) | (np.diff(code) != 0)
+    return step[last], names[code[last]], np.frombuffer(values, np.float64)[kept][order][last]

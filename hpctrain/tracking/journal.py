@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import StorageError
@@ -87,14 +87,13 @@ class Journal:
             # An O_APPEND write moves the descriptor to the end of the bytes it wrote.
             return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._unwritten)
 
-    def append(self, kind: str, at: float | None = None, **fields: Any) -> None:
+    def append(self, kind: str, **fields: Any) -> None:
         """Append one record.
 
         A disk that is full or gone does not stop the training: the record is kept in memory and
-        written before the next record, once writing works again. `at` is the time of the record in
-        seconds since the epoch; None means now.
+        written before the next record, once writing works again.
         """
-        self._write(kind, line(kind, self.attempt, at or time.time(), fields))
+        self._write(kind, line(kind, self.attempt, time.time(), fields))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step, NaN or not."""
@@ -170,12 +169,8 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
     The second result is the position where the next call shall continue. It is before a last line
     without a newline: its writer may not have finished.
     """
-    try:
-        file = open_regular(path, parts=2)
-    except FileNotFoundError:
-        return [], position
-    except OSError as error:
-        say(f"{path}: it cannot be read ({error.strerror}); it is left out")
+    file = _open(path)
+    if file is None:
         return [], position
     lines, ends = [], [position]
     with file:
@@ -212,9 +207,17 @@ def last_step(path: Path) -> int:
 
 def last_record(path: Path, key: str) -> dict[str, Any] | None:
     """Return the last valid record that has this key; None if none has."""
+    file = _open(path)
+    if file is None:
+        return None
+    with file:
+        return _last(file.fileno(), os.fstat(file.fileno()).st_size, key)
+
+
+def _open(path: Path) -> BinaryIO | None:
+    """Open a journal for reading; None if there is none, or if it cannot be read."""
     try:
-        with open_regular(path, parts=2) as file:
-            return _last(file.fileno(), os.fstat(file.fileno()).st_size, key)
+        return open_regular(path, parts=2)
     except FileNotFoundError:
         return None
     except OSError as error:

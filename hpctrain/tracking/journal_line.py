@@ -16,8 +16,9 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Literal, get_args
+from functools import cache, reduce
+from operator import or_
+from typing import Any, Literal
 
 from hpctrain import record as door
 from hpctrain.errors import DamageError
@@ -40,33 +41,35 @@ class _Kind(_Event, frozen=True):
     kind: str
 
 
-class _Metrics(_Event, frozen=True, tag_field="kind", tag="metrics"):
+class _Known(_Event, frozen=True, tag_field="kind", tag=lambda name: name[1:].lower()):
+    """A record of a kind that this version knows; the kind is the name of the class."""
+
+
+class _Metrics(_Known, frozen=True):
     step: Count
     metrics: dict[str, door.Number]
 
 
-class _Time(_Event, frozen=True, tag_field="kind", tag="time"):
+class _Time(_Known, frozen=True):
     step: Count
     seconds: dict[str, Seconds]
     device_s: Seconds = 0.0
 
 
-class _Params(_Event, frozen=True, tag_field="kind", tag="params"):
+class _Params(_Known, frozen=True):
     params: dict[str, str]
 
 
-class _Tags(_Event, frozen=True, tag_field="kind", tag="tags"):
+class _Tags(_Known, frozen=True):
     tags: dict[str, str]
 
 
-class _Superseded(
-    _Event, frozen=True, tag_field="kind", tag="superseded", rename={"begin": "from", "end": "to"}
-):
+class _Superseded(_Known, frozen=True, rename={"begin": "from", "end": "to"}):
     begin: Count
     end: Count
 
 
-class _Artifact(_Event, frozen=True, tag_field="kind", tag="artifact"):
+class _Artifact(_Known, frozen=True):
     file: str
     to: str
 
@@ -76,7 +79,7 @@ class _Field(door.Record, frozen=True):
     shape: tuple[Count, ...]
 
 
-class _Dataset(_Event, frozen=True, tag_field="kind", tag="dataset"):
+class _Dataset(_Known, frozen=True):
     name: str
     digest: str
     source: str
@@ -85,17 +88,17 @@ class _Dataset(_Event, frozen=True, tag_field="kind", tag="dataset"):
     fields: dict[str, _Field]
 
 
-class _Note(_Event, frozen=True, tag_field="kind", tag="note"):
+class _Note(_Known, frozen=True):
     step: Count
     topic: str
     text: str
 
 
-class _Model(_Event, frozen=True, tag_field="kind", tag="model"):
+class _Model(_Known, frozen=True):
     pass
 
 
-class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
+class _Status(_Known, frozen=True):
     status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED", "SCHEDULED"]
     host: str = ""
     pid: Count = 0
@@ -109,19 +112,8 @@ class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
             raise ValueError("a start has a host and a pid")
 
 
-_Checked: Any = (
-    _Metrics
-    | _Time
-    | _Params
-    | _Tags
-    | _Superseded
-    | _Artifact
-    | _Dataset
-    | _Note
-    | _Model
-    | _Status
-)
-_KINDS = {kind.__struct_config__.tag for kind in get_args(_Checked)}
+_Checked: Any = reduce(or_, _Known.__subclasses__())
+_KINDS = {kind.__struct_config__.tag for kind in _Known.__subclasses__()}
 
 
 def line(kind: str, attempt: int, time: float, fields: Mapping[str, Any]) -> bytes:

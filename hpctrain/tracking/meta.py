@@ -50,12 +50,12 @@ class Meta:
 
     def write(self, run_dir: Path) -> None:
         """Write `meta.json`."""
-        _write(_meta_path(run_dir), self)
+        _write(run_dir, "meta.json", self)
 
     @classmethod
     def read(cls, run_dir: Path) -> "Meta":
         """Read `meta.json`."""
-        path = _meta_path(run_dir)
+        path = run_dir / "journal" / "meta.json"
         try:
             found, owner = read_owned(cls, path, parts=2)
         except FileNotFoundError:
@@ -113,13 +113,13 @@ class Uploaded:
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""
-        _write(_uploaded_path(run_dir), self)
+        _write(run_dir, "uploaded.json", self)
 
     @classmethod
     def read(cls, run_dir: Path) -> "Uploaded | None":
         """Read `uploaded.json`; None if nothing has been uploaded."""
         try:
-            found, owner = read_owned(cls, _uploaded_path(run_dir), parts=2)
+            found, owner = read_owned(cls, run_dir / "journal" / "uploaded.json", parts=2)
         except (FileNotFoundError, DamageError):
             return None
         return dataclasses.replace(found, uri=_expanded(found.uri, owner))
@@ -130,24 +130,17 @@ def files_left(waiting: Sequence[int]) -> str:
     return f"the files of {len(waiting)} record{'s' * (len(waiting) > 1)} of the journal are"
 
 
-def _meta_path(run_dir: Path) -> Path:
-    return run_dir / "journal" / "meta.json"
-
-
-def _uploaded_path(run_dir: Path) -> Path:
-    return run_dir / "journal" / "uploaded.json"
-
-
 def _expanded(uri: str, owner: int) -> str:
     if owner != os.geteuid():
         return uri
     return secrets.expand_password(uri) if is_server(uri) else secrets.expand(uri)
 
 
-def _write(path: Path, value: Meta | Uploaded) -> None:
+def _write(run_dir: Path, name: str, value: Meta | Uploaded) -> None:
     body = {"version": value.VERSION, **dataclasses.asdict(value)}
     body.pop("owner", None)
     # A password in the URI is not written, only a reference to it.
     body = {key: secrets.reference(v) if isinstance(v, str) else v for key, v in body.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(body, indent=2) + "\n", sync=False)
+    folder = run_dir / "journal"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / name, json.dumps(body, indent=2) + "\n", sync=False)

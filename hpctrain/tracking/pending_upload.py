@@ -21,7 +21,7 @@ def is_uploaded(run_dir: Path, meta: Meta) -> bool:
         return False
     if recorded.steps(run_dir) - {*note.evaluations}:
         return False
-    return not samples.has_new(run_dir, note.samples)
+    return not any(samples.new(run_dir, note.samples))
 
 
 def left_behind(run_dir: Path) -> str:

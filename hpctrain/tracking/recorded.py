@@ -49,7 +49,7 @@ def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: s
     text = written(body)
     if not disk.create(path, text) and not path.exists():  # a file system without hard links
         disk.write_atomically(path, text)
-    found = _read(path)
+    found = read(run_dir, step)
     if found is None:
         raise OSError(f"{path} is damaged")
     return found
@@ -70,7 +70,11 @@ def steps(run_dir: Path) -> set[int]:
 
 def read(run_dir: Path, step: int) -> Recorded | None:
     """Return the result of a checkpoint; None if there is none."""
-    return _read(_path(run_dir, step))
+    body = read_known(_File, _path(run_dir, step), parts=3)
+    if body is None:
+        return None
+    values = {name: float(value) for name, value in body.metrics.items()}
+    return Recorded(body.step, body.time, values)
 
 
 def read_all(run_dir: Path) -> list[Recorded]:
@@ -85,11 +89,3 @@ def _folder(run_dir: Path) -> Path:
 
 def _path(run_dir: Path, step: int) -> Path:
     return _folder(run_dir) / f"{step_name(step)}.json"
-
-
-def _read(path: Path) -> Recorded | None:
-    body = read_known(_File, path, parts=3)
-    if body is None:
-        return None
-    values = {name: float(value) for name, value in body.metrics.items()}
-    return Recorded(body.step, body.time, values)

@@ -103,8 +103,10 @@ def read(path: Path, begin: int = 0) -> Iterator[Sample]:
             if not line.endswith(b"\n"):
                 return
             begin += len(line)
-            if (sample := _sample(line, begin)) is not None:
-                yield sample
+            with suppress(DamageError):
+                body = decode(_Line, line, "")
+                finite = {key: value for key, value in body.metrics.items() if math.isfinite(value)}
+                yield Sample(begin, body.number, body.time, finite, body.facts)
 
 
 def last_time(run_dir: Path) -> float:
@@ -116,16 +118,8 @@ def last_time(run_dir: Path) -> float:
     return last
 
 
-def has_new(run_dir: Path, positions: Mapping[str, int]) -> bool:
-    """Return whether a node has samples after its position in `positions`."""
-    found = files(run_dir).items()
-    return any(any(read(path, positions.get(node, 0))) for node, path in found)
-
-
-def _sample(line: bytes, end: int) -> Sample | None:
-    try:
-        body = decode(_Line, line, "")
-    except DamageError:
-        return None
-    finite = {name: value for name, value in body.metrics.items() if math.isfinite(value)}
-    return Sample(end, body.number, body.time, finite, body.facts)
+def new(run_dir: Path, positions: Mapping[str, int]) -> Iterator[tuple[str, Sample]]:
+    """Yield the samples of all nodes, each with its node, after their positions in the files."""
+    for node, path in files(run_dir).items():
+        for sample in read(path, positions.get(node, 0)):
+            yield node, sample

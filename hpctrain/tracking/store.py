@@ -106,11 +106,6 @@ def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
     return kind
 
 
-def is_ready(uri: str, experiment: str) -> bool:
-    """Return whether the store exists and has the experiment. This does not import mlflow."""
-    return experiment_id(uri, experiment) is not None
-
-
 def experiment_id(uri: str, experiment: str) -> str | None:
     """Return the store's id of an experiment that is not deleted. This does not import mlflow.
 
@@ -186,26 +181,24 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
             from hpctrain.tracking import server
 
             server.initialise(uri, experiment)
-        elif not is_ready(uri, experiment):
+        elif experiment_id(uri, experiment) is None:
             _create_sqlite(uri, experiment)
     except RefusedError as error:
         if required:
             raise RefusedError(f"{error} (tracking.required=true)") from error
-        log.warning("%s. %s", error, _KEPT)
-        return False
+        problem = str(error)
     except OSError as error:
         problem = f"tracking.uri={uri} does not answer now ({error})"
         if required:
             raise OfflineError(f"{problem}, and tracking.required=true") from error
-        log.warning("%s. %s", problem, _KEPT)
-        return False
-    return True
-
-
-_KEPT = (
-    "Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries them "
-    "over once the store takes them"
-)
+    else:
+        return True
+    log.warning(
+        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries "
+        "them over once the store takes them",
+        problem,
+    )
+    return False
 
 
 def _create_sqlite(uri: str, experiment: str) -> None:
@@ -214,7 +207,7 @@ def _create_sqlite(uri: str, experiment: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Other processes wait here. Then the store is ready and they need not import mlflow.
         with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
-            if not is_ready(uri, experiment):
+            if experiment_id(uri, experiment) is None:
                 with write_lock(uri):
                     is_made(path)  # raises at once if the store is unusable; MLflow takes seconds
                 _initialise_sqlite(uri, experiment, path.parent)

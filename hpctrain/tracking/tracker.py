@@ -23,7 +23,7 @@ from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
-from hpctrain.tracking.page.mlflow_names import Renamed
+from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
@@ -83,15 +83,8 @@ class Tracker:
     def sync(self) -> None:
         """Call fsync: after this everything recorded so far is on the disk."""
 
-    def finish(
-        self,
-        status: Status,
-        reason: str = "",
-        end_time: float | None = None,
-        *,
-        final: bool = True,
-    ) -> None:
-        """End the attempt with a status, a reason, and a time in seconds since the epoch.
+    def finish(self, status: Status, reason: str = "", *, final: bool = True) -> None:
+        """End the attempt with a status and a reason.
 
         It is not final if the batch script decides whether the run goes on: nobody is told yet.
         """
@@ -135,7 +128,7 @@ class JournalTracker(Tracker):
         self._waits, self._finished = waits, False
         self._rewound = False
         self._logged = False
-        self._renamed = Renamed()
+        self._names: dict[str, str] = {}  # of the metrics so far, with those in MLflow
         self._journal = Journal(self._run_dir, check=check)
         self.attempt = self._journal.attempt
         meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
@@ -175,14 +168,27 @@ class JournalTracker(Tracker):
         if not self._rewound:
             self.rewind(0)
         self._logged = True
-        if not self._renamed.known.keys() >= metrics.keys():
-            self._say_renamed(metrics)
+        if not self._names.keys() >= metrics.keys():
+            self._learn_names(metrics)
         self._journal.append_metrics(int(step), metrics)
 
-    def _say_renamed(self, metrics: Mapping[str, float]) -> None:
-        if told := self._renamed.look(metrics):
+    def _learn_names(self, metrics: Mapping[str, float]) -> None:
+        """Say which new names are others in MLflow, and which become one there."""
+        told = []
+        for name in metrics:
+            if name in self._names:
+                continue
+            there = clean_key(name)
+            same = next((each for each, other in self._names.items() if other == there), None)
+            self._names[name] = there
+            if same is not None:
+                told.append(f"{name} is {there}, as {same} is, so their values are mixed there")
+            elif there != name:
+                told.append(f"{name} is {there}")
+        if told:
             log.warning("MLflow does not take these names of metrics: %s", ", ".join(told))
-            self.log_tags({"hpctrain.renamed": self._renamed.text()})
+            renamed = (f"{name} is {there}" for name, there in self._names.items() if name != there)
+            self.log_tags({"hpctrain.renamed": "; ".join(renamed)})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags, without the secrets in them."""
@@ -199,32 +205,17 @@ class JournalTracker(Tracker):
         self._journal.append("dataset", **{**facts, "source": source})
 
     def log_image(self, key: str, image: Any, step: int) -> None:
-        """Write an image into the run directory, for MLflow's grid of images.
-
-        Args:
-            key: The name: letters, digits, `_`, `-`, `.`, blanks and `/`.
-            image: A path, an image of Pillow, or an array on the CPU, (height, width), or (height,
-                width, 1, 3 or 4): uint8, or floats from 0 to 1.
-            step: Its step. A second image of the same key and step replaces the first one.
-
-        Raises:
-            TypeError: It is no image.
-            ValueError: The key or the array is of another form.
-        """
+        """Write an image, for MLflow's grid of images; see `images.save_image`."""
         self._record_files(partial(images.save_image, self._run_dir, key, image, int(step)))
 
     def log_figure(self, key: str, figure: Any, step: int) -> None:
-        """Write a figure of matplotlib into the run directory; see `log_image`."""
+        """Write a figure of matplotlib as an image."""
         self._record_files(partial(images.save_figure, self._run_dir, key, figure, int(step)))
 
     def log_file(self, file: Path) -> None:
-        """Record a file, which gets the same place in the store.
+        """Record a file below `artifacts/`, which must stay there, or it is a ValueError.
 
-        Args:
-            file: A path below `artifacts/` of the run directory. The file must stay there.
-
-        Raises:
-            ValueError: It is not there.
+        It gets the same place in the store.
         """
         inside = file.absolute().relative_to(self._run_dir)
         folder = inside.parent.relative_to("artifacts")
@@ -267,14 +258,7 @@ class JournalTracker(Tracker):
         self._journal.sync()
         self._uploader.revive()
 
-    def finish(
-        self,
-        status: Status,
-        reason: str = "",
-        end_time: float | None = None,
-        *,
-        final: bool = True,
-    ) -> None:
+    def finish(self, status: Status, reason: str = "", *, final: bool = True) -> None:
         """End the attempt; wait up to `drain` seconds until everything is in the store.
 
         Ctrl-C and SIGTERM end the wait.
@@ -282,13 +266,8 @@ class JournalTracker(Tracker):
         if self._finished:
             return
         self._finished = True
-        self._journal.append(
-            "status",
-            at=end_time,
-            status=status,
-            reason=secrets.mask(reason),
-            **{} if final else {"final": False},
-        )
+        ended = {"status": status, "reason": secrets.mask(reason)}
+        self._journal.append("status", **ended, **({} if final else {"final": False}))
         self._journal.close()
         self._uploader.revive()
         if self._waits:

@@ -14,7 +14,7 @@ from hpctrain.report.account.advice import notes
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.report_command import as_json
 from hpctrain.report.views import run_charts
-from hpctrain.report.views.sweep_view import shared_notes
+from hpctrain.report.views.terminal_view import shared_notes
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.allocations import Allocation
 from tests.conftest import Completed
@@ -83,6 +83,26 @@ def test_a_rollback_loses_the_steps_before_it(tmp_path: Path) -> None:
     )
     time = account(run).time
     assert (time["compute"], time["lost"], time["allocated"]) == (5 + 20, 20, 50)
+    # A later attempt goes on from step 20: of the steps since the rollback 8 of 18 are lost, too.
+    record = json.loads((run / "run.json").read_text())
+    record["attempts"].append(attempt(51, 52, first_step=20))
+    (run / "run.json").write_text(json.dumps(record))
+    time = account(run).time
+    assert (time["compute"], time["lost"]) == pytest.approx((5 + 20 * 10 / 18, 20 + 20 * 8 / 18))
+
+
+def test_an_attempt_without_a_step_is_lost_if_the_next_one_begins_before_it(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 10), attempt(10, 20, first_step=10), attempt(20, 30, first_step=5)],
+        [
+            spent(1, 9, 10, startup=5, compute=4),
+            spent(2, 19, 10, startup=5, evaluation=4),
+            spent(3, 29, 15, startup=5, compute=4),
+        ],
+    )
+    time = account(run).time
+    assert (time["compute"], time["evaluation"], time["lost"]) == (2 + 4, 0, 2 + 4)
 
 
 def test_slurm_adds_the_queue_and_the_time_around_the_program(

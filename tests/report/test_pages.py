@@ -19,16 +19,14 @@ from hpctrain.report.account.standing import verdict
 from hpctrain.report.sweeps.parameters import Sweep
 from hpctrain.report.sweeps.seeds import settings
 from hpctrain.report.views import html_view, run_charts, sweep_charts
-from hpctrain.report.views.charts import Chart, Colors, svg
+from hpctrain.report.views.charts import Chart, svg
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
-
-COLORS = Colors(tuple("rgbcmyk"), "black", "grey", "white")
 
 
 def drawn(chart: Chart) -> Axes:
     """Return the axes on which a chart is drawn."""
     axes = Figure().add_subplot()
-    chart.draw(axes, COLORS)
+    chart.draw(axes)
     return axes
 
 
@@ -124,9 +122,9 @@ def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
     use, cores = drawn(charts["GPU use"]), drawn(charts["cores"])
     gpus = {str(each.get_label()): each for each in use.get_lines()}
     nodes = {str(each.get_label()): each for each in cores.get_lines()}
-    assert gpus["n1 gpu_0"].get_color() == nodes["n1"].get_color() == "r"
+    assert gpus["n1 gpu_0"].get_color() == nodes["n1"].get_color() == "C0"
     assert gpus["n2 gpu_0"].get_color() == gpus["n2 gpu_1"].get_color() == nodes["n2"].get_color()
-    assert nodes["n2"].get_color() == "g"
+    assert nodes["n2"].get_color() == "C1"
     assert gpus["n2 gpu_0"].get_linestyle() != gpus["n2 gpu_1"].get_linestyle()
     values = np.asarray(nodes["n1"].get_ydata(), float)
     assert np.isnan(values).sum() == 1
@@ -185,7 +183,7 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
     assert [each.values for each in found] == [{"optimizer.lr": rate}, {"optimizer.lr": "0.1"}]
     sweep = Sweep.of(accounts)
     assert sorted(sweep.keys) == ["optimizer.lr", "seed"]
-    (bands,) = sweep_charts.settings_charts(found, ["val/accuracy"])
+    bands = sweep_charts.settings_chart(found, "val/accuracy")
     for chart in (bands, *sweep_charts.sweep_charts(sweep)):
         if chart.title.startswith(("val/accuracy", "best runs")):
             axes = drawn(chart)

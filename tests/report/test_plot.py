@@ -12,7 +12,8 @@ from hpctrain.report.account.history import History
 from hpctrain.report.account.usage import Sensor
 from hpctrain.report.plot_command import main
 from hpctrain.report.views.curves import smoothed, thinned
-from hpctrain.tracking import JournalTracker, samples
+from hpctrain.tracking import samples
+from hpctrain.tracking.tracker import JournalTracker
 from hpctrain.trained.commands.export import main as export
 from hpctrain.trained.commands.export import write_table
 

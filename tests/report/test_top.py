@@ -23,8 +23,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.report.live.live import main
-from hpctrain.report.live.picture import picture
+from hpctrain.report.live.live import main, picture
 from hpctrain.report.live.snapshot import snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples

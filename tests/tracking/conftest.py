@@ -45,7 +45,7 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
     killed.wait()
     assert not path.exists()
     code = (
-        "import sys; from hpctrain.tracking import initialise;"
+        "import sys; from hpctrain.tracking.store import initialise;"
         f"sys.exit(not initialise('sqlite:///{path}', 'exp') or 'mlflow' in sys.modules)"
     )
     processes = [subprocess.Popen(python("-c", code)) for _ in range(6)]

@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from hpctrain.tracking import JournalTracker, samples
+from hpctrain.tracking import samples
+from hpctrain.tracking.tracker import JournalTracker
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 run_dir, uri, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])

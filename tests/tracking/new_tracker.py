@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpctrain.tracking import JournalTracker
+from hpctrain.tracking.tracker import JournalTracker
 
 SYNC = [
     *(sys.executable, "-c"),

@@ -16,11 +16,12 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.record import written
 from hpctrain.run_record import Hang
-from hpctrain.tracking import JournalTracker, final_status, samples
+from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.alerts.settings import Settings, variable_of
 from hpctrain.tracking.alerts.webhook import kind_of, send
 from hpctrain.tracking.page.nodes import Nodes
+from hpctrain.tracking.tracker import JournalTracker
 from tests.tracking.new_tracker import new_tracker
 
 Message = tuple[dict[str, str], Any]

@@ -14,8 +14,8 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
-from hpctrain.tracking import check_uri, is_ready
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.store import check_uri, experiment_id
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
 from tests.tracking.new_tracker import new_tracker
@@ -180,7 +180,7 @@ def test_a_redirect_to_another_host_takes_no_password_along() -> None:
         listener(other) as (configured, ours),
         pytest.raises(TrackingError, match="HTTP 404"),
     ):
-        is_ready(configured, "exp")
+        experiment_id(configured, "exp")
     assert [("Authorization: Basic" in request) for request in ours] == [True]
     assert [("Authorization" in request) for request in theirs] == [False]
 

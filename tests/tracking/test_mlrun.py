@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.page.mlflow_names import Renamed, clean_key
+from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.uploading.client import nature
 
 
@@ -27,16 +27,6 @@ from hpctrain.tracking.uploading.client import nature
 )
 def test_keys_that_people_use(key: str, clean: str) -> None:
     assert clean_key(key) == clean
-
-
-def test_which_name_became_which_is_told_once() -> None:
-    names = Renamed()
-    assert names.look(["loss", "acc@1"]) == ["acc@1 is acc_1"]
-    assert names.look(["acc@1", "acc_1"]) == [
-        "acc_1 is acc_1, as acc@1 is, so their values are mixed there"
-    ]
-    assert names.look(["acc_1", "a//b"]) == ["a//b is a/b"]
-    assert names.text() == "acc@1 is acc_1; a//b is a/b"
 
 
 @given(st.text() | st.text(alphabet="./ab:@-", max_size=12) | st.text(min_size=240, max_size=300))

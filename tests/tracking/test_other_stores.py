@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import initialise
+from hpctrain.tracking.store import initialise
 from tests.tracking.mlflow_server import MlflowServer, free_port, serving
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import JournalTracker, NullTracker, Tracker
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.tracker import flatten
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker, flatten
 
 
 def tracker(run_dir: Path, uri: str = "sqlite:////x/mlflow.db", uid: str = "r") -> JournalTracker:
@@ -47,6 +46,20 @@ def test_the_null_tracker_leaves_no_trace(tmp_path: Path) -> None:
     run(null, 5)
     assert null.position() == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_which_name_became_which_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = tracker(tmp_path)
+    for step, names in enumerate((["loss", "acc@1"], ["acc@1", "acc_1"], ["acc_1", "a//b"])):
+        made.log_metrics(dict.fromkeys(names, 1.0), step)
+    told = [each.getMessage().partition("metrics: ")[2] for each in caplog.records]
+    mixed = "acc_1 is acc_1, as acc@1 is, so their values are mixed there"
+    assert told == ["acc@1 is acc_1", mixed, "a//b is a/b"]
+    tags = [r.body["tags"] for r in read_all(journal_path(tmp_path)) if r.body["kind"] == "tags"]
+    assert tags[-1] == {"hpctrain.renamed": "acc@1 is acc_1; a//b is a/b"}
+    made.finish("FINISHED")
 
 
 def test_params_are_flattened() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import initialise, is_ready
+from hpctrain.tracking.store import experiment_id, initialise
 from hpctrain.tracking.uploading.client import nature
 from tests.tracking.mlflow_server import MlflowServer, serving
 from tests.tracking.warm_server import WarmServer
@@ -103,9 +103,9 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     rows: Callable[..., list[tuple[Any, ...]]],
     tags: Callable[[str], dict[str, str]],
 ) -> None:
-    assert not is_ready(server.uri, "new")
+    assert not experiment_id(server.uri, "new")
     assert initialise(server.uri, "new")
-    assert is_ready(server.uri, "new")
+    assert experiment_id(server.uri, "new")
     assert initialise(server.uri, "new")
 
     metrics = {"nan": math.nan, "inf": math.inf} | {f"m{k}": k for k in range(7)}

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import OfflineError, RefusedError, TrackingError
-from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri, uploader_process
-from hpctrain.tracking.store import beside, file_system
+from hpctrain.tracking import uploader_process
+from hpctrain.tracking.store import (
+    beside,
+    check_uri,
+    experiment_id,
+    file_system,
+    initialise,
+    resolve_uri,
+)
 from hpctrain.tracking.uploading.client import explain
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
@@ -110,17 +117,17 @@ def test_many_processes_initialise_a_fresh_store(
     assert {each.name for each in path.parent.iterdir()} == {
         *("mlflow.db", ".mlflow.db.lock", ".mlflow.db.init.lock")
     }
-    assert not is_ready(f"sqlite:///{path}", "another")
+    assert not experiment_id(f"sqlite:///{path}", "another")
     # A store that exists is only looked at: no process is started, which would take seconds.
     monkeypatch.setattr(uploader_process, "python_module", lambda *_: pytest.fail("started"))
     assert initialise(f"sqlite:///{path}", "exp")
 
 
 def test_a_store_that_is_not_one(tmp_path: Path) -> None:
-    assert not is_ready(f"sqlite:///{tmp_path}/absent.db", "exp")
+    assert not experiment_id(f"sqlite:///{tmp_path}/absent.db", "exp")
     assert not (tmp_path / "absent.db").exists()
     (tmp_path / "not.db").write_text("this is not a database, whatever its name says" * 100)
-    assert not is_ready(f"sqlite:///{tmp_path}/not.db", "exp")
+    assert not experiment_id(f"sqlite:///{tmp_path}/not.db", "exp")
     with pytest.raises(TrackingError, match="file is not a database"):
         initialise(f"sqlite:///{tmp_path}/not.db", "exp")
 
@@ -149,7 +156,7 @@ def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:
     # MLflow makes the tables one by one, and the first experiment last.
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE experiments (experiment_id INTEGER, name TEXT)")
-    assert not is_ready(f"sqlite:///{path}", "exp")
+    assert not experiment_id(f"sqlite:///{path}", "exp")
     with pytest.raises(TrackingError, match=rf"^{path}: half of an MLflow store.* delete it"):
         initialise(f"sqlite:///{path}", "exp")
 
@@ -182,7 +189,7 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        assert not is_ready(uri, "exp")
+        assert not experiment_id(uri, "exp")
         assert initialise(uri, "exp") is False
         assert "hpctrain sync" in caplog.text
         # The port is open, but there is never an answer.

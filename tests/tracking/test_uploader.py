@@ -23,7 +23,7 @@ from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import final_status, samples
-from hpctrain.tracking.journal import Journal, journal_path, read_all
+from hpctrain.tracking.journal import Journal, journal_path, last_record, read_all
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import Status
 from tests.conftest import run_json
@@ -302,10 +302,12 @@ def test_a_killed_uploader_is_started_again(
     tracker.sync()
     # A signal to the whole job may come before the new uploader ignores signals.
     tracker._uploader.process.terminate()
-    tracker.finish("FAILED", "it diverged", end_time=1_900_000_000.5)
+    tracker.finish("FAILED", "it diverged")
     assert tags("r")["status"] == "FAILED"
     assert tags("r")["hpctrain.reason"] == "it diverged"
-    assert rows("SELECT end_time FROM runs") == [(1_900_000_000_500,)]
+    ended = last_record(tmp_path / "r/journal/events.jsonl", "status")
+    assert ended is not None
+    assert rows("SELECT end_time FROM runs") == [(round(1000 * ended["time"]),)]
     assert rows("SELECT count(*) FROM metrics") == [(1,)]
     assert (tmp_path / "r/journal/uploader.log").read_text().count("INFO __main__: uploader") == 1
 

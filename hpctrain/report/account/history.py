@@ -50,15 +50,6 @@ class TimeRecord:
         return sum(self.seconds.values())
 
 
-@dataclass(frozen=True)
-class _Rewind:
-    """The run went back: what was made after `step` until `time` does not count any more."""
-
-    time: float
-    step: int
-    reached: int
-
-
 @dataclass
 class History:
     """What a journal tells."""
@@ -68,7 +59,8 @@ class History:
     times: list[TimeRecord] = field(default_factory=list)
     # Time and step of every record of metrics, also of superseded ones.
     reported: list[tuple[float, int]] = field(default_factory=list)
-    rewinds: list[_Rewind] = field(default_factory=list)  # to an earlier step
+    # Times at which the run went back, and the step after which nothing counts any more.
+    rewinds: list[tuple[float, int]] = field(default_factory=list)
     damaged: int = 0  # places that are no records
     # The steps at which an attempt after the first one has reported first.
     restarts: list[int] = field(default_factory=list)
@@ -97,8 +89,7 @@ class History:
         """Note what a record tells besides its metrics."""
         self.damaged += record.start != self._end
         self._end = record.end
-        body = record.body
-        kind = body["kind"]
+        body, kind = record.body, record.body["kind"]
         if kind == "metrics":
             step, attempt = body["step"], body["attempt"]
             self.reported.append((body["time"], step))
@@ -114,8 +105,7 @@ class History:
         elif kind == "superseded":
             before = bisect_left(self._places, int(body["from"]))
             kept = self.reported[before - 1][1] if before else 0
-            reached = max((step for _, step in self.reported[before:]), default=kept)
-            self.rewinds.append(_Rewind(float(body["time"]), kept, reached))
+            self.rewinds.append((float(body["time"]), kept))
 
     def series(self, name: str) -> Series:
         """Return a metric; empty if the run has none of this name."""

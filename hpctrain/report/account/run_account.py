@@ -29,7 +29,6 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
-from hpctrain.units import GIB
 
 _POINT = 0.01  # "a point" of a metric
 _LEAST_PART_S = 0.0005  # a shorter one is shown as 0
@@ -151,6 +150,10 @@ class RunAccount:
             or wanted
         )
 
+    def has_result(self, metric: str) -> bool:
+        """Return whether the run has finished with a finite value of a metric."""
+        return self.state.name == "finished" and math.isfinite(self.final(metric))
+
     def final(self, metric: str) -> float:
         """Return the last value of a metric; NaN if the run has none."""
         result = self.facts.record.result or {}
@@ -225,10 +228,7 @@ class RunAccount:
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
-        if most:
-            return most
-        peak = self.usage.gpu_memory_bytes
-        return None if peak is None else peak / GIB
+        return most or self.usage.gpu_memory_gib
 
     @property
     def idle_gpu_hours(self) -> float | None:
@@ -274,7 +274,11 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
         own = {}
     unused = allocate(found, own, now, shared=facts.record.shares_job)
     queue, why = _queue(facts, own, found, now)
-    config, damage = _config(facts.path)
+    config, damage = dict[str, Any](), list[str]()
+    try:
+        config = values_of(facts.path / "config.yaml")
+    except ConfigError as error:
+        damage = [str(error)]
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))
     account.left_out += [*damage, *_left_out(account, why)]
     found_traces = traces(facts.path, account.left_out)
@@ -296,14 +300,6 @@ def _queue(
     if after and len(found) == len(after) == 1:
         return after[0] - submitted, ""
     return None, "queue time: there is no accounting database (sacct) that knows the jobs"
-
-
-def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the frozen config; if it cannot be read, an empty one and the reason."""
-    try:
-        return values_of(path / "config.yaml"), []
-    except ConfigError as error:
-        return {}, [str(error)]
 
 
 def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:

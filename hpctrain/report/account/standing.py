@@ -8,14 +8,12 @@ why       why an attempt ended
 import math
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from hpctrain.causes import named, one_line
 from hpctrain.console import shortened
-from hpctrain.disk import open_regular
+from hpctrain.disk import text_of
 from hpctrain.job.summary import pages_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
@@ -51,7 +49,7 @@ def verdict(account: RunAccount) -> str:
         text += f" after {account.step:,}{of} steps in {duration(account.time['allocated'])}"
         text += f" and {len(account.spans)} attempts" if len(account.spans) > 1 else ""
     if reason := one_line(account.state.reason):
-        text += f": {_short(reason)}"
+        text += f": {shortened(reason, _LONGEST)}"
     if account.spans and account.spans[-1].runs:
         left = eta_s(account.facts, account.now)
         text += f"; about {duration(left)} to go" if left is not None else ""
@@ -70,7 +68,8 @@ def why(span: Span) -> str:
     if span.killed:
         known = span.scheduler not in ("", "COMPLETED", "RUNNING")
         return "no end was recorded" + (f"; Slurm says {span.scheduler}" if known else "")
-    return _short(named(span.facts.cause, one_line(span.facts.error or span.facts.reason)))
+    text = named(span.facts.cause, one_line(span.facts.error or span.facts.reason))
+    return shortened(text, _LONGEST)
 
 
 def command(account: RunAccount) -> str:
@@ -86,9 +85,9 @@ def facts(account: RunAccount) -> Iterator[Fact]:
     path, record = account.facts.path, account.facts.record
     if text := command(account):
         yield Fact("command", f"`{text}`")
-    if record.overrides:
         yield Fact("overrides", " ".join(f"`{mask(each)}`" for each in record.overrides))
-    made = _first_line(path / "artifacts" / "model.txt").removeprefix("model ")
+    made = text_of(path / "artifacts" / "model.txt").partition("\n")[0][:_LONGEST].strip()
+    made = made.removeprefix("model ")
     yield Fact("model", made or str(account.value("model._target_", "not known")))
     for content in account.history.data.values() or [account.value("data.path", "not known")]:
         yield Fact("data", str(content))
@@ -113,16 +112,6 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         yield Fact("MLflow", pages[0], pages[0])
     yield Fact("logs", str(path / "logs"), (path / "logs").absolute().as_uri())
     yield Fact("", f"`python -m hpctrain logs {shlex.quote(str(path))}`")
-
-
-def _first_line(file: Path) -> str:
-    with suppress(OSError), open_regular(file) as opened:
-        return opened.readline(_LONGEST).decode(errors="replace").strip()
-    return ""
-
-
-def _short(text: str) -> str:
-    return shortened(text, _LONGEST)
 
 
 def date(time: float) -> str:

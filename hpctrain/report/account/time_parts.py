@@ -8,6 +8,7 @@ process is start-up, what comes after is shutdown. Steps that a later attempt ha
 lost, with all that was done for them. Seconds of which no record tells are `unknown`.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -86,7 +87,7 @@ def spans(
     heard = sorted([*heard, *(time for time, _ in history.reported)])
     for index, facts in enumerate(begun):
         started, last = facts.started, index == len(begun) - 1
-        following = float("inf") if last else begun[index + 1].started
+        following = math.inf if last else begun[index + 1].started
         records = [each for each in history.times if started <= each.time < following]
         begin = started
         if records:
@@ -119,83 +120,52 @@ def divide(found: list[Span], history: History) -> None:
     """Divide the time of each attempt into its parts, in place."""
     for index, span in enumerate(found):
         # Any later attempt that went on from an earlier step has made all later steps again.
-        kept = min((each.first_step for each in found[index + 1 :]), default=None)
-        rewinds = [(each.time, each.step) for each in history.rewinds]
-        inside = [(time, step) for time, step in rewinds if span.begin < time <= span.end]
-        _divide(span, kept, [each for each in inside if span.first_step <= each[1]])
+        kept = min((each.first_step for each in found[index + 1 :]), default=math.inf)
+        rewinds = [
+            (time, step)
+            for time, step in history.rewinds
+            if span.begin < time <= span.end and span.first_step <= step
+        ]
+        _divide(span, kept, rewinds)
         if index:
             span.parts["restart"] += span.parts["startup"]
             span.parts["startup"] = 0.0
 
 
-def _divide(span: Span, kept: int | None, rewinds: list[tuple[float, int]]) -> None:
+def _divide(span: Span, kept: float, rewinds: list[tuple[float, int]]) -> None:
     parts = span.parts
-    repeats = kept is not None and kept < span.reached
     if not span.records:
         parts["unknown"] += span.end - span.begin
         return
     first, last = span.records[0], span.records[-1]
     began = last.time - last.total
     parts["startup"] += max(0.0, began - span.begin)
-    base = TimeRecord(began, span.first_step, _before_the_loop(first))
-    for name, value in base.seconds.items():
-        _add(parts, name, value)
-    begin = base
-    for records, limit in _segments(span.records, kept, rewinds):
-        end = records[-1]
-        counts = _at([begin, *records], limit) if limit is not None else end.seconds
-        for name in end.seconds:
-            before = begin.seconds.get(name, 0.0)
-            _add(parts, name, counts.get(name, 0.0) - before)
-            parts["lost"] += end.seconds[name] - counts.get(name, 0.0)
-        begin = end
+    # No step can lose these parts again: a compiled step stays compiled.
+    before: dict[str, float] = {
+        name: first.seconds[name] for name in ("startup", "compile") if name in first.seconds
+    }
+    for name, value in before.items():
+        parts[name] += value
+    for old, new in pairwise([TimeRecord(began, span.first_step, before), *span.records]):
+        last_kept = min([kept, *(step for time, step in rewinds if time > new.time)])
+        back = (step for time, step in rewinds if old.time < time <= new.time)
+        share = _kept_share(min([old.step, *back]), new.step, last_kept)
+        for name, value in new.seconds.items():
+            spent = value - old.seconds.get(name, 0.0)
+            parts[name if name in parts else "other"] += share * spent
+            parts["lost"] += (1 - share) * spent
     tail = max(0.0, span.end - last.time)
     if span.killed:
-        parts["lost" if repeats else "unknown"] += tail
+        parts["lost" if kept < span.reached else "unknown"] += tail
     else:
         parts["unknown" if span.runs else "shutdown"] += tail
 
 
-def _before_the_loop(first: TimeRecord) -> dict[str, float]:
-    """Return the parts that no step can lose again: a compiled step stays compiled."""
-    return {name: first.seconds[name] for name in ("startup", "compile") if name in first.seconds}
-
-
-def _segments(
-    records: list[TimeRecord], kept: int | None, rewinds: list[tuple[float, int]]
-) -> list[tuple[list[TimeRecord], int | None]]:
-    """Return the records between rewinds, each with the last step of them that counts.
-
-    None means that all steps count.
-    """
-    found: list[tuple[list[TimeRecord], int | None]] = []
-    for index in range(len(rewinds) + 1):
-        since = rewinds[index - 1][0] if index else float("-inf")
-        until = rewinds[index][0] if index < len(rewinds) else float("inf")
-        some = [each for each in records if since <= each.time < until]
-        limits = [step for _, step in rewinds[index:]] + ([] if kept is None else [kept])
-        if some:
-            found.append((some, min(limits, default=None)))
-    return found
-
-
-def _at(records: list[TimeRecord], step: int) -> dict[str, float]:
-    """Return the parts when a step was made; between two records, in proportion to the steps."""
-    before = records[0]
-    for record in records[1:]:
-        if record.step > step:
-            share = (step - before.step) / (record.step - before.step)
-            share = min(1.0, max(0.0, share))
-            return {
-                name: before.seconds.get(name, 0.0) * (1 - share) + value * share
-                for name, value in record.seconds.items()
-            }
-        before = record
-    return before.seconds
-
-
-def _add(parts: dict[str, float], name: str, value: float) -> None:
-    parts[name if name in parts else "other"] += value
+def _kept_share(before: int, after: int, last: float) -> float:
+    """Return which part of the steps between two records counts; `last` is the last that does."""
+    if after <= last:
+        return 1.0
+    return (last - before) / (after - before) if before < last else 0.0
 
 
 def allocate(

@@ -9,6 +9,7 @@ An operator's time is its own, without that of the operators inside of it.
 """
 
 import gzip
+import math
 import re
 import zlib
 from collections import defaultdict
@@ -122,9 +123,8 @@ def _read(path: Path, trace: _Trace) -> _Trace:
         own[name].append(seconds)
     totals = [(name, sum(each), len(each)) for name, each in own.items()]
     trace.operators = sorted(totals, key=lambda each: -each[1])[:_MOST]
-    said, done = _union(talk), _union(work)
-    trace.communication_s = sum(end - begin for begin, end in said)
-    trace.covered_s = _shared(said, done)
+    trace.communication_s = _seconds(talk)
+    trace.covered_s = trace.communication_s + _seconds(work) - _seconds(talk + work)
     return trace
 
 
@@ -152,24 +152,10 @@ def _own_times(events: Iterable[_Event]) -> Iterable[tuple[str, float]]:
             yield done, seconds
 
 
-def _union(events: Iterable[_Event]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
+def _seconds(events: Iterable[_Event]) -> float:
+    """Return the seconds in which there is at least one of the events."""
+    total, until = 0.0, -math.inf
     for begin, end in sorted(map(_span, events)):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _shared(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> float:
-    """Return how long both lists of intervals, each in order and apart, hold at the same time."""
-    total, i, j = 0.0, 0, 0
-    while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        total += max(0.0, end - begin)
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
     return total

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from hpctrain.tracking import samples
+from hpctrain.units import GIB
 
 _GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
 _JOULES = 3.6e6  # in a kWh
@@ -21,11 +22,6 @@ class Sensor:
 
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-
-    def add(self, time: float, value: float) -> None:
-        """Add a sample."""
-        self.times.append(time)
-        self.values.append(value)
 
     def with_gaps(self) -> tuple[list[float], list[float]]:
         """Return times and values, with a NaN in each gap in which nothing was measured."""
@@ -69,7 +65,8 @@ class Usage:
             sensors: dict[str, Sensor] = defaultdict(Sensor)
             for sample in samples.read(path):
                 for name, value in sample.metrics.items():
-                    sensors[name].add(sample.time, value)
+                    sensors[name].times.append(sample.time)
+                    sensors[name].values.append(value)
                 for name, title in sample.facts.items():
                     if name.startswith("gpu_") and name[4:].isdecimal():
                         usage.gpus[node, name] = title
@@ -144,10 +141,10 @@ class Usage:
         return _peak(self.of_gpus("memory_usage_percentage").values())
 
     @property
-    def gpu_memory_bytes(self) -> float | None:
-        """The most memory of a GPU in bytes."""
+    def gpu_memory_gib(self) -> float | None:
+        """The most memory of a GPU in GiB."""
         peak = _peak(self.of_gpus("memory_usage_megabytes").values())
-        return None if peak is None else peak * 1e6
+        return None if peak is None else peak * 1e6 / GIB
 
     @property
     def memory_gb(self) -> float | None:

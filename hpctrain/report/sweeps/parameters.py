@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import correlation, fmean
 
 from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
@@ -39,11 +39,7 @@ class Sweep:
         """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)
-        good = [
-            account
-            for account in accounts
-            if account.state.name == "finished" and math.isfinite(account.final(metric))
-        ]
+        good = [account for account in accounts if account.has_result(metric)]
         sign = 1 if lower_is_better(metric) else -1
         good.sort(key=lambda account: sign * account.final(metric))
         bad = [account for account in accounts if account not in good]
@@ -151,8 +147,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
     """Return Spearman's rank correlation; 0 if one side does not vary."""
-    left, right = _ranks(left), _ranks(right)
-    a, b = fmean(left), fmean(right)
-    product = sum((x - a) * (y - b) for x, y in zip(left, right, strict=True))
-    spread = sum((x - a) ** 2 for x in left) * sum((y - b) ** 2 for y in right)
-    return product / math.sqrt(spread) if spread else 0.0
+    if min(len({*left}), len({*right})) < 2:
+        return 0.0
+    return correlation(_ranks(left), _ranks(right))

@@ -84,10 +84,8 @@ class Scaling:
 
     def predicted(self, factor: float) -> tuple[float, float]:
         """Return speed-up and efficiency of the fit at so many times the ranks of the smallest."""
-        step = sum(self.fit.values()) if self.kind == "strong" else self.fit["work"]
-        step -= self.fit["communication"] if self.kind == "strong" else 0.0
         work = factor if self.kind == "weak" else 1.0
-        speedup = work * step / _step_s(self.fit, factor)
+        speedup = work * _step_s(self.fit, 1.0) / _step_s(self.fit, factor)
         return speedup, speedup / factor
 
     def lines(self) -> list[str]:
@@ -121,9 +119,7 @@ class Scaling:
         text = f"verdict: {100 * value:.0f}% with {last.ranks} ranks is"
         if value >= _GOOD:
             return f"{text} good"
-        if value >= _ACCEPTABLE:
-            return f"{text} acceptable; {self._bottleneck()}"
-        return f"{text} poor; {self._bottleneck()}"
+        return f"{text} {'acceptable' if value >= _ACCEPTABLE else 'poor'}; {self._bottleneck()}"
 
     def _bottleneck(self) -> str:
         first, last = self.points[0], self.points[-1]
@@ -194,8 +190,7 @@ def _point(ranks: int, group: list[tuple[RunAccount, float]]) -> _Point:
     steps, time = account.step, account.time
     known = steps and not time["unknown"]
     batch = float(account.value("train.global_batch_size", 1))
-    if steps:  # the batches of a ramp are smaller
-        batch = account.samples / steps
+    batch = account.samples / steps if steps else batch  # the batches of a ramp are smaller
     return _Point(
         ranks,
         account.spans[-1].facts.nodes,

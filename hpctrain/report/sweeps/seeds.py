@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.special import stdtrit
-
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import lower_is_better
 from hpctrain.report.account.run_account import RunAccount
@@ -42,7 +40,8 @@ class _Estimate:
             return "-"
         if self.half is None:
             return f"{self.mean:.4g}"
-        digits = _digits(self.half)
+        # Two digits of the interval are shown.
+        digits = max(0, min(12, 1 - math.floor(math.log10(self.half)))) if self.half > 0 else 4
         return f"{self.mean:.{digits}f} {sign} {self.half:.{digits}f}"
 
 
@@ -51,6 +50,8 @@ def estimate(values: Sequence[float]) -> _Estimate:
     count = len(values)
     if count < 2:
         return _Estimate(values[0] if values else math.nan, None, None, count)
+    from scipy.special import stdtrit  # not for the report of one run
+
     deviation = stdev(values)
     factor = float(stdtrit(count - 1, (1 + _LEVEL) / 2))
     return _Estimate(fmean(values), factor * deviation / math.sqrt(count), deviation, count)
@@ -135,12 +136,7 @@ def ranking(found: Sequence[Setting]) -> list[str]:
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
-    done = [
-        account
-        for account in group
-        if account.state.name == "finished"
-        and all(math.isfinite(account.final(metric)) for metric in metrics)
-    ]
+    done = [each for each in group if all(each.has_result(metric) for metric in metrics)]
     missing = {account.name: cause(account) for account in group if account not in done}
     estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
     return Setting(values, done, missing, estimates)
@@ -181,11 +177,6 @@ def as_latex(found: Sequence[Setting]) -> str:
         for name, why in setting.missing.items():
             lines.append(f"% without {name} ({' '.join(why.split())})")
     return "\n".join(lines) + "\n"
-
-
-def _digits(half: float) -> int:
-    """Return the decimals that show two digits of the interval."""
-    return max(0, min(12, 1 - math.floor(math.log10(half)))) if half > 0 else 4
 
 
 def _latex(text: str) -> str:

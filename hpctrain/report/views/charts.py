@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import matplotlib
 import numpy as np
+from cycler import cycler
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
@@ -45,44 +48,38 @@ _STYLE = {
 }
 
 
-@dataclass(frozen=True)
-class Colors:
-    """The colours of a chart: of its series, its text, its grid and what is behind it."""
-
-    series: tuple[str, ...]
-    text: str
-    grid: str
-    back: str
+def _style(series: Sequence[str], text: str, grid: str, back: str) -> Any:
+    """Return the settings of matplotlib with these colours; the series are its C0, C1, ..."""
+    # matplotlib's type lists the names of all settings, so it is not written here.
+    named = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    more = {"grid.color": grid, "legend.facecolor": back}
+    return _STYLE | dict.fromkeys(named, text) | more | {"axes.prop_cycle": cycler(color=series)}
 
 
 # Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
 _OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")
-_PICTURE = Colors(_OKABE_ITO, "#1a1a1a", "#dddddd", "#ffffff")
+_PICTURE = _style(_OKABE_ITO, "#1a1a1a", "#dddddd", "#ffffff")
 # These stand for variables of CSS until the SVG is written.
-_PAGE = Colors(
-    tuple(f"#ab00{n:02x}" for n in range(len(_OKABE_ITO))), "#ab00f0", "#ab00f1", "#ab00f2"
-)
-_NAMES = {color: f"var(--s{n})" for n, color in enumerate(_PAGE.series)} | {
-    _PAGE.text: "var(--text)",
-    _PAGE.grid: "var(--grid)",
-    _PAGE.back: "var(--card)",
-}
+_SERIES = [f"#ab00{n:02x}" for n in range(len(_OKABE_ITO))]
+_PAGE = _style(_SERIES, "#ab00f0", "#ab00f1", "#ab00f2")
+_NAMES = {color: f"var(--s{n})" for n, color in enumerate(_SERIES)}
+_NAMES |= {"#ab00f0": "var(--text)", "#ab00f1": "var(--grid)", "#ab00f2": "var(--card)"}
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn on axes with some colours, and its title."""
+    """What is drawn on axes, in the colours of matplotlib's settings, and its title."""
 
     title: str
-    draw: Callable[[Axes, Colors], None]
+    draw: Callable[[Axes], None]
 
 
 def svg(chart: Chart) -> str:
     """Return a chart as an SVG element whose colours are variables of CSS."""
-    with matplotlib.rc_context(_style(_PAGE)):
+    with matplotlib.rc_context(_PAGE):
         figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
         axes = figure.add_subplot()
-        _draw(axes, chart, _PAGE)
+        _draw(axes, chart)
         wide = max([len(axes.yaxis.get_major_formatter()(y)) for y in axes.get_yticks()], default=0)
         left = max(0.18, 0.075 + 0.0165 * wide)
         figure.subplots_adjust(left=left, right=0.97, top=0.9, bottom=0.17)
@@ -92,47 +89,43 @@ def svg(chart: Chart) -> str:
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.S)
     drawn = re.sub(r"#ab00[0-9a-f]{2}", lambda found: _NAMES[found[0]], drawn)
-    return drawn.replace("<svg", f'<svg role="img" aria-label="{_attribute(chart.title)}"', 1)
+    return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(chart.title)}"', 1)
 
 
 def png(charts: Sequence[Chart], title: str) -> bytes:
     """Return all charts as one PNG."""
     columns = max(1, min(_PER_ROW, len(charts)))
     rows = max(1, math.ceil(len(charts) / columns))
-    with matplotlib.rc_context(_style(_PICTURE)):
+    with matplotlib.rc_context(_PICTURE):
         size = (_SIZE[0] * columns, _SIZE[1] * rows + 0.4)
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
         figure.suptitle(_plain(title))
         for number, chart in enumerate(charts):
-            _draw(figure.add_subplot(rows, columns, number + 1), chart, _PICTURE)
+            _draw(figure.add_subplot(rows, columns, number + 1), chart)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=150)
     return content.getvalue()
 
 
-def line(
-    axes: Axes,
-    x: ArrayLike,
-    y: ArrayLike,
-    label: str,
-    colors: Colors,
-    number: int,
-    style: str = "",
-) -> None:
+def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str, number: int, style: str = "") -> None:
     """Draw the line with this number in its chart, with at most so many points as are seen.
 
     A value that is not finite leaves a gap. Without a `style`, lines are dashed from the fifth on:
     they are told apart where colours are not.
     """
-    color = colors.series[number % len(colors.series)]
     xs, ys = thinned(x, y, _MOST_POINTS)
     known = np.concatenate(([False], np.isfinite(ys), [False]))
     alone = known[1:-1] & ~known[:-2] & ~known[2:]  # no line reaches them
     marked = np.flatnonzero(alone if len(xs) > _MOST_MARKED else known[1:-1]).tolist()
     style = style or ("-" if number < _SOLID else "--")
-    (drawn,) = axes.plot(xs, ys, style, color=color, label=_plain(label))
+    (drawn,) = axes.plot(xs, ys, style, color=f"C{number}", label=_plain(label))
     if marked:
         drawn.set(marker="o", markevery=marked, markersize=3)
+
+
+def vertical(axes: Axes, x: float, label: str = "") -> None:
+    """Draw a dotted line at a step."""
+    axes.axvline(x, color=rcParams["text.color"], linestyle=":", linewidth=0.8, label=label)
 
 
 def name_axes(axes: Axes, x: str, y: str, metric: str, values: Iterable[float]) -> None:
@@ -158,15 +151,9 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
         )
 
 
-def _style(colors: Colors) -> Any:  # matplotlib's type lists the names of all settings
-    named = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    more = {"grid.color": colors.grid, "legend.facecolor": colors.back}
-    return _STYLE | dict.fromkeys(named, colors.text) | more
-
-
-def _draw(axes: Axes, chart: Chart, colors: Colors) -> None:
+def _draw(axes: Axes, chart: Chart) -> None:
     axes.set_title(_plain(chart.title), loc="left")
-    chart.draw(axes, colors)
+    chart.draw(axes)
     _plain_numbers(axes)
     handles, labels = axes.get_legend_handles_labels()
     # The title says what a line is whose name it has.
@@ -209,7 +196,3 @@ def _number(value: float, digits: int = 4) -> str:
 def _plain(text: str) -> str:
     """Return a text in which matplotlib finds no formula."""
     return text.replace("$", r"\$")
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -16,8 +16,7 @@ from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns, ranking
 from hpctrain.report.views.charts import Chart, svg
-from hpctrain.report.views.sweep_view import shared_notes
-from hpctrain.report.views.terminal_view import figures
+from hpctrain.report.views.terminal_view import figures, shared_notes
 from hpctrain.runs.state.state import duration
 from hpctrain.search.standing import Standing
 from hpctrain.secrets import mask
@@ -72,13 +71,13 @@ def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
         f'<p class="verdict">{escape(verdict(account))}'
         f' <span class="soft">As of {date(account.now)}.</span></p>',
         _facts(facts(account)),
-        *(_time_bar(account) if account.spans else []),
-        *_listed("Notes", notes(account)),
-        *_attempts(account),
+        _time_bar(account) if account.spans else "",
+        _listed("Notes", notes(account)),
+        _attempts(account),
         "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
-        *_listed("Profile", account.profile),
+        _listed("Profile", account.profile),
         _drawn(charts),
-        *_listed("Left out", account.left_out),
+        _listed("Left out", account.left_out),
     ]
     return _page(account.name, parts)
 
@@ -99,12 +98,12 @@ def sweep_page(
         *_answer(sweep, settings, search),
         f'<p class="soft">{total}{f", {hours:.3g} GPU-hours" if hours else ""}. '
         f"As of {date(max(account.now for account in accounts))}.</p>",
-        *_listed("Scaling", list(more)),
-        *_estimates(settings),
+        _listed("Scaling", list(more)),
+        _estimates(settings),
         _drawn(charts),
         *(_trials(search) if search else _best(sweep)),
-        *_listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
-        *_listed("Notes", shared_notes(accounts)),
+        _listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
+        _listed("Notes", shared_notes(accounts)),
     ]
     return _page(f"{len(accounts)} runs by {sweep.metric}", parts)
 
@@ -116,11 +115,11 @@ def curves_page(title: str, charts: Sequence[Chart]) -> str:
 
 def _page(title: str, parts: Iterable[str]) -> str:
     head = _HEAD.format(title=escape(title), style=_STYLE)
-    page = head + f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
-    return harmless(mask(page))
+    body = "\n".join(filter(None, parts))
+    return harmless(mask(head + f"<h1>{escape(title)}</h1>\n" + body + "\n</body></html>\n"))
 
 
-def _time_bar(account: RunAccount) -> Iterable[str]:
+def _time_bar(account: RunAccount) -> str:
     bar = key = ""
     colors = {title: number for number, title in enumerate(PARTS.values())}
     for title, seconds, share in account.shown_parts():
@@ -128,13 +127,11 @@ def _time_bar(account: RunAccount) -> Iterable[str]:
         color = f"background:var(--s{number % 7});opacity:{1 if number < 7 else 0.55}"
         bar += f'<span style="width:{100 * share:.3f}%;{color}" title="{title}"></span>'
         key += f'<li><i style="{color}"></i>{title} {100 * share:.1f}% ({duration(seconds)})</li>'
-    yield "<h2>Where the time went</h2>"
-    yield f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
+    shown = f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
+    return f"<h2>Where the time went</h2>\n{shown}"
 
 
-def _attempts(account: RunAccount) -> Iterable[str]:
-    if not account.spans:
-        return
+def _attempts(account: RunAccount) -> str:
     rows = [
         (
             str(span.number),
@@ -147,8 +144,8 @@ def _attempts(account: RunAccount) -> Iterable[str]:
         )
         for span in account.spans
     ]
-    yield "<h2>Attempts</h2>"
-    yield _table(["", "state", "why it ended", "steps", "time", "lost", "hosts"], rows, "long")
+    heads = ["", "state", "why it ended", "steps", "time", "lost", "hosts"]
+    return f"<h2>Attempts</h2>\n{_table(heads, rows, 'long')}" if rows else ""
 
 
 def _facts(rows: Iterable[Fact]) -> str:
@@ -172,13 +169,11 @@ def _answer(sweep: Sweep, found: Sequence[Setting], search: Standing | None) -> 
         yield _facts(rows)
 
 
-def _estimates(settings: Sequence[Setting]) -> Iterable[str]:
-    if not settings:
-        return
+def _estimates(settings: Sequence[Setting]) -> str:
     keys, metrics = columns(settings)
     rows = [[*setting.cells(keys), ", ".join(setting.missing)] for setting in settings]
-    yield "<h2>Mean and 95% confidence interval of the mean (t)</h2>"
-    yield _table([*keys, *metrics, "n", "without"], rows)
+    title = "<h2>Mean and 95% confidence interval of the mean (t)</h2>"
+    return f"{title}\n{_table([*keys, *metrics, 'n', 'without'], rows)}" if rows else ""
 
 
 def _best(sweep: Sweep) -> Iterable[str]:
@@ -203,11 +198,9 @@ def _drawn(charts: Sequence[Chart]) -> str:
     return f'<h2>Curves</h2><div class="charts">{figures}</div>' if charts else ""
 
 
-def _listed(title: str, lines: Sequence[str]) -> Iterable[str]:
-    if lines:
-        yield f"<h2>{escape(title)}</h2>"
-        items = "".join(f"<li>{_with_code(line)}</li>" for line in lines[:_MOST_ROWS])
-        yield f"<ul>{items}</ul>"
+def _listed(title: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{_with_code(line)}</li>" for line in lines[:_MOST_ROWS])
+    return f"<h2>{escape(title)}</h2>\n<ul>{items}</ul>" if lines else ""
 
 
 def _with_code(line: str) -> str:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 
 from hpctrain.config.metric_registry import unit
@@ -12,7 +13,7 @@ from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
 from hpctrain.report.account.usage import Sensor
-from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
+from hpctrain.report.views.charts import Chart, line, name_axes, name_rows, vertical
 from hpctrain.report.views.curves import smoothed
 
 _MOST_CHARTS, _MOST_LINES, _MOST_HOSTS = 12, 7, 8
@@ -69,21 +70,21 @@ def _nodes(account: RunAccount) -> list[str]:
 def _slow_hosts(hosts: Sequence[SlowHost], nodes: Sequence[str]) -> Chart:
     shown = hosts[:_MOST_HOSTS][::-1]
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         places = range(len(shown))
         values = [100 * each.slowest for each in shown]
         axes.barh(
             [place + 0.12 for place in places],
             values,
             0.24,
-            color=[colors.series[nodes.index(each.host) % len(colors.series)] for each in shown],
+            color=[f"C{nodes.index(each.host)}" for each in shown],
         )
         if any(each.throttled is not None for each in shown):
             axes.barh(
                 [place - 0.12 for place in places],
                 [100 * (each.throttled or 0.0) for each in shown],
                 0.24,
-                color=colors.text,
+                color=rcParams["text.color"],
                 label="% of samples with a GPU too hot",
             )
         name_rows(axes, [each.host for each in shown])
@@ -108,19 +109,18 @@ def metric_chart(
     the scales that suit the metric.
     """
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         every = [value for each in series.values() for value in each.finite()]
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
         x_scale, y_scale = scales or ("linear", "log" if falls else "linear")
         axes.set(xscale=x_scale, yscale=y_scale)
         for number, (name, each) in enumerate(series.items()):
             if smooth:
-                color = colors.series[number % len(colors.series)]
-                axes.plot(each.steps, each.values, color=color, alpha=0.25, linewidth=0.8)
-            line(axes, each.steps, smoothed(each.values, smooth), name, colors, number)
+                axes.plot(each.steps, each.values, color=f"C{number}", alpha=0.25, linewidth=0.8)
+            line(axes, each.steps, smoothed(each.values, smooth), name, number)
         for number, step in enumerate(restarts):
             label = "restart" if number == 0 else ""
-            axes.axvline(step, color=colors.text, linestyle=":", linewidth=0.8, label=label)
+            vertical(axes, step, label)
         name_axes(axes, "step", with_unit(metric), metric, every)
 
     return Chart(title, draw)
@@ -154,11 +154,11 @@ def sensor_chart(title: str, what: str, lines: Sequence[SensorLine]) -> Chart:
     long = max(each.sensor.times[-1] - each.begin for each in lines) > 7200
     seconds, name = (3600.0, "hours") if long else (60.0, "minutes")
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         for label, sensor, begin, number, style in sorted(shown, key=lambda each: each.label):
             times, values = sensor.with_gaps()
             since = [(time - begin) / seconds for time in times]
-            line(axes, since, values, label, colors, number, style)
+            line(axes, since, values, label, number, style)
         axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a level line does not lie on the edge
         kind = "percent" if what.endswith("%") else ""
         every = [value for each in shown for value in each.sensor.values]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 
 from hpctrain.config.metric_registry import unit
@@ -11,7 +12,7 @@ from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, label
 from hpctrain.report.sweeps.scaling_fit import Scaling
 from hpctrain.report.sweeps.seeds import Setting, estimate
-from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
+from hpctrain.report.views.charts import Chart, line, name_axes, name_rows, vertical
 from hpctrain.search.trials import Found
 
 _MOST_KEYS, _MOST_LINES = 6, 7
@@ -37,35 +38,30 @@ def search_chart(found: Found, accounts: Sequence[RunAccount]) -> Chart:
     """Return the curves of all trials, with the rungs."""
     rungs = {trial.run: trial.rung for trial in found.trials}
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         named = set[int]()
         for account in sorted(accounts, key=lambda each: rungs.get(each.name, 0)):
             series, rung = account.history.series(found.metric), rungs.get(account.name, 0)
             name = "" if rung in named or not series.steps else f"to rung {rung}"
             named.add(rung)
-            line(axes, series.steps, series.values, name, colors, rung, "-")
+            line(axes, series.steps, series.values, name, rung, "-")
         for rung in found.rungs:
-            axes.axvline(rung, color=colors.text, linestyle=":", linewidth=0.8)
+            vertical(axes, rung)
         axes.set_xscale("log")
         _name_axes(axes, "step", found.metric, accounts)
 
     return Chart(f"trials: {found.metric}; rungs are dotted", draw)
 
 
-def settings_charts(found: Sequence[Setting], metrics: Sequence[str]) -> list[Chart]:
-    """Return a chart for each metric: the mean of the seeds over the steps, with its interval."""
-    return [_bands(found, metric) for metric in metrics]
-
-
 def _curves(sweep: Sweep) -> Chart:
     best = sweep.finished[:_MOST_LINES]
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         for number, account in enumerate(best):
             series = account.history.series(sweep.metric)
             told = label({key: account.swept.get(key, "") for key in sweep.keys})
             name = told if 0 < len(told) <= _LONGEST else account.name
-            line(axes, series.steps, series.values, name, colors, number)
+            line(axes, series.steps, series.values, name, number)
         _name_axes(axes, "step", sweep.metric, best)
 
     return Chart(f"best runs: {sweep.metric}", draw)
@@ -92,9 +88,10 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
     scores = [account.final(sweep.metric) for account in accounts]
     low, high = min(scores), max(scores)
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         columns = []
-        behind = {"facecolor": colors.back, "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+        back = rcParams["legend.facecolor"]
+        behind = {"facecolor": back, "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
         for number, key in enumerate(keys):
             positions, ticks = _positions(accounts, key)
             most = max(1.0, max(positions))
@@ -107,8 +104,8 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
         best = max(1, len(accounts) // 10)
         for number, row in enumerate(zip(*columns, strict=True)):
             good = number >= len(accounts) - best
-            color = colors.series[1] if good else colors.series[0]
-            axes.plot(range(len(row)), row, color=color, alpha=1 if good else 0.35, linewidth=0.9)
+            color, alpha = ("C1", 1.0) if good else ("C0", 0.35)
+            axes.plot(range(len(row)), row, color=color, alpha=alpha, linewidth=0.9)
         room = _ROOM // (len(keys) + 1)
         names = [text.rpartition(".")[2][:room] for text in (*keys, sweep.metric)]
         axes.set_xticks(range(len(keys) + 1), names)
@@ -121,10 +118,10 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
 def _importance(metric: str, importance: dict[str, float]) -> Chart:
     shown = list(importance.items())[:_MOST_KEYS][::-1]
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         names = [key.rpartition(".")[2] for key, _ in shown]
         values = [100 * share for _, share in shown]
-        axes.barh(range(len(shown)), values, 0.45, color=colors.series[0])
+        axes.barh(range(len(shown)), values, 0.45, color="C0")
         name_rows(axes, names)
         axes.set_xlim(0, 100)
         axes.set_xlabel(f"% of the variance of {metric} explained alone")
@@ -133,10 +130,10 @@ def _importance(metric: str, importance: dict[str, float]) -> Chart:
 
 
 def _scatter(sweep: Sweep, key: str) -> Chart:
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         positions, ticks = _positions(sweep.finished, key)
         scores = [account.final(sweep.metric) for account in sweep.finished]
-        axes.scatter(positions, scores, color=colors.series[0], s=14, alpha=0.7)
+        axes.scatter(positions, scores, color="C0", s=14, alpha=0.7)
         axes.set_xticks(list(ticks), list(ticks.values()))
         _name_axes(axes, key, sweep.metric, sweep.finished)
 
@@ -151,10 +148,11 @@ def _name_axes(axes: Axes, x: str, metric: str, accounts: Iterable[RunAccount]) 
     name_axes(axes, x, metric + (f" ({more})" if more else ""), metric, values)
 
 
-def _bands(found: Sequence[Setting], metric: str) -> Chart:
+def settings_chart(found: Sequence[Setting], metric: str) -> Chart:
+    """Return the mean of the seeds over the steps, with its interval."""
     shown = found[:_MOST_LINES]
 
-    def draw(axes: Axes, colors: Colors) -> None:
+    def draw(axes: Axes) -> None:
         for number, setting in enumerate(shown):
             curves = [
                 dict(zip(series.steps, series.values, strict=True))
@@ -164,12 +162,11 @@ def _bands(found: Sequence[Setting], metric: str) -> Chart:
             if not steps:
                 continue
             estimates = [estimate([curve[step] for curve in curves]) for step in steps]
-            color = colors.series[number % len(colors.series)]
-            line(axes, steps, [each.mean for each in estimates], setting.label, colors, number)
+            line(axes, steps, [each.mean for each in estimates], setting.label, number)
             if len(curves) > 1:
                 low = [each.mean - (each.half or 0) for each in estimates]
                 high = [each.mean + (each.half or 0) for each in estimates]
-                axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+                axes.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, linewidth=0)
         _name_axes(axes, "step", metric, [run for setting in shown for run in setting.runs])
 
     more = f" (the first {len(shown)} of {len(found)})" if len(found) > len(shown) else ""
@@ -181,34 +178,34 @@ def scaling_charts(series: Scaling) -> list[Chart]:
     if len(series.points) < 2:
         return []
     return [
-        Chart("speed-up", lambda axes, colors: _speedup(series, axes, colors)),
-        Chart("efficiency", lambda axes, colors: _efficiency(series, axes, colors)),
+        Chart("speed-up", lambda axes: _speedup(series, axes)),
+        Chart("efficiency", lambda axes: _efficiency(series, axes)),
     ]
 
 
-def _speedup(series: Scaling, axes: Axes, colors: Colors) -> None:
+def _speedup(series: Scaling, axes: Axes) -> None:
     ranks = [point.ranks for point in series.points]
     first, most = ranks[0], 8 * ranks[-1]
     xs = np.geomspace(first, most, 50).tolist()
-    axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
-    axes.lines[-1].set_color(colors.series[0])
-    line(axes, xs, [x / first for x in xs], "ideal", colors, 6)
-    line(axes, xs, [series.predicted(x / first)[0] for x in xs], "fit", colors, 1)
+    speedups = [series.speedup(point) for point in series.points]
+    axes.plot(ranks, speedups, "o", color="C0", label="measured")
+    line(axes, xs, [x / first for x in xs], "ideal", 6)
+    line(axes, xs, [series.predicted(x / first)[0] for x in xs], "fit", 1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlabel("ranks")
     axes.set_ylabel(f"times the speed of {first} rank{'s' * (first > 1)}")
 
 
-def _efficiency(series: Scaling, axes: Axes, colors: Colors) -> None:
+def _efficiency(series: Scaling, axes: Axes) -> None:
     ranks = [point.ranks for point in series.points]
     axes.bar(
         [str(each) for each in ranks],
         [100 * series.efficiency(point) for point in series.points],
-        color=colors.series[0],
+        color="C0",
     )
-    axes.axhline(95, color=colors.series[2], linestyle=":", label="good")
-    axes.axhline(81, color=colors.series[4], linestyle=":", label="acceptable")
+    axes.axhline(95, color="C2", linestyle=":", label="good")
+    axes.axhline(81, color="C4", linestyle=":", label="acceptable")
     axes.set_ylim(0, 110)
     axes.set_xlabel("ranks")
     axes.set_ylabel("% of an ideal speed-up")

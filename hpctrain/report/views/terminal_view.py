@@ -1,6 +1,10 @@
-"""The report of one run on the terminal: bars as jobstats prints them, figures, and notes."""
+"""Reports on the terminal.
 
-from collections.abc import Iterable
+one run        bars as jobstats prints them, figures, and notes
+several runs   the best, what mattered, and what has failed
+"""
+
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -9,17 +13,22 @@ from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.standing import why
+from hpctrain.report.sweeps import search_trials
+from hpctrain.report.sweeps.parameters import Sweep, cause
+from hpctrain.report.sweeps.seeds import Setting, columns
 from hpctrain.runs.state.state import duration
+from hpctrain.search.standing import Standing
 from hpctrain.terminal import few
 
 _BAR = 20  # characters; a line fits into 60
+_BEST, _TRIALS, _FAILED, _NOTES = 10, 20, 20, 8  # rows of each
 
 
 def show(account: RunAccount) -> RenderableType:
     """Return the report of a run."""
     parts: list[RenderableType] = [_head(account)]
     if account.spans:
-        parts += [Text(), *_bars(account), Text(), _figures(account)]
+        parts += [Text(), *_bars(account), Text(), _rows(figures(account))]
         if len(account.spans) > 1:
             parts += [Text(), _attempts(account)]
     parts += _list("Profile", account.profile)
@@ -54,10 +63,10 @@ def _bar(title: str, share: float, text: str) -> Text:
     return Text(f"  {title:<15}[{drawn}{100 * share:5.1f}%]  {text}".rstrip())
 
 
-def _figures(account: RunAccount) -> Table:
-    table = Table("", "")
-    for name, value in figures(account):
-        table.add_row(f"  {name}", value)
+def _rows(pairs: Iterable[tuple[str, str]], right: tuple[int, ...] = ()) -> Table:
+    table = Table("", "", right=right)
+    for name, text in pairs:
+        table.add_row(f"  {name}", text)
     return table
 
 
@@ -116,14 +125,97 @@ def _attempts(account: RunAccount) -> Table:
 
 
 def _list(title: str, texts: list[str]) -> list[RenderableType]:
-    if not texts:
-        return []
-    return [Text(), Text(title, style="bold"), bullets(texts)]
+    return [Text(), Text(title, style="bold"), _bullets(texts)] if texts else []
 
 
-def bullets(texts: Iterable[str]) -> Table:
+def _bullets(texts: Iterable[str]) -> Table:
     """Return a list whose further lines are indented."""
     table = Table("", "", gap=1)
     for text in texts:
         table.add_row("  *", text)
     return table
+
+
+def show_sweep(
+    accounts: Sequence[RunAccount], sweep: Sweep, search: Standing | None = None
+) -> RenderableType:
+    """Return the report of several runs, or of a search."""
+    parts: list[RenderableType] = [_totals(accounts), Text()]
+    if search:
+        parts += [*search.shown(_TRIALS), Text(), _bullets(search_trials.said(search))]
+    else:
+        parts.append(_best(sweep))
+    if not search and (importance := sweep.importance()):
+        parts += [Text(), Text(f"Variance of {sweep.metric} explained alone", style="bold")]
+        shares = ((key, f"{100 * share:.1f}%") for key, share in importance.items())
+        parts.append(_rows(shares, right=(1,)))
+    if sweep.others:
+        parts += [Text(), Text("Without a result", style="bold")]
+        parts.append(_rows((each.name, cause(each)) for each in sweep.others[:_FAILED]))
+        if len(sweep.others) > _FAILED:
+            parts.append(Text(f"  ... {len(sweep.others) - _FAILED} more (--json)"))
+    return Group(*parts, *_list("Notes", shared_notes(accounts)))
+
+
+def _totals(accounts: Sequence[RunAccount]) -> Text:
+    seconds = sum(account.time["allocated"] for account in accounts)
+    hours = sum(account.gpu_hours for account in accounts)
+    text = Text(f"{len(accounts)} runs", style="bold")
+    text.append(f", {duration(seconds)} allocated", style="not bold")
+    if hours:
+        text.append(f", {hours:.3g} GPU-hours", style="not bold")
+    priced = [account.cost for account in accounts if account.cost is not None]
+    for currency in sorted({currency for _, currency in priced}):
+        amount = sum(amount for amount, other in priced if other == currency)
+        text.append(f", {amount:.2f} {currency}", style="not bold")
+    return text
+
+
+def _best(sweep: Sweep) -> RenderableType:
+    if not sweep.finished:
+        return Text(f"No run has a value of {Cell(sweep.metric).plain}.")
+    keys = [key.rpartition(".")[2] for key in sweep.keys]
+    table = Table("  best runs", sweep.metric, *keys, "time", "goodput")
+    for account in sweep.finished[:_BEST]:
+        name, *cells = sweep.cells(account)
+        table.add_row(f"  {name}", *cells)
+    return table
+
+
+def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
+    """Return each note once, with the run that it is about, or with the number of runs.
+
+    What looks wrong with a run that has a result comes first: its result may be worth nothing.
+    """
+    wrong: dict[str, list[str]] = {}
+    about: dict[str, list[str]] = {}
+    for account in accounts:
+        if account.state.name == "finished":
+            for text in account.facts.record.noted():
+                wrong.setdefault(text, []).append(account.name)
+        for text in notes(account):
+            if "no ground for advice" not in text:
+                about.setdefault(text, []).append(account.name)
+    texts = []
+    for part in (wrong, about):
+        for text, names in sorted(part.items(), key=lambda item: -len(item[1]))[:_NOTES]:
+            who = f"{len(names)} runs" if len(names) > 1 else names[0]
+            texts.append(f"{who}: {text}")
+    return texts
+
+
+def show_settings(found: Sequence[Setting], over: str) -> RenderableType:
+    """Return the table of settings, each with mean, interval and number of its runs."""
+    keys, metrics = columns(found)
+    table = Table(*(key.rpartition(".")[2] for key in keys), *metrics, "n")
+    for setting in found:
+        table.add_row(*setting.cells(keys))
+    parts: list[RenderableType] = [
+        Text(f"mean ± 95% confidence interval of the mean (t), over {over}"),
+        table,
+    ]
+    for setting in found:
+        for name, reason in setting.missing.items():
+            text = f"without {name} ({setting.label}): {reason}"
+            parts.append(Text(Cell(text).plain, style="yellow"))
+    return Group(*parts)

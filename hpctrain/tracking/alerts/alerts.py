@@ -16,6 +16,7 @@ which is killed in between sends it no second time; it is noted as open again if
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ from hpctrain.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
 from hpctrain.tracking.alerts.webhook import kind_of, send
-from hpctrain.tracking.journal import journal_path, read
+from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.links import known_pages
 
@@ -53,19 +54,17 @@ class Alerts:
         """Read what is new, and tell what has to be told. It takes some seconds at most."""
         if self._settings is None:
             return
-        while True:
-            records, end = read(journal_path(self._run_dir), self._position)
-            for record in records:
-                self._learn(record.body)
-            if end == self._position:
-                break
-            self._position = end
+        for record in read_all(journal_path(self._run_dir), self._position):
+            self._learn(record.body)
+            self._position = record.end
         if not self._running:
             return
         if self._clock() - self._last > self._settings.stalled_s:
             minutes = self._settings.stalled_s / 60
             self._tell("stalled", f"nothing was logged for {minutes:g} minutes", self._clock())
-        self._look_for_idle()
+        for when, text in samples.idle(self._run_dir).values():
+            if when >= self._began:
+                self._tell("idle", text, when)
         hang = read_known(Hang, self._run_dir / "hang.json")
         if hang is not None and hang.time >= self._began:
             self._tell("stalled", hang.sentence, hang.time, "hang")
@@ -101,11 +100,6 @@ class Alerts:
             elif body.get("killed") or (status == "FAILED" and body.get("final", True)):
                 self._tell("failed", reason, when)
 
-    def _look_for_idle(self) -> None:
-        for when, text in samples.idle(self._run_dir).values():
-            if when >= self._began:
-                self._tell("idle", text, when)
-
     def _tell(self, event: str, reason: str, when: float, topic: str = "") -> None:
         settings = self._settings
         assert settings is not None
@@ -122,7 +116,7 @@ class Alerts:
             log.warning("the webhook did not take the message that the run %s: %s", event, problem)
 
     def _send(self, settings: Settings, event: str, reason: str) -> str:
-        url = settings.url
+        url = os.environ.get(settings.variable)
         if not url:
             return f"{settings.variable} is not set here"
         name = Meta.read(self._run_dir).run_name

@@ -7,16 +7,13 @@ The address of a webhook is a secret, so only the variable that holds it is writ
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.record import Record, Seconds, read_owned
+from hpctrain.record import Record, Seconds, read_owned, written
 
 
 class Settings(Record, frozen=True):
@@ -31,7 +28,7 @@ class Settings(Record, frozen=True):
         """Write the file."""
         path = _path(run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(msgspec.to_builtins(self)) + "\n", sync=False)
+        write_atomically(path, written(self), sync=False)
 
     @classmethod
     def read(cls, run_dir: Path) -> Settings | None:
@@ -41,11 +38,6 @@ class Settings(Record, frozen=True):
         except (FileNotFoundError, DamageError):
             return None
         return found if owner == os.geteuid() else None
-
-    @property
-    def url(self) -> str:
-        """The address; "" if the variable is not set here."""
-        return os.environ.get(self.variable, "")
 
 
 def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:

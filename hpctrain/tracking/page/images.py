@@ -33,9 +33,11 @@ def save_figure(run_dir: Path, key: str, figure: Any, step: int) -> list[Path]:
 def save_image(run_dir: Path, key: str, image: Any, step: int) -> list[Path]:
     """Write an image as PNG, and a small one for MLflow's grid of images; return the files.
 
-    `image` is what Pillow opens (a path or an open file), an image of Pillow, or an array on the
-    CPU of shape (height, width), or (height, width, 1, 3 or 4): uint8, or floats from 0 to 1.
-    Another object is a TypeError; a key or an array of another form is a ValueError.
+    `key` has letters, digits, `_`, `-`, `.`, blanks and `/`. `image` is what Pillow opens (a path
+    or an open file), an image of Pillow, or an array on the CPU of shape (height, width), or
+    (height, width, 1, 3 or 4): uint8, or floats from 0 to 1. A second image of the same key and
+    step replaces the first one. Another object is a TypeError; a key or an array of another form is
+    a ValueError.
     """
     if not re.fullmatch(r"[\w\-./ ]{1,100}", key, re.ASCII):
         raise ValueError(
@@ -72,11 +74,10 @@ def picture(key: str, image: Any) -> Any:
         raise TypeError(
             f"log_image({key!r}) needs the package pillow: pip install 'hpctrain[images]'"
         ) from error
+    if isinstance(image, (str, Path, io.IOBase)):
+        image = Image.open(cast(Any, image))
     if isinstance(image, Image.Image):
         return image if image.mode in ("1", "L", "RGB", "RGBA") else image.convert("RGB")
-    if isinstance(image, (str, Path, io.IOBase)):
-        opened = Image.open(cast(Any, image))
-        return opened if opened.mode in ("1", "L", "RGB", "RGBA") else opened.convert("RGB")
     import numpy as np
 
     values = np.asarray(image)

@@ -40,13 +40,16 @@ def known_pages(run_dir: Path) -> tuple[str, str] | None:
     It is None while nothing of the run is in MLflow, or if it is now meant for another store.
     """
     note = Uploaded.read(run_dir)
-    if note is None or not _are_ids(note.experiment_id, note.run_id):
+    if note is None:
         return None
+    ids = note.experiment_id, note.run_id
+    if not all(re.fullmatch(r"\w{1,64}", each) for each in ids):
+        return None  # a file of somebody else could hold anything
     meta = Meta.read(run_dir)
     if (note.uri, note.uid) != (meta.uri, meta.uid):
         return None
     return (
-        run_page(note.uri, note.experiment_id, note.run_id),
+        run_page(note.uri, *ids),
         experiment_page(note.uri, note.experiment_id, has_view=note.has_view),
     )
 
@@ -69,8 +72,3 @@ def with_column(before: str, metric: str) -> str | None:
 
 def _root(uri: str) -> str:
     return mask(uri.rstrip("/")) if is_server(uri) else _UI
-
-
-def _are_ids(*ids: str) -> bool:
-    """Return whether these are ids of MLflow: a file of somebody else could hold anything."""
-    return all(re.fullmatch(r"\w{1,64}", each) for each in ids)

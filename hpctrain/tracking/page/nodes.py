@@ -30,11 +30,10 @@ class Nodes:
 
     def new_tags(self) -> dict[str, str]:
         """Return the tags that this object has not returned before, with these values."""
-        for node, path in samples.files(self._run_dir).items():
-            for sample in samples.read(path, self._read.get(node, 0)):
-                self._read[node] = sample.end
-                if sample.facts:
-                    self._facts.setdefault(node, []).append(sample.facts)
+        for node, sample in samples.new(self._run_dir, self._read):
+            self._read[node] = sample.end
+            if sample.facts:
+                self._facts.setdefault(node, []).append(sample.facts)
         found = {
             f"hpctrain.node.{node}": ", ".join(f"{name}={facts[-1][name]}" for name in facts[-1])
             for node, facts in [*self._facts.items()][:_MOST_NODES]
@@ -61,7 +60,7 @@ def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
             if key in facts:  # a node whose GPUs are not known yet lacks some
                 nodes.setdefault(facts[key], []).append(node)
         if len(nodes) > 1:
-            values = (f"{value} on {_short(names)}" for value, names in nodes.items())
+            values = (f"{value} on {few(names, 3, ' ')}" for value, names in nodes.items())
             found.append(f"{key}: {', '.join(values)}")
     for node, facts_of_node in known.items():
         for before, after in itertools.pairwise(facts_of_node):
@@ -71,7 +70,3 @@ def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
                 if before[key] != after[key]
             ]
     return found
-
-
-def _short(names: list[str]) -> str:
-    return few(names, 3, " ")

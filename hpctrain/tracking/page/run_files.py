@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError
@@ -24,13 +24,6 @@ _TAIL = 64 << 10  # bytes of a log
 _MOST_LOGS = 8
 _LOG = re.compile(r"(?P<job>.+?)(\.rank|_)(?P<rank>\d+)(\.log|_log\.out)$")
 _ERROR = re.compile(r"^(Traceback \(most|error: |\[rank\d+\]: Traceback|Fatal Python)", re.M)
-
-
-class Text(NamedTuple):
-    """A text that becomes an artifact."""
-
-    name: str
-    content: str
 
 
 class _File(Record, frozen=True):
@@ -46,24 +39,24 @@ class _Manifest(Record, frozen=True):
     healthy: bool = True
 
 
-def at_start(run_dir: Path) -> Iterator[Text]:
-    """Yield the config, and where code and packages are from."""
+def at_start(run_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and content of the config, and of where code and packages are from."""
     for path in (run_dir / "config.yaml", *sorted((run_dir / "provenance").glob("*"))):
         content = _end_of(path, _MOST_BYTES, parts=len(path.relative_to(run_dir).parts))
         if content:
-            yield Text(str(path.relative_to(run_dir)), content)
+            yield str(path.relative_to(run_dir)), content
 
 
-def at_end(run_dir: Path, failed: bool) -> Iterator[Text]:
-    """Yield the ends of the logs, and the references of the checkpoints.
+def at_end(run_dir: Path, failed: bool) -> Iterator[tuple[str, str]]:
+    """Yield name and content of the ends of the logs, and the references of the checkpoints.
 
     If the attempt has failed, logs of other ranks that have an error are there as well.
     """
     for path in _logs(run_dir / "logs", failed):
         if content := _end_of(path, _TAIL):
-            yield Text(f"logs/{path.name}", content)
+            yield f"logs/{path.name}", content
     if found := checkpoints(run_dir):
-        yield Text("checkpoints.json", json.dumps(found, indent=1) + "\n")
+        yield "checkpoints.json", json.dumps(found, indent=1) + "\n"
 
 
 def checkpoints(run_dir: Path) -> list[dict[str, Any]]:

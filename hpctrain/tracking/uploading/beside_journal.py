@@ -10,6 +10,7 @@ See `hpctrain.monitor` and `hpctrain.tracking.recorded`.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.tracking import recorded, samples
@@ -20,38 +21,35 @@ _MOST = BATCH - 2  # values that a batch has beside this tag and the position in
 
 
 class SystemMetrics:
-    """The samples of all nodes; those before the node's position in its file are in the store."""
+    """The samples of all nodes; those before the node's position in its file are in the store.
 
-    def __init__(self, run_dir: Path) -> None:
+    The `tags` of the run say where the upload was.
+    """
+
+    def __init__(self, run_dir: Path, tags: Mapping[str, str]) -> None:
         self._run_dir = run_dir
         self.positions: dict[str, int] = {}
-
-    def begin(self, tags: Mapping[str, str]) -> None:
-        """Go on where the store says that the upload was."""
-        try:
+        with suppress(ValueError, TypeError, AttributeError):  # somebody has edited the tag
             stored = json.loads(tags.get(_TAG, "{}"))
             self.positions = {str(node): int(position) for node, position in stored.items()}
-        except (ValueError, TypeError, AttributeError):  # somebody has edited the tag
-            self.positions = {}
 
     @property
     def is_new(self) -> bool:
         """Whether there are samples that are not uploaded."""
-        return samples.has_new(self._run_dir, self.positions)
+        return any(samples.new(self._run_dir, self.positions))
 
     def upload(self, run: MlflowRun, position: int) -> int:
         """Upload what is new, with the position of the journal; return the number of values."""
         batch: list[Point] = []
         ahead, count = dict(self.positions), 0
-        for node, path in samples.files(self._run_dir).items():
-            for sample in samples.read(path, self.positions.get(node, 0)):
-                points = [*_points(node, sample)]
-                if len(batch) + len(points) > _MOST and batch:
-                    self._send(run, batch, position, ahead)
-                    batch = []
-                batch += points
-                ahead[node] = sample.end
-                count += len(points)
+        for node, sample in samples.new(self._run_dir, self.positions):
+            points = [*_points(node, sample)]
+            if len(batch) + len(points) > _MOST and batch:
+                self._send(run, batch, position, ahead)
+                batch = []
+            batch += points
+            ahead[node] = sample.end
+            count += len(points)
         if batch:
             self._send(run, batch, position, ahead)
         self.positions = ahead  # lines without values need not be stored
@@ -59,10 +57,9 @@ class SystemMetrics:
 
     def all_points(self) -> Iterator[Point]:
         """Yield the values of all samples that were uploaded."""
-        for node, path in samples.files(self._run_dir).items():
-            for sample in samples.read(path):
-                if sample.end <= self.positions.get(node, 0):
-                    yield from _points(node, sample)
+        for node, sample in samples.new(self._run_dir, {}):
+            if sample.end <= self.positions.get(node, 0):
+                yield from _points(node, sample)
 
     def _send(
         self, run: MlflowRun, batch: list[Point], position: int, ahead: dict[str, int]
@@ -79,23 +76,19 @@ def _points(node: str, sample: samples.Sample) -> Iterator[Point]:
 class EvaluationMetrics:
     """The recorded evaluations of a run; `uploaded` are the steps that are in the store."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, uploaded: Iterable[int]) -> None:
         self._run_dir = run_dir
-        self.uploaded: set[int] = set()
-
-    def begin(self, uploaded: Iterable[int]) -> None:
-        """Go on after an uploader that has left these steps in the store."""
         self.uploaded = {*uploaded}
 
     @property
-    def is_new(self) -> bool:
-        """Whether there are results that are not uploaded."""
-        return bool(self._new())
+    def new(self) -> set[int]:
+        """The steps of the results that are not uploaded."""
+        return recorded.steps(self._run_dir) - self.uploaded
 
     def upload(self, run: MlflowRun, position: int) -> int:
         """Upload what is new, with the position of the journal; return the number of values."""
-        new = self._new()
-        points = [point for step in new for point in self._points(step)]
+        new = self.new
+        points = [*self._points(new)]
         for begin in range(0, len(points), BATCH):
             run.log_points(points[begin : begin + BATCH], position)
         self.uploaded |= new
@@ -103,13 +96,10 @@ class EvaluationMetrics:
 
     def all_points(self) -> Iterator[Point]:
         """Yield the values of all results that were uploaded."""
-        for step in sorted(self.uploaded):
-            yield from self._points(step)
+        return self._points(sorted(self.uploaded))
 
-    def _new(self) -> set[int]:
-        return recorded.steps(self._run_dir) - self.uploaded
-
-    def _points(self, step: int) -> Iterator[Point]:
-        if (found := recorded.read(self._run_dir, step)) is not None:
-            for name, value in found.metrics.items():
-                yield Point(name, value, found.time, found.step)
+    def _points(self, steps: Iterable[int]) -> Iterator[Point]:
+        for step in steps:
+            if (found := recorded.read(self._run_dir, step)) is not None:
+                for name, value in found.metrics.items():
+                    yield Point(name, value, found.time, found.step)

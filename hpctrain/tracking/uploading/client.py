@@ -42,16 +42,6 @@ def connect(uri: str) -> Any:
 
 def import_mlflow() -> None:
     """Import mlflow with our settings, which takes seconds."""
-    _configure()
-    if "mlflow" not in sys.modules:
-        gc.disable()  # the import makes many objects and drops few
-        import mlflow  # noqa: F401
-
-        gc.freeze()
-        gc.enable()
-
-
-def _configure() -> None:
     disk.give_home(os.environ)
     # `MlflowRun` retries in its own loop: with MLflow's defaults one call can hang for minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
@@ -59,6 +49,12 @@ def _configure() -> None:
     # Compute nodes must not send usage data to MLflow's makers.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    if "mlflow" not in sys.modules:
+        gc.disable()  # the import makes many objects and drops few
+        import mlflow  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:

@@ -5,6 +5,7 @@ stands behind them.
 """
 
 from pathlib import Path
+from typing import Any
 
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.uploader_process import Process
@@ -50,9 +51,9 @@ class JournalFacts:
             for record in records:
                 self.last_time = max(self.last_time, record.body["time"])
                 if record.body["kind"] == "status":
-                    self._learn_status(record)
+                    self._learn_status(record.body)
                 elif record.body["kind"] == "superseded":
-                    self._learn_superseded(record)
+                    self._learn_superseded(record.body)
             if end == self._scanned:
                 return end
             self._scanned = end
@@ -87,15 +88,14 @@ class JournalFacts:
                 return {"hpctrain.job.attempt": attempt, "hpctrain.reason": reason}
         return {}
 
-    def _learn_status(self, record: Record) -> None:
-        body = record.body
+    def _learn_status(self, body: dict[str, Any]) -> None:
         self.status, self.why = str(body["status"]), str(body.get("reason", ""))
         self.ended = self.status != "RUNNING"
         if not self.ended:
             self.writer = Process(body["host"], body["pid"], body["started"])
 
-    def _learn_superseded(self, record: Record) -> None:
-        begin, end = record.body["from"], record.body["to"]
+    def _learn_superseded(self, body: dict[str, Any]) -> None:
+        begin, end = body["from"], body["to"]
         self._superseded.append((begin, end))
         steps = []
         for old in read_all(self._path, begin, end):
@@ -104,5 +104,5 @@ class JournalFacts:
                 for key, value in old.body["metrics"].items():
                     self._first_time.setdefault((key, steps[-1], value), old.body["time"])
         if steps:
-            attempt = record.body["attempt"]
-            self._superseded_steps.append(f"{min(steps)}-{max(steps)} (by attempt {attempt})")
+            told = f"{min(steps)}-{max(steps)} (by attempt {body['attempt']})"
+            self._superseded_steps.append(told)

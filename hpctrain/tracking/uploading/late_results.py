@@ -36,7 +36,8 @@ def carry(run_dir: Path, wait_s: float) -> bool:
         time.sleep(min(seconds, left))
 
     def another_is_at_work() -> None:
-        if _is_done(run_dir):
+        note = Uploaded.read(run_dir)
+        if note is not None and recorded.steps(run_dir) <= {*note.evaluations}:
             raise _Done
         pause(_PAUSE_S)
 
@@ -48,11 +49,6 @@ def carry(run_dir: Path, wait_s: float) -> bool:
     except GaveUp:
         return False
     return True
-
-
-def _is_done(run_dir: Path) -> bool:
-    note = Uploaded.read(run_dir)
-    return note is not None and recorded.steps(run_dir) <= {*note.evaluations}
 
 
 class _Done(Exception):

@@ -9,17 +9,22 @@ All of this can be sent twice without a trace: a file replaces itself, and MLflo
 by its name and digest. Metrics, params, tags and the status do not wait for it: the store of the
 artifacts may be elsewhere, and not be there. What could not be sent is named in the log, and is
 tried again later.
+
+    a record of a file ── noted in uploaded.json ── the position goes on ── metrics, params, status
+                                   └── published ── or tried again: later, at the end, and by `sync`
 """
 
 import json
 import logging
 import subprocess
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpctrain.run_record import is_own_run
+from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.page import run_files
 from hpctrain.tracking.uploader_process import run_python_module
 from hpctrain.tracking.uploading.client import nature
@@ -30,6 +35,7 @@ log = logging.getLogger(__name__)
 _LONGEST_DIGEST = 36  # characters: MLflow's limit
 _MODEL_S = 600.0
 _PASSING = (401, 403, 404, 408, 429)  # answers of HTTP that may be others later
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries
 KINDS = ("artifact", "dataset", "model", "status")
 
 
@@ -138,3 +144,45 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
         if code:
             raise _HopelessError(said)
         run.call_once("log_artifacts", str(out), "model")
+
+
+class WaitingFiles:
+    """What is left to be published of one journal: the positions of the records, in their order.
+
+    A file that cannot be stored goes to the end of the list, so that it holds up no other.
+    """
+
+    def __init__(self, run_dir: Path, positions: Iterable[int]) -> None:
+        self._run_dir = run_dir
+        self.positions = [*positions]
+        self._next = self._pause = 0.0  # on the monotonic clock; seconds
+
+    def add(self, position: int) -> None:
+        """Let a record wait."""
+        if position not in self.positions:
+            self.positions.append(position)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another try."""
+        return bool(self.positions) and time.monotonic() >= self._next
+
+    def publish(self, run: MlflowRun, note: Callable[[], None], *, all_of_them: bool) -> None:
+        """Publish the records that wait, each at most once; `note` is called after each.
+
+        Without `all_of_them` the first failure ends it: a place that is not there can take minutes
+        to say so.
+        """
+        for position in list(self.positions):
+            records, _ = read(journal_path(self._run_dir), position, limit=1)
+            published = not records or publish(run, self._run_dir, records[0].body)
+            self.positions.remove(position)
+            if published:
+                self._pause = 0.0
+                note()
+                continue
+            self.positions.append(position)
+            self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+            self._next = time.monotonic() + self._pause
+            if not all_of_them:
+                return

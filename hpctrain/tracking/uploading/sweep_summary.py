@@ -11,14 +11,16 @@ import json
 import time
 from pathlib import Path
 
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import sweep_table
 from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.page.sweep_table import Row
+from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import MlflowRun
 from hpctrain.tracking.uploading.publish import tolerant
 
 _EVERY_S = 30.0  # so often the values of a run in progress are renewed
-_NOTE = "mlflow.note.content"
+NOTE = "mlflow.note.content"
 _MOST_NOTE = 8000  # characters: MLflow's limit for a tag
 _DIGEST = "mlflow.hpctrain.summary"
 _TABLES = "mlflow.loggedArtifacts"  # by this tag MLflow knows that a JSON file is a table
@@ -33,16 +35,16 @@ class SweepSummary:
         self._place = ""
         self._next = 0.0  # on the monotonic clock
 
-    def update(self, run: MlflowRun, uid: str, name: str, status: str, why: str) -> None:
+    def update(self, run: MlflowRun, meta: Meta, journal: JournalFacts) -> None:
         """Renew the row of the run, if it has something new, and the table."""
         if run.parent_id is None:
             return
-        row = Row.of(self._run_dir, name, run.run_id, status, why)
-        same_place = self._place == run.parent_id
-        same_status = same_place and self._sent is not None and self._sent.status == status
-        if same_place and (row == self._sent or (same_status and time.monotonic() < self._next)):
+        row = Row.of(self._run_dir, meta.run_name, run.run_id, journal.status, journal.why)
+        before = self._sent if self._place == run.parent_id else None
+        early = time.monotonic() < self._next
+        if before and (row == before or (row.status == before.status and early)):
             return
-        if not run.call_parent("set_tag", sweep_table.PREFIX + uid, row.text()):
+        if not run.call_parent("set_tag", sweep_table.PREFIX + meta.uid, row.text()):
             return
         count = self._write(run)
         self._sent, self._place = row, run.parent_id
@@ -77,8 +79,8 @@ class SweepSummary:
             tolerant("the best value of the sweep", lambda: run.call_parent(*value, once=True))
         tags = sweep_table.tags(rows, asked)
         tags[_TABLES] = json.dumps([{"path": sweep_table.FILE, "type": "table"}])
-        note = sweep_table.description(before.get(_NOTE, ""), rows, asked, run.experiment_id)
+        note = sweep_table.description(before.get(NOTE, ""), rows, asked, run.experiment_id)
         if note is not None and len(note) <= _MOST_NOTE:
-            tags[_NOTE] = note
+            tags[NOTE] = note
         changed = [item for item in tags.items() if before.get(item[0]) != item[1]]
         run.set_parent_tags(dict(changed))

@@ -21,13 +21,10 @@ from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
-from hpctrain.tracking.uploading.publish import KINDS, publish, tolerant
-from hpctrain.tracking.uploading.sweep_summary import SweepSummary
-from hpctrain.tracking.uploading.waiting_files import WaitingFiles
+from hpctrain.tracking.uploading.publish import KINDS, WaitingFiles, publish, tolerant
+from hpctrain.tracking.uploading.sweep_summary import NOTE, SweepSummary
 
 log = logging.getLogger(__name__)
-
-_NOTE = "mlflow.note.content"
 
 
 class GaveUp(Exception):
@@ -52,40 +49,39 @@ class Upload:
         self._meta = self._read_meta()
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
-        self._system = SystemMetrics(run_dir)
-        self._evaluations = EvaluationMetrics(run_dir)
+        self._system = SystemMetrics(run_dir, {})
+        self._evaluations = EvaluationMetrics(run_dir, ())
+        self._files = WaitingFiles(run_dir, ())
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
         self._shown, self._has_view = "", False
         self.position = 0
         self.points = 0
-        self._files = WaitingFiles(run_dir)
         self._next_note = 0.0  # on the monotonic clock
         self.journal = JournalFacts(run_dir)
 
-    def drain(self) -> int:
-        """Upload everything that is in the journal now; return the number of new bytes.
+    def drain(self) -> None:
+        """Upload everything that is in the journal now.
 
         After a DeletedError (the run is deleted in MLflow) a later call continues at `position`.
         """
         try:
-            return self._drain()
+            self._drain()
         except DeletedError as error:
             self._write_uploaded(error.run_id, str(error))
             raise
 
-    def _drain(self) -> int:
+    def _drain(self) -> None:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.journal.scan()
-        beside = self._system.is_new or self._evaluations.is_new or self._files_are_due
+        beside = self._system.is_new or self._evaluations.new or self._files_are_due
         if end == self.position and self._run and not beside:
-            return 0
+            return
         meta = self._read_meta()
         if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
             self._meta, self._run = meta, None
         run = self._open()
-        begin = self.position
-        for record in read_all(self._path, begin, end):
+        for record in read_all(self._path, self.position, end):
             if record.body["kind"] == "metrics":
                 self._add_metrics(run, record)
             elif record.body["kind"] != "time":  # that one is for reports; a batch goes on
@@ -96,13 +92,12 @@ class Upload:
         self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
-        self._tell_sweep(run)
+        self._summary.update(run, self._meta, self.journal)
         self._show_metric(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             note = partial(self._write_uploaded, run.run_id)
             self._files.publish(run, note, all_of_them=self.journal.ended)
-        return end - begin
 
     @property
     def left(self) -> str:
@@ -149,11 +144,7 @@ class Upload:
         tags = _described(run, {"status": "KILLED", "reason": UNRECORDED})
         run.log_tags({"hpctrain.reason": UNRECORDED, **tags}, self.position)
         self.journal.status, self.journal.why = "KILLED", UNRECORDED
-        self._tell_sweep(run)
-
-    def _tell_sweep(self, run: MlflowRun) -> None:
-        meta, journal = self._meta, self.journal
-        self._summary.update(run, meta.uid, meta.run_name, journal.status, journal.why)
+        self._summary.update(run, self._meta, self.journal)
 
     def _show_metric(self, run: MlflowRun) -> None:
         if not self._shown and (metric := Row.of(self.run_dir, "", "", "", "").metric):
@@ -174,23 +165,21 @@ class Upload:
             with self._sweep_lock():
                 self._run = MlflowRun(self._meta, start, self._pause)
             self.position = self._run.position
-            self._system.begin(self._run.tags)
+            self._system = SystemMetrics(self.run_dir, self._run.tags)
             note = Uploaded.read(self.run_dir)
             if note is None or (note.uri, note.run_id) != (self._meta.uri, self._run.run_id):
                 note = None  # of another run
-            self._evaluations.begin(note.evaluations if note else ())
-            self._files.begin(note.waiting if note else ())
+            self._evaluations = EvaluationMetrics(self.run_dir, note.evaluations if note else ())
+            self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
             self._has_view = bool(note and note.has_view)
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
     def _sweep_lock(self) -> AbstractContextManager[int | None]:
-        """Return the lock under which one run of a sweep creates the parent of all of them.
-
-        The runs of a sweep are in one folder, and so is the lock.
-        """
+        """Return the lock under which one run of a sweep creates the parent of all of them."""
         if self._meta.parent_uid is None:
             return nullcontext()
+        # The runs of a sweep are in one folder.
         path = self.run_dir.absolute().parent / f".{self._meta.parent_uid}.lock"
         return file_lock(path, lambda: self._pause(0.2))
 
@@ -207,8 +196,8 @@ class Upload:
                 run.log_params(body["params"], record.end)
             case "tags" | "superseded" | "note":
                 tags = self.journal.tags(record)
-                if run.tags.get(_NOTE):  # people may have changed it
-                    tags.pop(_NOTE, None)
+                if run.tags.get(NOTE):  # people may have changed it
+                    tags.pop(NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
                 self._let_wait(run, record)
@@ -257,9 +246,9 @@ class Upload:
 
 def _described(run: MlflowRun, body: Mapping[str, Any]) -> dict[str, str]:
     """Return the description with the cause of the end, if that changes it."""
-    before = str(run.read_tags().get(_NOTE, ""))
+    before = str(run.read_tags().get(NOTE, ""))
     after = with_cause(before, body["status"], str(body.get("reason", "")))
-    return {_NOTE: after} if after != before else {}
+    return {NOTE: after} if after != before else {}
 
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:

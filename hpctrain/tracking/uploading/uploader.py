@@ -35,8 +35,8 @@ class _Uploader:
         self._drain = drain
         self._deadline: float | None = None
         self._stdin_open = True
-        self._upload = Upload(run_dir, self._pause, uri)
-        self._journal = self._upload.journal
+        self.upload = Upload(run_dir, self._pause, uri)
+        self._journal = self.upload.journal
         self._alerts = Alerts(run_dir)
 
     def run(self) -> None:
@@ -48,12 +48,12 @@ class _Uploader:
                 died = self._journal.writer_died
                 self._alerts.look()
                 try:
-                    self._upload.drain()
+                    self.upload.drain()
                     if self._journal.ended or not self._journal.writer_here:
                         self._alerts.look()
                         return
                     if died and self._journal.writer_died:
-                        self._upload.close_killed()
+                        self.upload.close_killed()
                         if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
                             self._alerts.killed(UNRECORDED)
                         return
@@ -67,11 +67,6 @@ class _Uploader:
                 delay = 0.0
                 if not died:
                     self._nap(self._poll)
-
-    @property
-    def left(self) -> str:
-        """See `Upload.left`."""
-        return self._upload.left
 
     def _pause(self, seconds: float) -> None:
         self._alerts.look()
@@ -117,8 +112,8 @@ def main(argv: list[str]) -> int:
     except Exception:
         log.exception("the uploader failed")
         return 1
-    if uploader.left:
-        log.error("%s; `python -m hpctrain sync %s` tries again", uploader.left, options.run_dir)
+    if left := uploader.upload.left:
+        log.error("%s; `python -m hpctrain sync %s` tries again", left, options.run_dir)
         return 1
     log.info("done")
     return 0

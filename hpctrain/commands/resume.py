@@ -24,7 +24,9 @@ from hpctrain.runs.state.select import (
     are_folders,
     is_search,
     one_sweep,
+    runs_of,
     search_of,
+    searches_of,
     select,
 )
 from hpctrain.runs.state.state import State, judge
@@ -69,9 +71,10 @@ def main(argv: list[str]) -> int:
         (run, judge(run, now)) for run in gather(select(options.dir, names))
     ]
     named = bool(names) and not are_folders(names)
-    chosen = [run for run, state in found if _is_chosen(run, state, named=named)]
-    if not named or len(found) > len(names):  # the workers of a search decide which trials go on
-        chosen = [run for run in chosen if search_of(run.submission) is None]
+    alone = named and len(found) == len(names)
+    trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])
+    free = [(run, state) for run, state in found if run.path not in trials]
+    chosen = [run for run, state in free if _is_chosen(run, state, named=named)]
     if away := [run for run in chosen if run.submission and not sbatch.available()]:
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
@@ -85,18 +88,44 @@ def main(argv: list[str]) -> int:
         sweep = Sweep(folder)
         sweep.entries = entries
         sweep.submit()
-    rest = [(run, state) for run, state in found if run not in chosen]
+    taken = {run.path for run in chosen}
+    rest = [(run, state) for run, state in found if run.path not in taken]
     if options.json:
         done = [{"run": str(e.run.path), "state": e.state, "job_id": e.job} for e in entries]
         left = [{"run": str(r.path), "state": s.name, "job_id": r.job_id} for r, s in rest]
         print(json.dumps(done + left))
     else:
-        _say_rest(rest, everything=bool(names) or not entries)
+        others = [(run, state) for run, state in rest if run.path not in trials]
+        _say_rest(others, everything=bool(names) or not entries)
+        if trials:
+            print(
+                f"{len(trials)} trial{'s' * (len(trials) > 1)} left to their searches, which go on "
+                "when their commands are given again; `resume TRIAL` trains one to its end"
+            )
         if finished := [run for run, state in rest if state.name == "finished" and names]:
             _say_how_to_prolong(finished[0], overrides)
         if not found:
             print("no runs here")
     return 0
+
+
+def _trials(runs: list[Facts]) -> set[Path]:
+    """Return the runs that belong to searches, whose workers decide which trials go on.
+
+    A worker without Slurm leaves no submission, but its search lists the run. A trial that was
+    resumed by its name has a submission of its own, and is a run like others.
+    """
+    listed = {
+        folder / trial.name
+        for folder in {run.path.parent for run in runs}
+        for search in searches_of(folder)
+        for trial in runs_of(search)
+    }
+    return {
+        run.path
+        for run in runs
+        if (search_of(run.submission) if run.submission else run.path in listed)
+    }
 
 
 def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:

@@ -181,11 +181,10 @@ class RunDir:
 
     def last_sign(self) -> float:
         """Return when the last attempt was known to be alive, in seconds since the epoch; or 0."""
-        try:
-            progress = Progress.of(self.path).time
-        except DamageError:
-            progress = 0.0
-        return max(progress, samples.last_time(self.path))
+        signs = [samples.last_time(self.path)]
+        with suppress(DamageError):
+            signs.append(Progress.of(self.path).time)
+        return max(signs)
 
     def end_attempt(self, state: str, **facts: Any) -> None:
         """Record the state of the run at the end of its last attempt, with facts.

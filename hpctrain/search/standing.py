@@ -17,14 +17,24 @@ from rich.text import Text
 
 from hpctrain.console import Table
 from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.select import is_search
 from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.search.trials import Found, SearchFile, Trial
+from hpctrain.search.trials import Found, Trial
 from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm.queue import UnreachableError
 
 log = logging.getLogger(__name__)
 Rows = list[list[str]]
+
+
+def found_in(sweep: Path) -> Found | None:
+    """Return the search of a sweep's folder; None, and the log says so, if Optuna is not here."""
+    try:
+        return Found.of(sweep)
+    except ImportError:
+        log.warning("what the search has found is not known here: pip install optuna")
+        return None
 
 
 @dataclass(frozen=True)
@@ -40,17 +50,12 @@ class Standing:
     @classmethod
     def of(cls, sweep: Path | None, runs: Iterable[Facts]) -> Self | None:
         """Return how the search of a sweep's folder stands; None if it is no search."""
-        if sweep is None or (file := SearchFile.of(sweep)) is None:
-            return None
-        try:
-            found = Found.of(sweep)
-        except ImportError:
-            log.warning("what the search has found is not known here: pip install optuna")
+        if sweep is None or not is_search(sweep) or (found := found_in(sweep)) is None:
             return None
         workers = None
         with suppress(UnreachableError):
             workers = in_queue(sweep)
-        return cls(found, {run.name: run for run in runs}, workers, sweep, file.distributions())
+        return cls(found, {run.name: run for run in runs}, workers, sweep, found.distributions())
 
     def rungs(self) -> list[dict[str, Any]]:
         """Return how many trials are on the way to each rung, and what became of those there."""

@@ -12,7 +12,7 @@ from hpctrain.errors import StorageError
 from hpctrain.report.live.picture import picture
 from hpctrain.report.live.snapshot import snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import add_dir, all_runs, are_folders, last_sign, latest_run
+from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
 
 
 def main(argv: list[str]) -> int:
@@ -71,7 +71,7 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
-    return RunDir.open(max(runs, key=last_sign))
+    return RunDir.open(newest(runs))
 
 
 def _is_plain(console: Console) -> bool:

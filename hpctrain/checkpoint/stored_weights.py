@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hpctrain.checkpoint.files.number_kinds import torch_name
+from hpctrain.checkpoint.files.matching import torch_name
 from hpctrain.checkpoint.files.weight_files import Stored, WeightFiles
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.distributed.tensors import dtype_name, local

@@ -38,9 +38,9 @@ from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, searches_of
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.search.standing import found_in
 from hpctrain.search.trials import SearchFile
 from hpctrain.step_names import is_step_name, step_name
@@ -116,8 +116,8 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     """Yield everything that can be deleted with these options, by kind."""
     folder = Path(os.path.abspath(options.dir))
     now = time.time()
-    runs = gather(all_runs(folder))
-    states = {run.path: judge(run, now) for run in runs}
+    found = judged(all_runs(folder))
+    runs, states = [run for run, _ in found], {run.path: state for run, state in found}
     for run in runs:
         if run.damage:
             log.warning("%s; it is left as it is, and so are the copies of the code", run.damage)

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shlex
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import (
     add_arguments,
     are_folders,
@@ -29,7 +28,7 @@ from hpctrain.runs.state.select import (
     searches_of,
     select,
 )
-from hpctrain.runs.state.state import State, judge
+from hpctrain.runs.state.state import State, judged
 from hpctrain.slurm import sbatch
 from hpctrain.terminal import printable
 from hpctrain.tracking.pending_upload import left_behind
@@ -61,15 +60,12 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
-    meant, now = one_sweep(options.dir, names), time.time()
-    if meant is not None and is_search(meant):
+    if (meant := one_sweep(options.dir, names)) is not None and is_search(meant):
         raise ConfigError(
             f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
             "trial to its end, also one that was pruned"
         )
-    found: list[tuple[Facts, State]] = [
-        (run, judge(run, now)) for run in gather(select(options.dir, names))
-    ]
+    found = judged(select(options.dir, names))
     named = bool(names) and not are_folders(names)
     alone = named and len(found) == len(names)
     trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])

@@ -9,9 +9,8 @@ from rich.live import Live
 
 from hpctrain.commands.run_table import PROBLEMS, Row, budgets, problems, table
 from hpctrain.console import Cell, Console, print_json
-from hpctrain.runs.state.facts import gather
 from hpctrain.runs.state.select import add_arguments, one_sweep, select
-from hpctrain.runs.state.state import STATES, UNDER_WAY, judge
+from hpctrain.runs.state.state import STATES, UNDER_WAY, judged
 from hpctrain.search.standing import Standing
 
 _ROWS, _TRIALS = 40, 20
@@ -56,9 +55,8 @@ def main(argv: list[str]) -> int:
 
 def look(options: argparse.Namespace) -> list[Row]:
     """Read the runs and ask the scheduler."""
-    runs = gather(select(options.dir, options.runs, archived=options.all, several=True))
-    now = time.time()
-    return [Row(run, judge(run, now), now) for run in runs]
+    paths = select(options.dir, options.runs, archived=options.all, several=True)
+    return [Row(run, state, time.time()) for run, state in judged(paths)]
 
 
 def _search(options: argparse.Namespace, rows: list[Row]) -> Standing | None:

@@ -24,15 +24,10 @@ _MOST = 12  # names of functions in a sentence
 log = logging.getLogger(__name__)
 
 
-class _Trust(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        accept(values)
-
-
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--trust OWNER` to a command that runs the code of a run."""
     text = "run the code of a run that belongs to this user, with your rights"
-    parser.add_argument("--trust", action=_Trust, metavar="OWNER", help=text)
+    parser.add_argument("--trust", type=accept, metavar="OWNER", help=text)
 
 
 def accept(owner: str) -> None:

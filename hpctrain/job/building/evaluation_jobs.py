@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from hpctrain.checkpoint.files.manifest import checkpoints, is_healthy
-from hpctrain.checkpoint.readers import Readers
+from hpctrain.checkpoint.saving.saves import Readers
 from hpctrain.config.evaluation_job import job_config
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError

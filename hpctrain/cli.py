@@ -200,7 +200,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.config.composing.choices import as_typed, conf_dir, groups, sections
+    from hpctrain.config.composing.choices import as_typed, groups, sections
+    from hpctrain.yaml_file import conf_dir
 
     listed = "".join(
         f"  {as_typed(name):<12} {', '.join(choices)}\n"

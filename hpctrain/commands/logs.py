@@ -95,10 +95,6 @@ def _in_terminal(run: Facts) -> bool:
     return run.attempt.launcher in ("single", "torchrun")
 
 
-def _last(path: Path, count: int) -> list[str]:
-    return tail(path, None).lines[-count:] if count > 0 else []
-
-
 def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
     # For a failed run the reason is the error of rank 0, which says nothing new here.
@@ -128,7 +124,8 @@ def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse
     }
     if fault is None:
         path = _log_file(run, state, options.rank)
-        facts |= {"file": str(path), "lines": _last(path, options.lines)}
+        lines = tail(path, None).lines[-options.lines :] if options.lines > 0 else []
+        facts |= {"file": str(path), "lines": lines}
     print(json.dumps(facts))
 
 

@@ -101,9 +101,10 @@ class Row:
         turns = trained_code.turning_points(self.run.record).items()
         return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
 
-    def cells(self, metric_name: str = "") -> list[Cell]:
-        """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
+    def cells(self, shared: str) -> list[Cell]:
+        """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
         done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
+        value = "{} {:.4g}".format(*main_metric) if main_metric else ""
         found = best(self.run)
         total = self.run.progress.max_steps
         steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
@@ -117,7 +118,7 @@ class Row:
             Cell("" if took is None else duration(took), no_wrap=True),
             Cell(steps, no_wrap=True),
             Cell("" if left is None else duration(left), no_wrap=True),
-            Cell(_metric(main_metric, metric_name), no_wrap=True),
+            Cell(value.removeprefix(shared), no_wrap=True),
             Cell("" if found is None else f"{found[0]:.4g}", no_wrap=True),
         ]
 
@@ -152,13 +153,6 @@ class Row:
         }
 
 
-def _metric(found: tuple[str, float] | None, title: str) -> str:
-    if found is None:
-        return ""
-    name, value = found
-    return f"{value:.4g}" if name == title else f"{name} {value:.4g}"
-
-
 def table(rows: list[Row], where: str, width: int, most: int, reasons: int | None = None) -> Group:
     """Return the table with its head, at most so many rows and reasons, and the notes."""
     counts = Counter(row.state.name for row in rows)
@@ -177,7 +171,7 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
     titles = ["last" if shared and title == "metric" else title for title in _COLUMNS]
     drawn = Table(*titles, first_out=[*map(_COLUMNS.index, _FIRST_OUT)])
     for row in shown:
-        drawn.add_row(*row.cells(shared))
+        drawn.add_row(*row.cells(f"{shared} "))
     told = _reasons(shown, width, swept=_COLUMNS.index("swept") not in drawn.shown(width))
     lines = [*map(Cell, budgets(rows)), *told[:reasons], *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")

@@ -116,7 +116,7 @@ def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
     lines = [*search.said(), *search.at_work(), *budgets(rows)]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
-    return Group(head, *search.shown(most), *map(Cell, lines), *problems(rows))
+    return Group(head, *search.shown(most, "--all, --json"), *map(Cell, lines), *problems(rows))
 
 
 def _where(options: argparse.Namespace) -> str:

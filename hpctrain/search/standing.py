@@ -157,8 +157,8 @@ class Standing:
         where = f"{run.attempt.job_id} on {run.attempt.host}".removeprefix(" on ")
         return f"training {run.progress.step or 0}/{end}, {where}"
 
-    def shown(self, most: int) -> Iterator[RenderableType]:
-        """Yield the tables for a terminal, with at most so many trials."""
+    def shown(self, most: int, rest: str = "--json") -> Iterator[RenderableType]:
+        """Yield the tables for a terminal, with at most so many trials; `rest` shows the others."""
         for (heads, *rows), last in zip(self.tables(), (0, 1), strict=True):
             if not rows:
                 continue
@@ -167,7 +167,7 @@ class Standing:
                 table.add_row(*row)
             yield table
             if len(rows) > most:
-                yield Text(f"... {len(rows) - most} more (--all, --json)")
+                yield Text(f"... {len(rows) - most} more ({rest})")
             yield Text()
 
     @property

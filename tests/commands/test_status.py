@@ -204,7 +204,7 @@ def test_swept_values_time_and_best_value_are_shown() -> None:
     beat["best"] = {"value": 0.25, "step": 40}
     record = {"attempts": attempts, "swept": ["optimizer.lr=0.1", "seed=2"]}
     row = Row(facts_of(Path("digits-00000001"), record, beat), State("running"), NOW)
-    cells = dict(zip(run_table._COLUMNS, map(str, row.cells("val/mse")), strict=True))
+    cells = dict(zip(run_table._COLUMNS, map(str, row.cells("val/mse ")), strict=True))
     assert (cells["swept"], cells["time"]) == ("lr=0.1 seed=2", "13 min")
     assert (cells["metric"], cells["best"], cells["node"]) == ("0.5", "0.25", "node7 +2")
     facts = row.facts()

@@ -180,7 +180,8 @@ def runs_of(sweep: Path) -> list[Path]:
 def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
     """Return the directories of the runs and sweeps of a name."""
     given = Path(os.path.abspath(name))
-    if _is_run(given) or _is_sweep(given):
+    of_sweep = ("sweep.json", "array-0/tasks", SEARCH_FILE)
+    if any((given / file).is_file() for file in ("run.json", *of_sweep)):
         return [given]
     if inside := _runs_in(name, archived):
         return inside
@@ -198,10 +199,6 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     return (path / "run.json").is_file()
-
-
-def _is_sweep(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("sweep.json", "array-0/tasks", SEARCH_FILE))
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.files.manifest import Manifest, is_healthy
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.launch.function_call import code_of, is_check
@@ -43,7 +43,7 @@ from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, 
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.search.standing import found_in
 from hpctrain.search.trials import SearchFile
-from hpctrain.step_names import is_step_name, step_name
+from hpctrain.step_names import step_name
 from hpctrain.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -242,30 +242,27 @@ def _pruned(folder: Path) -> set[str]:
 
 
 def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
-    newest_first = sorted(
-        (entry for entry in _entries(run.path / "checkpoints") if is_step_name(entry.name)),
-        key=lambda entry: entry.name,
-        reverse=True,
-    )
-    kept = 0
+    folder, kept = run.path / "checkpoints", 0
     best = best_step(run.path, run.record)
     waiting = [one.step for one in without_result(run.path) if not one.given_up]
     needed = {*map(step_name, (best, *waiting))}
-    for entry in newest_first:
-        if entry.name in needed:
+    for path in () if folder.is_symlink() else checkpoints(folder):
+        if path.name in needed:
             continue
         if kept < keep:
-            kept += _is_complete(Path(entry.path)) and is_healthy(Path(entry.path))
+            kept += _is_complete(path)
         else:
             ended = "the run is finished" if run.is_final else "the trial is pruned"
-            yield Item("checkpoint", Path(entry.path), f"{ended}; {kept} newer", run.path)
+            yield Item("checkpoint", path, f"{ended}; {kept} newer", run.path)
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Return whether every file of the manifest exists and has the right size."""
+    """Return whether it is healthy, and every file exists and has the size of the manifest."""
     try:
-        files = Manifest.read(checkpoint).files
-        return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
+        found = Manifest.read(checkpoint)
+        sizes = {name: facts["bytes"] for name, facts in found.files.items()}
+        there = all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+        return found.healthy and there
     except (StorageError, OSError):
         return False
 

@@ -160,12 +160,14 @@ class RunDir:
             content |= {"state": "running", "result": None, "lowered_in": None}
             content["attempts"].append({"started": time.time(), **facts})
 
-    def last_sign(self) -> float:
-        """Return when the last attempt was known to be alive, in seconds since the epoch; or 0."""
-        signs = [samples.last_time(self.path)]
+    def last_sign(self, progress: Progress | None = None) -> float:
+        """Return when the last attempt was known to be alive, in seconds since the epoch; or 0.
+
+        Give the `progress` if it was read already.
+        """
         with suppress(DamageError):
-            signs.append(Progress.of(self.path).time)
-        return max(signs)
+            progress = progress or Progress.of(self.path)
+        return max(progress.time if progress else 0.0, samples.last_time(self.path))
 
     def end_attempt(self, state: str, **facts: Any) -> None:
         """Record the state of the run at the end of its last attempt, with facts.

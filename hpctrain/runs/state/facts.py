@@ -139,7 +139,7 @@ class Facts:
         for attempt in attempts:
             end = attempt.ended or attempt.seen
             if end is None and attempt is attempts[-1]:
-                end = now or RunDir(self.path).last_sign()
+                end = now or RunDir(self.path).last_sign(self.progress)
             seconds = max(0.0, (end or attempt.started) - attempt.started)
             total += seconds * (attempt.world_size if all_ranks else 1)
         return total if attempts else None

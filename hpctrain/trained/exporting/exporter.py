@@ -36,8 +36,7 @@ from hpctrain.models.ties import ties
 from hpctrain.parallel.preparing.parameter_settings import with_adapters
 from hpctrain.runs.weights_digest import verified
 from hpctrain.tasks import SplitTask
-from hpctrain.trained.exporting.layouts import Layout, Piece, layout_of
-from hpctrain.trained.exporting.peft_format import peft_format
+from hpctrain.trained.exporting.layouts import Layout, Piece, layout_of, peft_format
 from hpctrain.trained.loaded import LoadedRun
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

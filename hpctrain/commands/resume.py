@@ -4,13 +4,14 @@ import argparse
 import json
 import os
 import shlex
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
@@ -111,12 +112,13 @@ def _trials(runs: list[Facts]) -> set[Path]:
     A worker without Slurm leaves no submission, but its search lists the run. A trial that was
     resumed by its name has a submission of its own, and is a run like others.
     """
-    listed = {
-        folder / trial.name
-        for folder in {run.path.parent for run in runs}
-        for search in searches_of(folder)
-        for trial in runs_of(search)
-    }
+    listed = set[Path]()
+    for folder in {run.path.parent for run in runs}:
+        for search in searches_of(folder):
+            with suppress(
+                StorageError
+            ):  # its list is damaged, and keeps no other run from going on
+                listed |= {folder / trial.name for trial in runs_of(search)}
     return {
         run.path
         for run in runs

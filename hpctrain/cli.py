@@ -22,7 +22,7 @@ from typing import Any
 from hpctrain import __version__
 from hpctrain.disk import umask
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
-from hpctrain.faults.early_signals import heed_ctrl_c
+from hpctrain.faults import early_signals
 from hpctrain.rendezvous.leaving import exit_at_once_if_group_is_open
 from hpctrain.secrets import mask
 from hpctrain.terminal import exact, guard, harmless, indented
@@ -119,7 +119,7 @@ def main() -> None:
     try:
         # The ranks of a local job ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
         if sys.argv[1:2] not in (["run"], ["work"], ["call"]):
-            heed_ctrl_c()
+            early_signals.heed_ctrl_c()
         os.umask(umask())
         code = _dispatch(sys.argv[1:])
     except HpctrainError as error:
@@ -167,27 +167,32 @@ def _nobody_reads() -> bool:
 
 
 def _dispatch(argv: list[str]) -> int:
+    ranks: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "work": partial(_command, "hpctrain.job.worker"),  # a rank of a worker of a search
+        "call": partial(_command, "hpctrain.job.call"),  # a rank of hpctrain.submit_function
+    }
     commands: dict[str, Callable[[list[str]], int]] = {
         "freeze": _freeze,
-        "run": _run,
-        "work": _work,  # a rank of a worker of a search
-        "call": _call,  # a rank of hpctrain.submit_function
+        **ranks,
         "sync": _sync,
         **{name: partial(_command, module) for name, module in COMMANDS.items()},
     }
     if "LOCAL_RANK" in os.environ:  # torch.distributed.launch says it on the command line, too
         argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
-    without_help = ("freeze", "run", "work", "call")  # the other commands print their own help
-    if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):
+    without_help = first not in commands or first in ("freeze", *ranks)
+    if {"--help", "-h"} & {first, *argv} and without_help:
         return _help()
     if "--version" in argv and first not in commands:  # Hydra would print its own
         print(f"hpctrain {__version__}")
         return 0
-    if first in commands:
+    if first in ranks:
+        _begin_rank(first)
+    elif first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.
-        if first not in ("run", "work", "call"):
-            guard()
+        guard()
+    if first in commands:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
         near = difflib.get_close_matches(first, commands, n=1)
@@ -200,7 +205,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.config.composing.choices import as_typed, conf_dir, groups, sections
+    from hpctrain.config.composing.choices import as_typed, groups, sections
+    from hpctrain.yaml_file import conf_dir
 
     listed = "".join(
         f"  {as_typed(name):<12} {', '.join(choices)}\n"
@@ -236,15 +242,17 @@ def _freeze(argv: list[str]) -> int:
     return 0
 
 
-def _run(argv: list[str]) -> int:
-    from hpctrain.faults import early_signals as signals
-
-    signals.note()
-    from hpctrain.job.here import train_frozen
-    from hpctrain.runs import trust
+def _begin_rank(command: str) -> None:
+    if command != "call":  # a function of a user hears its signals itself
+        early_signals.note()
     from hpctrain.slurm.job_environment import take_kept_gpus
 
     take_kept_gpus()
+
+
+def _run(argv: list[str]) -> int:
+    from hpctrain.job.here import train_frozen
+    from hpctrain.runs import trust
 
     if len(argv) == 3 and argv[0] == "--trust":
         trust.accept(argv[1])
@@ -259,25 +267,6 @@ def _run(argv: list[str]) -> int:
             "[--until-step STEP], with a global step of at least 1"
         )
     return train_frozen(Path(argv[0]), until)
-
-
-def _work(argv: list[str]) -> int:
-    from hpctrain.faults import early_signals as signals
-
-    signals.note()
-    from hpctrain.job.worker import main as work
-    from hpctrain.slurm.job_environment import take_kept_gpus
-
-    take_kept_gpus()
-    return work(argv)
-
-
-def _call(argv: list[str]) -> int:
-    from hpctrain.job.call import main as call
-    from hpctrain.slurm.job_environment import take_kept_gpus
-
-    take_kept_gpus()
-    return call(argv)
 
 
 def _train(argv: list[str]) -> int:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from hpctrain.errors import ConfigError
 
@@ -32,17 +32,11 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{socket.gethostname().partition('.')[0]}.{unique}")
 
 
-def _open_new(path: Path) -> TextIO:
-    """Create a file for text and open it; what is there already, also a link, is an error."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o666), "w", encoding="utf-8")
-
-
 def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
     try:
-        with _open_new(unfinished) as file:
+        with unfinished.open("x", encoding="utf-8") as file:  # no link is followed
             file.write(text)
             file.flush()
             if sync:

@@ -124,13 +124,6 @@ class Hardware:
         return {name: lost for name, (value, lost) in parts.items() if value is None}
 
 
-def _conf_folder() -> Path:
-    """Return `conf/hardware`: in a checkout it is beside the package, in a wheel inside it."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf" / "hardware"
-    return inside if inside.is_dir() else package.parent / "conf" / "hardware"
-
-
 def known(folders: Iterable[Path | str] = ()) -> list[str]:
     """Return the names of all hardware files, in alphabetical order."""
     return sorted({path.stem for path in _files(folders)})
@@ -224,7 +217,7 @@ def _as_large(stated: int | None, reported: int | None) -> bool:
 
 
 def _files(folders: Iterable[Path | str]) -> list[Path]:
-    places = [*(Path(folder) / "hardware" for folder in folders), _conf_folder()]
+    places = [*(Path(folder) / "hardware" for folder in folders), yaml_file.conf_dir() / "hardware"]
     return [path for place in places for path in sorted(place.glob("*.yaml"))]
 
 

@@ -74,9 +74,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 0  # of a kind of file whose keys are all here; 0: it has no number
 
 
-def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
+def read(kind: type[T], path: Path, parts: int = 1) -> T:
     """Return the content of a file, which may be a stranger's: see `read_owned`."""
-    return read_owned(kind, path, parts, largest)[0]
+    return read_owned(kind, path, parts)[0]
 
 
 def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> tuple[T, int]:

@@ -47,11 +47,6 @@ class Submission(Record, frozen=True):
     time: Time = 0.0
     pack: Annotated[int, Meta(ge=1, le=10**7)] = 1  # how many runs share the job
 
-    @property
-    def of_worker(self) -> bool:
-        """Whether the job is that of a worker of a search, which trains one trial after another."""
-        return Path(self.script).parent.parent.name == "workers"
-
 
 class BestValue(Record, frozen=True, kw_only=True):
     """The best value of a metric so far, and its step."""
@@ -219,8 +214,9 @@ class RunRecord(Record, frozen=True):
 
     @property
     def by_worker(self) -> bool:
-        """Whether a worker of a search has trained the run last."""
-        return self.submission is not None and self.submission.of_worker
+        """Whether the last job was a worker's of a search, which trains one trial after another."""
+        script = Path(self.submission.script if self.submission else "")
+        return script.parent.parent.name == "workers"
 
     @property
     def paused_at(self) -> int | None:

@@ -52,6 +52,13 @@ class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         return super().resolve(kind, value, implicit)
 
 
+def conf_dir() -> Path:
+    """Return the folder `conf`: in a checkout it is beside the package, in a wheel inside it."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
 def read(path: Path, types: Mapping[str, str] | None = None) -> Any:
     """Return the value of a YAML file, as `parse` does; it may be a stranger's."""
     return parse(content(path), str(path), types)

@@ -214,9 +214,9 @@ def make_composer(*folders: Path) -> "Composer":
     from hydra.core.config_store import ConfigStore
     from hydra.types import RunMode
 
-    from hpctrain.config.composing.choices import conf_dir
     from hpctrain.config.composing.compose_sweep import Composer
     from hpctrain.config.schema import Config
+    from hpctrain.yaml_file import conf_dir
 
     ConfigStore.instance().store(name="schema", node=Config)
     search_path = create_config_search_path(str(conf_dir()))

@@ -16,7 +16,18 @@ from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config.schema import Config
 from hpctrain.errors import DamageError, DataError, HpctrainError
 from hpctrain.estimates.bench_figures import Figures
-from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, decode, read, written
+from hpctrain.record import (
+    Count,
+    Finite,
+    JobId,
+    Record,
+    Seconds,
+    Time,
+    decode,
+    read,
+    read_owned,
+    written,
+)
 from hpctrain.run_record import ListedRun, Progress, RunRecord
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -85,7 +96,7 @@ def test_what_stands_in_a_damaged_file(tmp_path: Path, text: str, error: str) ->
     file.write_text(text)
     largest = 0 if "999" in text else 2**20
     with pytest.raises(DamageError) as caught:
-        read(Whole, file, largest=largest)
+        read_owned(Whole, file, largest=largest)
     assert str(caught.value).startswith(f"{file} is damaged: {error}")
     assert "\n" not in str(caught.value)
 

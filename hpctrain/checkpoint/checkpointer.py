@@ -29,18 +29,17 @@ from torch.distributed.checkpoint.state_dict import (
 
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
-from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
-from hpctrain.checkpoint.readers import Readers
-from hpctrain.checkpoint.saving.proof import Sizes, prove
-from hpctrain.checkpoint.saving.saves import Saves
+from hpctrain.checkpoint.saving.proof import prove
+from hpctrain.checkpoint.saving.saves import Readers, Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import MisfitError, StorageError
+from hpctrain.models.dry_run import stored_buffers
 from hpctrain.rendezvous.ranks import RankInfo
 
 log = logging.getLogger(__name__)
@@ -132,8 +131,8 @@ class Checkpointer:
         own = weights + self._states * trained + _bytes_of(self._average.values())
         replicas = layout.get("dp_replicate", 1)
         replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
-        sizes = Sizes(weights, 2 * own if differ else own / replicas, self._staging)
-        prove(self.saves, self.ranks, sizes)
+        part = 2 * own if differ else own / replicas
+        prove(self.saves, self.ranks, weights, part, self._staging)
 
     def save(
         self, step: int, progress: Progress, best: int = 0, *, background: bool = False
@@ -289,3 +288,38 @@ class Checkpointer:
 def _bytes_of(values: Iterable[Any]) -> int:
     """Return the bytes of what this rank has of tensors."""
     return sum(local(each).nbytes for each in values if isinstance(each, torch.Tensor))
+
+
+class FiniteValues:
+    """The parameters of a model that are trained, and the buffers that are finite at the start.
+
+    Other buffers may be infinite by design, as the mask of an attention is.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._judged = {
+            name: buffer.shape
+            for name, buffer in stored_buffers(module)
+            if buffer.is_floating_point() and bool(buffer.isfinite().all())
+        }
+
+    def wrong(self) -> str:
+        """Return the first one of this rank that is not finite by now; "" if all are."""
+        named = self._module.named_parameters()
+        judged: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in named if p.requires_grad}
+        for name, buffer in stored_buffers(self._module):
+            if self._judged.get(name) == buffer.shape:
+                judged[f"buffer {name}"] = buffer
+        own = [local(value.detach()) for value in judged.values()]
+        # A sum is soon known. It is not finite if a value is not, and where it overflows.
+        if all(_listed([value.sum().isfinite() for value in own])):
+            return ""
+        found = zip(judged, _listed([value.isfinite().all() for value in own]), strict=True)
+        kind, _, name = next((name for name, good in found if not good), "").partition(" ")
+        return f"{kind} {plain_name(name)}" if kind else ""
+
+
+def _listed(flags: list[torch.Tensor]) -> list[bool]:
+    """Return the values of flags, whose devices may differ."""
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []

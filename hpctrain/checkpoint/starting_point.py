@@ -144,56 +144,41 @@ def _check_copies(
         )
 
 
-def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = False) -> None:
+def load_weights(
+    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
+) -> None:
     """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
 
+    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
+    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
     With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
     are.
     """
-    own = _weights_of(module)
+    weights, own = open_weights(WeightFiles(checkpoint, None)), _weights_of(model)
     if trained_only:
-        left_out = names_of_base(module)
+        left_out = names_of_base(model)
         own = {name: value for name, value in own.items() if name not in left_out}
-    firsts = _first_names(module)
+    firsts = _first_names(model)
     found = {name: value for name, value in own.items() if name in weights.shapes}
     # A parameter with two names, as in tied embeddings, may be saved under one of them.
     loaded = {firsts.get(name, name) for name in found}
     for name in own:
         if firsts.get(name, name) not in loaded:
-            raise StorageError(
-                f"{weights.path} has no {name}: it is the checkpoint of another model"
-            )
+            raise StorageError(f"{checkpoint} has no {name}: it is the checkpoint of another model")
     for name, value in found.items():
         there, here = weights.shapes[name], tuple(value.shape)
         if there != here:
             raise StorageError(
-                f"{weights.path} is the checkpoint of another model: {misshapen(name, there, here)}"
+                f"{checkpoint} is the checkpoint of another model: {misshapen(name, there, here)}"
             )
     weights.load(found)
-
-
-def restore_average(module: nn.Module, average: StoredWeights) -> None:
-    """Give a model of a checkpoint its average, in place; each rank does it alone."""
-    if not average.shapes:
-        raise StorageError(
-            f"{average.path} has no average of the parameters: only runs with train.ema keep one"
-        )
-    own = _weights_of(module)
-    average.load({name: value for name, value in own.items() if name in average.shapes})
-
-
-def load_weights(
-    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
-) -> None:
-    """Load only the weights of a checkpoint, on this process alone.
-
-    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
-    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
-    """
-    files = WeightFiles(checkpoint, None)
-    restore(model, open_weights(files), trained_only=trained_only)
     if ema:
-        restore_average(model, open_weights(files, "ema"))
+        average = open_weights(WeightFiles(checkpoint, None), "ema")
+        if not average.shapes:
+            raise StorageError(
+                f"{checkpoint} has no average of the parameters: only runs with train.ema keep one"
+            )
+        average.load({name: value for name, value in own.items() if name in average.shapes})
 
 
 def names_of_base(module: nn.Module) -> set[str]:

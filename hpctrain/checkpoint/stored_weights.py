@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from hpctrain.checkpoint.files.number_kinds import torch_name
+from hpctrain.checkpoint.files.matching import torch_name
 from hpctrain.checkpoint.files.weight_files import Stored, WeightFiles
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.distributed.tensors import dtype_name, local, own_region

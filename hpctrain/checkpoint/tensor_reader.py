@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from hpctrain.checkpoint.files.matching import misshapen
-from hpctrain.checkpoint.files.number_kinds import fits
+from hpctrain.checkpoint.files.matching import fits, misshapen
 from hpctrain.disk import open_regular
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local

@@ -131,9 +131,9 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
     return others + [worker for each in searches for worker in in_queue(each)]
 
 
-def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, str]:
+def _wait_for_saves(steps: list[Step]) -> dict[Path, str]:
     """Wait for the saves, of which the run directories tell; return the results in words."""
-    end, pause = time.monotonic() + seconds, 0.1
+    end, pause = time.monotonic() + _SAVE_S, 0.1
     results: dict[Path, str] = {}
     while True:
         for step in steps:
@@ -143,7 +143,7 @@ def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, s
             break
         time.sleep(pause)
         pause = min(2.0, 1.5 * pause)
-    late = f"has not saved after {seconds:g} s; status shows when it has"
+    late = f"has not saved after {_SAVE_S:g} s; status shows when it has"
     return {step.run.path: results.get(step.run.path, late) for step in steps}
 
 
@@ -196,9 +196,10 @@ def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[s
         return "skip", f"{state.name}, nothing to do"
     if not (is_own_run(run.path) or is_own(run.path / "worker.json")):
         return "skip", f"{state.name}, skipped: it is the run of another user, who can cancel it"
-    if run.job is not None and not _is_of(run) and search_of(run.submission):
-        return "file", "asked to save and stop; its worker goes on with other trials"
-    if run.job is not None and not _is_of(run):
+    submission = run.submission if run.job is not None else None
+    if submission and os.path.realpath(run.path) not in runs_of(submission):
+        if search_of(submission):
+            return "file", "asked to save and stop; its worker goes on with other trials"
         return "skip", f"skipped: job {run.job_id} is not of this run, as its list of runs says"
     if run.job is not None and has_others(run.record, together):
         # The batch script leaves it out of the job, or rank 0 reads the request.
@@ -217,9 +218,3 @@ def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[s
     if here and is_held_by(run.path / "lock", attempt.pid):
         return "terminate", f"process {attempt.pid} asked to save and stop"
     return "file", f"asked to save and stop, on {attempt.host}, within seconds"
-
-
-def _is_of(run: Facts) -> bool:
-    """Return whether the script that the run names was submitted for this run."""
-    assert run.submission is not None
-    return os.path.realpath(run.path) in runs_of(run.submission)

@@ -15,11 +15,10 @@ from rich.filesize import decimal
 from hpctrain.checkpoint.files.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
 from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
-from hpctrain.run_record import Progress
+from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_arguments, select
-from hpctrain.runs.state.state import metric
 from hpctrain.step_names import step_name, step_of
 from hpctrain.terminal import printable
 
@@ -45,8 +44,8 @@ class Row:
     @property
     def metric(self) -> tuple[str, float] | None:
         """Name and value of the main metric of the run; None without one."""
-        saved = Progress(metric=self.run.progress.metric, metrics=self.metrics)
-        return metric(Facts(self.path, progress=saved))
+        name = main_metric(self.run.progress.metric, self.metrics)
+        return (name, self.metrics[name]) if name else None
 
     def cells(self, shared: str) -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""

@@ -5,8 +5,8 @@ Kinds of items; those with an option are listed only with this option:
     temporary    files of processes that have ended, half-written and half-deleted folders
     sweep        the folder of a sweep, if none of its runs exists any more
     code         a code snapshot that no run uses    (--code: that only finished runs use)
-    checkpoint   a checkpoint of a finished run, older than its newest complete one, which is not
-                 the best one and waits for no evaluation
+    checkpoint   a checkpoint of a finished run, or of a trial that its search has pruned, older
+                 than its newest complete one, which is not the best and waits for no evaluation
     check        the job of a `doctor --nodes` that is over; its findings are in the history
     function     the job of another function that is over, with its results      (--functions)
     archived     a finished run that was repeated, kept under another name       (--archived)
@@ -31,18 +31,19 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.files.manifest import Manifest, is_healthy
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, searches_of
+from hpctrain.runs.state.state import UNDER_WAY, State, judged
+from hpctrain.search.standing import found_in
 from hpctrain.search.trials import SearchFile
-from hpctrain.step_names import is_step_name, step_name
+from hpctrain.step_names import step_name
 from hpctrain.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,8 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain gc",
         description="List what can be deleted under output_dir, with sizes and reasons: temporary "
         "files, sweeps without runs, checks of nodes that are over, unused copies of the code, and "
-        "old checkpoints of finished runs. Nothing is deleted without --delete. Queued and running "
-        "runs are never touched.",
+        "old checkpoints of finished runs and of pruned trials. Nothing is deleted without "
+        "--delete. Queued and running runs are never touched.",
     )
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="FOLDER", help="a folder of runs, as with --dir"
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> int:
         type=_at_least_one,
         default=1,
         metavar="N",
-        help="complete checkpoints to keep of every finished run (default: 1)",
+        help="complete checkpoints to keep of every such run (default: 1)",
     )
     for flag, what in _FLAGS.items():
         parser.add_argument(flag, action="store_true", help=what)
@@ -115,8 +116,8 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     """Yield everything that can be deleted with these options, by kind."""
     folder = Path(os.path.abspath(options.dir))
     now = time.time()
-    runs = gather(all_runs(folder))
-    states = {run.path: judge(run, now) for run in runs}
+    found = judged(all_runs(folder))
+    runs, states = [run for run, _ in found], {run.path: state for run, state in found}
     for run in runs:
         if run.damage:
             log.warning("%s; it is left as it is, and so are the copies of the code", run.damage)
@@ -130,8 +131,9 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     yield from _sweeps(folder, now)
     yield from _functions(folder, now, everyone=options.functions)
     yield from _code(folder, runs, states, now, finished_too=options.code)
+    pruned = _pruned(folder)
     for run in rest:
-        if states[run.path].name == "finished":
+        if states[run.path].name == "finished" or run.name in pruned:
             yield from _checkpoints(run, options.keep_checkpoints)
 
 
@@ -227,32 +229,40 @@ def _code(
             yield Item("code", Path(entry.path), "only finished runs use it")
 
 
+def _pruned(folder: Path) -> set[str]:
+    """Return the names of the trials that searches have pruned, as far as their studies tell."""
+    names = set[str]()
+    for sweep in searches_of(folder):
+        try:
+            found = found_in(sweep)
+            names |= {trial.run for trial in (found.at("pruned") if found else ())}
+        except Exception as error:  # Optuna's storages have errors of many classes
+            log.warning("%s: its pruned trials are not known (%s)", sweep, error)
+    return names
+
+
 def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
-    newest_first = sorted(
-        (entry for entry in _entries(run.path / "checkpoints") if is_step_name(entry.name)),
-        key=lambda entry: entry.name,
-        reverse=True,
-    )
-    kept = 0
+    folder, kept = run.path / "checkpoints", 0
     best = best_step(run.path, run.record)
     waiting = [one.step for one in without_result(run.path) if not one.given_up]
     needed = {*map(step_name, (best, *waiting))}
-    for entry in newest_first:
-        if entry.name in needed:
+    for path in () if folder.is_symlink() else checkpoints(folder):
+        if path.name in needed:
             continue
         if kept < keep:
-            kept += _is_complete(Path(entry.path)) and is_healthy(Path(entry.path))
+            kept += _is_complete(path)
         else:
-            yield Item(
-                "checkpoint", Path(entry.path), f"the run is finished; {kept} newer", run.path
-            )
+            ended = "the run is finished" if run.is_final else "the trial is pruned"
+            yield Item("checkpoint", path, f"{ended}; {kept} newer", run.path)
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Return whether every file of the manifest exists and has the right size."""
+    """Return whether it is healthy, and every file exists and has the size of the manifest."""
     try:
-        files = Manifest.read(checkpoint).files
-        return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
+        found = Manifest.read(checkpoint)
+        sizes = {name: facts["bytes"] for name, facts in found.files.items()}
+        there = all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+        return found.healthy and there
     except (StorageError, OSError):
         return False
 

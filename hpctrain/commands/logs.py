@@ -15,11 +15,10 @@ from rich.text import Text
 from hpctrain.console import Cell, Console, Table
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.first_error import Fault, find_fault, tail
-from hpctrain.runs.state.log_files import batch_log, rank_logs
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs, tail
 from hpctrain.runs.state.select import add_arguments, latest_run
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.terminal import bytes_writer, harmless, printable
 
 _BLOCK = 1 << 16  # bytes read at a time
@@ -60,8 +59,7 @@ def _show(options: argparse.Namespace) -> int:
     path = latest_run(options.dir, options.runs[0], "logs")
     if options.follow:
         return _follow(path, options)
-    (run,) = gather([path])
-    state = judge(run, time.time())
+    ((run, state),) = judged([path])
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
     if options.json:
         _print_json(run, state, fault, options)
@@ -97,10 +95,6 @@ def _in_terminal(run: Facts) -> bool:
     return run.attempt.launcher in ("single", "torchrun")
 
 
-def _last(path: Path, count: int) -> list[str]:
-    return tail(path, None).lines[-count:] if count > 0 else []
-
-
 def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
     # For a failed run the reason is the error of rank 0, which says nothing new here.
@@ -130,7 +124,8 @@ def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse
     }
     if fault is None:
         path = _log_file(run, state, options.rank)
-        facts |= {"file": str(path), "lines": _last(path, options.lines)}
+        lines = tail(path, None).lines[-options.lines :] if options.lines > 0 else []
+        facts |= {"file": str(path), "lines": lines}
     print(json.dumps(facts))
 
 
@@ -143,8 +138,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
     try:
         while True:
             if time.monotonic() - last_query >= _ASK_S:
-                (run,) = gather([path])
-                state = judge(run, time.time())
+                ((run, state),) = judged([path])
                 last_query = time.monotonic()
             over = state.name not in UNDER_WAY
             try:

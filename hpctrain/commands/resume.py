@@ -4,30 +4,32 @@ import argparse
 import json
 import os
 import shlex
-import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import (
     add_arguments,
     are_folders,
     is_search,
     one_sweep,
+    runs_of,
     search_of,
+    searches_of,
     select,
 )
-from hpctrain.runs.state.state import State, judge
+from hpctrain.runs.state.state import State, judged
 from hpctrain.slurm import sbatch
 from hpctrain.terminal import printable
 from hpctrain.tracking.pending_upload import left_behind
@@ -59,19 +61,17 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
-    meant, now = one_sweep(options.dir, names), time.time()
-    if meant is not None and is_search(meant):
+    if (meant := one_sweep(options.dir, names)) is not None and is_search(meant):
         raise ConfigError(
             f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
             "trial to its end, also one that was pruned"
         )
-    found: list[tuple[Facts, State]] = [
-        (run, judge(run, now)) for run in gather(select(options.dir, names))
-    ]
+    found = judged(select(options.dir, names))
     named = bool(names) and not are_folders(names)
-    chosen = [run for run, state in found if _is_chosen(run, state, named=named)]
-    if not named or len(found) > len(names):  # the workers of a search decide which trials go on
-        chosen = [run for run in chosen if search_of(run.submission) is None]
+    alone = named and len(found) == len(names)
+    trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])
+    free = [(run, state) for run, state in found if run.path not in trials]
+    chosen = [run for run, state in free if _is_chosen(run, state, named=named)]
     if away := [run for run in chosen if run.submission and not sbatch.available()]:
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
@@ -85,18 +85,45 @@ def main(argv: list[str]) -> int:
         sweep = Sweep(folder)
         sweep.entries = entries
         sweep.submit()
-    rest = [(run, state) for run, state in found if run not in chosen]
+    taken = {run.path for run in chosen}
+    rest = [(run, state) for run, state in found if run.path not in taken]
     if options.json:
         done = [{"run": str(e.run.path), "state": e.state, "job_id": e.job} for e in entries]
         left = [{"run": str(r.path), "state": s.name, "job_id": r.job_id} for r, s in rest]
         print(json.dumps(done + left))
     else:
-        _say_rest(rest, everything=bool(names) or not entries)
+        others = [(run, state) for run, state in rest if run.path not in trials]
+        _say_rest(others, everything=bool(names) or not entries)
+        if trials:
+            print(
+                f"{len(trials)} trial{'s' * (len(trials) > 1)} left to their searches, which go on "
+                "when their commands are given again; `resume TRIAL` trains one to its end"
+            )
         if finished := [run for run, state in rest if state.name == "finished" and names]:
             _say_how_to_prolong(finished[0], overrides)
         if not found:
             print("no runs here")
     return 0
+
+
+def _trials(runs: list[Facts]) -> set[Path]:
+    """Return the runs that belong to searches, whose workers decide which trials go on.
+
+    A worker without Slurm leaves no submission, but its search lists the run. A trial that was
+    resumed by its name has a submission of its own, and is a run like others.
+    """
+    listed = set[Path]()
+    for folder in {run.path.parent for run in runs}:
+        for search in searches_of(folder):
+            with suppress(
+                StorageError
+            ):  # its list is damaged, and keeps no other run from going on
+                listed |= {folder / trial.name for trial in runs_of(search)}
+    return {
+        run.path
+        for run in runs
+        if (search_of(run.submission) if run.submission else run.path in listed)
+    }
 
 
 def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:

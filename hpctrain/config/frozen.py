@@ -13,7 +13,7 @@ import hashlib
 import marshal
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -237,6 +237,16 @@ def plain(section: Any) -> dict[str, Any]:
         name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
+
+
+def targets(node: Any) -> Iterator[str]:
+    """Yield every `_target_` in a plain config, in its order."""
+    if isinstance(node, dict):
+        if isinstance(target := node.get("_target_"), str):
+            yield target
+        node = list(node.values())
+    for inner in node if isinstance(node, list | tuple) else ():
+        yield from targets(inner)
 
 
 _PLAIN = (str, int, float, type(None), dict, list)  # `is_dataclass` takes much longer to say no

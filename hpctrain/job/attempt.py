@@ -34,8 +34,8 @@ from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import GOES_ON, JUDGED_LATER, End, Room, stopped
-from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
+from hpctrain.runs.freeze import refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
@@ -86,7 +86,7 @@ class Attempt:
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            missing_checkpoints.refuse(self._config, self._run)
+            refuse_lost_checkpoints(self._config, self._run)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:

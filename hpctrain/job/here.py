@@ -119,7 +119,7 @@ def _train_to_the_end(
             _complete_upload(config.tracking, run)
             show(config, run, argv)
         return 0
-    from hpctrain.runs.storage_failure import told
+    from hpctrain.runs.freeze import told
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.

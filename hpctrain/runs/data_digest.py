@@ -135,19 +135,15 @@ def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True
             raise ConfigError(f"{name}={field}: classes are integers; it is {spec}")
         if data.fields is not None and field not in data.fields and kind == "variable-length":
             raise ConfigError(f"{name}={field}: data.fields must list it")
-    for name, field in _of_task(config):
+    # Transforms may make any field.
+    made = data.transforms or data.batch_transforms
+    for name, field in () if made else own_tasks.fields(config.task):
         # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
         base = re.sub(r"_(length|offsets|document)$", "", field)
         if not {field, base} & {*(available := _available(index, data))}:
             near = difflib.get_close_matches(field, available, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"{name}={field}: {hint}the samples have {', '.join(available)}")
-
-
-def _of_task(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the keys of our tasks that name a field; transforms may make any field."""
-    if not (config.data.transforms or config.data.batch_transforms):
-        yield from own_tasks.fields(config.task)
 
 
 def _available(index: Index, data: DataConfig) -> list[str]:

@@ -1,22 +1,41 @@
 """Check a typed config and write its run directory. Nothing is written before all is checked.
 
 Config ── check() ── RunDir (a name, no files) ── freeze() ── config.yaml, run.json, provenance/
+
+A run that died before its first checkpoint starts again at step 0, and that is right. But its
+record may show that there was one: an attempt has saved and stopped, or the journal or
+progress.json have a step after which the first save must have been over. Such a run must not start
+again in silence. One whose code has changed goes on, and says so (`code.trained_code`).
+
+In both cases `train.from_scratch=true` keeps the directory under another name, with its journal,
+its uid and so its run in MLflow, and the run starts again as a new one. So a curve in MLflow has
+one value for each step, and points that are not yet uploaded can still be.
 """
 
+import errno
 import functools
-from collections.abc import Iterable
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
+from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.config import evaluation_job
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
+from hpctrain.errors import StorageError
 from hpctrain.estimates import node_weights, time_limit
-from hpctrain.runs import missing_checkpoints, trust, weights_digest
-from hpctrain.runs.code import provenance
+from hpctrain.run_record import Progress
+from hpctrain.runs import trust, weights_digest
+from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.storage_failure import told
 from hpctrain.secrets import reference
+from hpctrain.tracking.journal import journal_path, last_step
 from hpctrain.tracking.store import check_uri
+
+log = logging.getLogger(__name__)
 
 
 def check(config: Config, world_size: int | None = None) -> RunDir:
@@ -50,7 +69,7 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
         return
     trust.check(run.path, config)
     run.check_unlocked()
-    if finished or missing_checkpoints.may_start_again(config, run):
+    if finished or may_start_again(config, run):
         run.archive()
     run.freeze(config, provenance=None, overrides=[*map(reference, overrides)])
     with told(run.path):
@@ -58,3 +77,101 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
 
 
 _check_uri = functools.lru_cache(maxsize=16)(check_uri)
+
+
+@contextmanager
+def told(run: Path) -> Iterator[None]:
+    """Raise a StorageError for an error of the context that is due to the storage of the run.
+
+    Its directory is gone, or the disk is full. Whatever writes first meets that, and what records
+    the failure meets it again.
+    """
+    try:
+        yield
+    except Exception as error:
+        if problem := _problem(run, error):
+            raise StorageError(problem) from error
+        raise
+
+
+def _problem(run: Path, error: Exception) -> str:
+    """Return what has happened; "" if the error has nothing to do with the storage of the run."""
+    if not (run / "config.yaml").exists():
+        return (
+            f"{run} is gone: it was deleted or renamed while the run was under way, so nothing "
+            "more of it can be saved. Bring it back, and the same command goes on from its last "
+            "checkpoint; without it the run starts at step 0"
+        )
+    if not isinstance(error, OSError):
+        return ""
+    file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        facts = os.statvfs(run)
+        return (
+            f"{file or run}: cannot be written ({error.strerror}; the file system of the run has "
+            f"{facts.f_bavail * facts.f_frsize:,} bytes free). `python -m hpctrain gc` lists what "
+            "can be deleted; then the same command goes on from the last checkpoint"
+        )
+    if file is not None and file.is_relative_to(run):
+        return f"{file}: cannot be read or written ({error.strerror})"
+    return ""
+
+
+def refuse_lost_checkpoints(config: Config, run: RunDir) -> None:
+    """Raise a StorageError if a run with a saved step has no checkpoint."""
+    if step := _saved_step(config.checkpoint, run):
+        raise StorageError(
+            f"{run.checkpoints} is empty, but the run was at step {step} and has saved: bring its "
+            "checkpoints back; or add train.from_scratch=true, which keeps this directory under "
+            "another name and starts a new run at step 0"
+        )
+
+
+def may_start_again(config: Config, run: RunDir, folders: Sequence[Path] | None = None) -> bool:
+    """Return whether the directory must be archived, so that the run can start at step 0.
+
+    A run that has checkpoints of the code as it is goes on: the same command, typed again after a
+    preemption, must not throw away what it has trained. The modules are found as `modules.find`
+    does. Checkpoints that are gone without `train.from_scratch`, or a process that holds the run,
+    are a StorageError.
+    """
+    if not config.train.from_scratch:
+        refuse_lost_checkpoints(config, run)
+        return False
+    if not (why := _why_again(config, run, folders)):
+        return False
+    with run.lock():
+        log.warning(
+            "train.from_scratch: %s %s: this directory is kept under another name, with its "
+            "journal and its run in MLflow, and a new run starts at step 0",
+            *(run.path, why),
+        )
+    return True
+
+
+def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> str:
+    """Return why a run cannot go on as it was; "" if it can."""
+    if step := _saved_step(config.checkpoint, run):
+        return f"was at step {step} and has no checkpoint"
+    record = run.read()
+    if record.attempt.misfit:
+        return "has checkpoints of another model"
+    if code := trained_code.changes(config, run, folders):
+        return f"has checkpoints of other code ({code})"
+    if trained_code.turning_points(record):
+        return "has gone on with other code"
+    return ""
+
+
+def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
+    """Return the last known step of a run whose checkpoints are gone; 0 if none are."""
+    record = run.read()
+    if not record.attempts or record.state == "finished" or checkpoints(run.checkpoints):
+        return 0
+    stopped = [
+        each.step or 0 for each in record.attempts if each.state in ("interrupted", "paused")
+    ]
+    made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
+    # A save is written before the next step or, in the background, before the next save begins.
+    saved_by = (checkpoint.every_steps or made) * (2 if checkpoint.staging_gb else 1)
+    return max([*stopped, made if made > saved_by else 0])

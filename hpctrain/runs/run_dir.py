@@ -63,7 +63,9 @@ class RunDir:
     """
 
     def __init__(self, path: Path, data_digest: str = "") -> None:
-        self.path, self.data_digest = path, data_digest
+        self.path, self.name, self.data_digest = path, path.name, data_digest
+        self.config_file, self.checkpoints = path / "config.yaml", path / "checkpoints"
+        self.logs, self.provenance = path / "logs", path / "provenance"
 
     @classmethod
     def of(cls, config: Config, data_digest: str) -> RunDir:
@@ -82,19 +84,6 @@ class RunDir:
             raise DamageError(run.path / "run.json", "it has no `signature`")
         return run
 
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.name
-
-    @property
-    def config_file(self) -> Path:  # noqa: D102
-        return self.path / "config.yaml"
-
-    @property
-    def checkpoints(self) -> Path:  # noqa: D102
-        return self.path / "checkpoints"
-
     def last_checkpoint(self) -> int:
         """Return the global step of the newest healthy checkpoint; 0 without one."""
         newest = newest_healthy(self.checkpoints)
@@ -105,14 +94,6 @@ class RunDir:
         """The copy of the code that the run was submitted with; None without one."""
         digest = self.read().code
         return self.path.parent / "code" / digest if digest else None
-
-    @property
-    def logs(self) -> Path:  # noqa: D102
-        return self.path / "logs"
-
-    @property
-    def provenance(self) -> Path:  # noqa: D102
-        return self.path / "provenance"
 
     def freeze(self, config: Config, sync: bool = True, **facts: Any) -> None:
         """Write the directory with config.yaml and run.json; update them if they exist.
@@ -179,13 +160,14 @@ class RunDir:
             content |= {"state": "running", "result": None, "lowered_in": None}
             content["attempts"].append({"started": time.time(), **facts})
 
-    def last_sign(self) -> float:
-        """Return when the last attempt was known to be alive, in seconds since the epoch; or 0."""
-        try:
-            progress = Progress.of(self.path).time
-        except DamageError:
-            progress = 0.0
-        return max(progress, samples.last_time(self.path))
+    def last_sign(self, progress: Progress | None = None) -> float:
+        """Return when the last attempt was known to be alive, in seconds since the epoch; or 0.
+
+        Give the `progress` if it was read already.
+        """
+        with suppress(DamageError):
+            progress = progress or Progress.of(self.path)
+        return max(progress.time if progress else 0.0, samples.last_time(self.path))
 
     def end_attempt(self, state: str, **facts: Any) -> None:
         """Record the state of the run at the end of its last attempt, with facts.

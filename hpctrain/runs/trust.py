@@ -8,31 +8,25 @@ with HPCTRAIN_TRUST=OWNER,OWNER, which jobs and other processes inherit.
 import argparse
 import logging
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from hpctrain.config.frozen import plain
+from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.slurm.job_environment import TRUST
 from hpctrain.slurm.queue import user_name
+from hpctrain.terminal import few
 
 _MOST = 12  # names of functions in a sentence
 
 log = logging.getLogger(__name__)
 
 
-class _Trust(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        accept(values)
-
-
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--trust OWNER` to a command that runs the code of a run."""
     text = "run the code of a run that belongs to this user, with your rights"
-    parser.add_argument("--trust", action=_Trust, metavar="OWNER", help=text)
+    parser.add_argument("--trust", type=accept, metavar="OWNER", help=text)
 
 
 def accept(owner: str) -> None:
@@ -56,9 +50,8 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
         return
     known = {word.strip() for word in os.environ.get(TRUST, "").split(",")}
     strangers = {uid: name for uid, name in names.items() if not {str(uid), name} & known}
-    targets = list(dict.fromkeys(_targets(plain(config))))
-    more = f" and {len(targets) - _MOST} more" if len(targets) > _MOST else ""
-    runs = [f"_target_ {', '.join(targets[:_MOST])}{more}"] if targets else []
+    called = list(dict.fromkeys(targets(plain(config))))
+    runs = [f"_target_ {few(called, _MOST)}"] if called else []
     if config.site.setup or config.site.teardown:
         runs.append("the lines of site.setup and site.teardown")
     runs += [] if code is None else [f"the code in {code}"]
@@ -68,12 +61,3 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
         word = ",".join(strangers.values())
         raise ConfigError(f"{text}. If you trust them: --trust {word} or {TRUST}={word}")
     log.warning("%s", text)
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Yield what is called, in the order of the config."""
-    if isinstance(node, dict):
-        yield from filter(None, [node.get("_target_")])
-        node = list(node.values())
-    for each in node if isinstance(node, list | tuple) else ():
-        yield from _targets(each)

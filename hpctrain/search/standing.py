@@ -17,14 +17,24 @@ from rich.text import Text
 
 from hpctrain.console import Table
 from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.select import is_search
 from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.search.trials import Found, SearchFile, Trial
+from hpctrain.search.trials import Found, Trial
 from hpctrain.search.worker_arrays import in_queue
 from hpctrain.slurm.queue import UnreachableError
 
 log = logging.getLogger(__name__)
 Rows = list[list[str]]
+
+
+def found_in(sweep: Path) -> Found | None:
+    """Return the search of a sweep's folder; None, and the log says so, if Optuna is not here."""
+    try:
+        return Found.of(sweep)
+    except ImportError:
+        log.warning("what the search has found is not known here: pip install optuna")
+        return None
 
 
 @dataclass(frozen=True)
@@ -40,17 +50,12 @@ class Standing:
     @classmethod
     def of(cls, sweep: Path | None, runs: Iterable[Facts]) -> Self | None:
         """Return how the search of a sweep's folder stands; None if it is no search."""
-        if sweep is None or (file := SearchFile.of(sweep)) is None:
-            return None
-        try:
-            found = Found.of(sweep)
-        except ImportError:
-            log.warning("what the search has found is not known here: pip install optuna")
+        if sweep is None or not is_search(sweep) or (found := found_in(sweep)) is None:
             return None
         workers = None
         with suppress(UnreachableError):
             workers = in_queue(sweep)
-        return cls(found, {run.name: run for run in runs}, workers, sweep, file.distributions())
+        return cls(found, {run.name: run for run in runs}, workers, sweep, found.distributions())
 
     def rungs(self) -> list[dict[str, Any]]:
         """Return how many trials are on the way to each rung, and what became of those there."""
@@ -152,8 +157,8 @@ class Standing:
         where = f"{run.attempt.job_id} on {run.attempt.host}".removeprefix(" on ")
         return f"training {run.progress.step or 0}/{end}, {where}"
 
-    def shown(self, most: int) -> Iterator[RenderableType]:
-        """Yield the tables for a terminal, with at most so many trials."""
+    def shown(self, most: int, rest: str = "--json") -> Iterator[RenderableType]:
+        """Yield the tables for a terminal, with at most so many trials; `rest` shows the others."""
         for (heads, *rows), last in zip(self.tables(), (0, 1), strict=True):
             if not rows:
                 continue
@@ -162,7 +167,7 @@ class Standing:
                 table.add_row(*row)
             yield table
             if len(rows) > most:
-                yield Text(f"... {len(rows) - most} more (--all, --json)")
+                yield Text(f"... {len(rows) - most} more ({rest})")
             yield Text()
 
     @property

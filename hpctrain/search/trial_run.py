@@ -18,7 +18,8 @@ from hpctrain.launch.entry import Entry, Status
 from hpctrain.lock import file_lock
 from hpctrain.record import read, written
 from hpctrain.restarts import policy
-from hpctrain.runs import missing_checkpoints, trust
+from hpctrain.runs import trust
+from hpctrain.runs.freeze import may_start_again
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.search.trials import Found
@@ -48,7 +49,7 @@ def freeze(
     entry.mark(Status.ENDED, "trial")
     finished = entry.before.state == "finished"
     if not finished or config.launch.rerun == "all":
-        if finished or missing_checkpoints.may_start_again(config, run):
+        if finished or may_start_again(config, run):
             run.archive()
             entry.before = run.read()
         parent = {"uid": found.uid, "name": f"search {found.study} {' '.join(params)}"}

@@ -45,16 +45,16 @@ def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
             return None
         fields = (r"\d\S*", *[r"[^|]*"] * 4, r"\d+", r"[^|]*")
         for job, submitted, start, end, state, nodes, resources in rows(answer, fields):
-            if (since := _time(submitted)) is not None:
+            if (since := since_epoch(submitted)) is not None:
                 gpus = re.search(r"\bgres/gpu=(\d+)", resources)
-                times = since, _time(start), _time(end)
+                times = since, since_epoch(start), since_epoch(end)
                 one = Allocation(*times, state, int(nodes), int(gpus[1]) if gpus else 0)
                 found[job].append(one)
     return {job: sorted({*each}, key=lambda one: one.submitted) for job, each in found.items()}
 
 
-def _time(text: str) -> float | None:
-    """Return seconds since the epoch for an ISO local time; None for `Unknown` and `None`."""
+def since_epoch(text: str) -> float | None:
+    """Return Slurm's local time in seconds since the epoch; None for a word such as `Unknown`."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

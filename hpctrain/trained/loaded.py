@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from hpctrain.checkpoint.files.manifest import checkpoints
+from hpctrain.checkpoint.files.weight_files import WeightFiles
+from hpctrain.config.evaluation_job import fit_layout
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import best_of, chosen_checkpoint
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.step_names import step_of
 from hpctrain.tracking import journal, recorded
@@ -183,8 +188,6 @@ class LoadedRun:
             DataError: As `evaluate`.
             StorageError: The checkpoint is missing or damaged, or the result cannot be written.
         """
-        from hpctrain.checkpoint.files.weight_files import WeightFiles
-        from hpctrain.rendezvous.ranks import RankInfo
         from hpctrain.trained.restored import restored
 
         if step is not None and (known := recorded.read(self.path, step)) is not None:
@@ -247,7 +250,6 @@ class LoadedRun:
             DataError: The data set is missing or damaged.
             StorageError: The folder has other results, or the checkpoint is missing or damaged.
         """
-        from hpctrain.checkpoint.files.weight_files import WeightFiles
         from hpctrain.data.places.origin import load_index
         from hpctrain.trained.predictor import predict, refuse_divided_outputs
         from hpctrain.trained.restored import restored
@@ -284,9 +286,6 @@ class LoadedRun:
 
         The layout is that of the training, unless it does not fit; see `fit_layout`.
         """
-        from hpctrain.config.evaluation_job import fit_layout
-        from hpctrain.rendezvous.ranks import RankInfo
-
         free = tuple(f"{name}." for name in changeable())
         if wrong := [o for o in overrides if not f"{o.partition('=')[0]}.".startswith(free)]:
             raise ConfigError(
@@ -326,10 +325,6 @@ class LoadedRun:
         Raises:
             ConfigError: The run belongs to somebody who is not trusted (`hpctrain.runs.trust`).
         """
-        from hpctrain.rendezvous.ranks import RankInfo
-        from hpctrain.runs.code import trained_code
-        from hpctrain.runs.code.snapshot import Snapshot
-
         copy = self._run.code_copy
         trust.check(self.path, self.config, copy)
         kept = None if copy is None else Snapshot.load(copy)

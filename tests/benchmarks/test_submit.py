@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from hpctrain.config.composing.choices import conf_dir
+from hpctrain.yaml_file import conf_dir
 from tests import cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]

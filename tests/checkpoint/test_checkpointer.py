@@ -19,10 +19,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.checkpointer import Checkpointer, FiniteValues
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest
-from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.saving.part import Job
 from hpctrain.checkpoint.starting_point import load_weights

@@ -10,7 +10,7 @@ import pytest
 from hpctrain import cgroup
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.saving import proof
-from hpctrain.checkpoint.saving.proof import Sizes, prove
+from hpctrain.checkpoint.saving.proof import prove
 from hpctrain.errors import StorageError
 from hpctrain.estimates.memory_fit import staged_bytes
 from hpctrain.units import GIB
@@ -42,9 +42,9 @@ def test_a_folder_that_takes_no_checkpoint_is_refused_before_the_first_step(
     with pytest.raises(
         StorageError, match="no checkpoint can be written: a checkpoint takes about"
     ):
-        prove(saved.saves, here(), Sizes(1e18, 1e18, 0))
+        prove(saved.saves, here(), 1e18, 1e18, 0)
     with caplog.at_level(logging.WARNING):
-        prove(saved.saves, here(), Sizes(1e3, 1e18, 0))
+        prove(saved.saves, here(), 1e3, 1e18, 0)
     assert "the disk is nearly full: a checkpoint takes about" in caplog.text
     (tmp_path / "a file").touch()
     with pytest.raises(StorageError, match=r"no checkpoint can be written \(File exists\)"):

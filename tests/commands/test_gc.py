@@ -25,6 +25,7 @@ from tests.made_runs import (
     make_sweep,
     old,
 )
+from tests.search.made_search import make_search
 
 
 def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
@@ -64,9 +65,8 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         os.utime(sweep, (0, 0))
     # The workers of a search wait in the queue, and no trial has begun.
     (search := folder / "sweeps" / "search").mkdir()
-    SearchFile(
-        study="s", storage="s", metric="m", direction="minimize", n_trials=1, code="d" * 16
-    ).write(search)
+    study = {"study": "s", "storage": str(tmp_path / "no.optuna"), "metric": "m"}
+    SearchFile(**study, direction="minimize", n_trials=1, code="d" * 16).write(search)
     old(folder / "code" / ("d" * 16) / "a.py")
 
     superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
@@ -105,6 +105,19 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     ]
     assert (queue / ".config.yaml.node1.123").exists()
     assert not list(folder.rglob(".gc-*"))
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_old_checkpoints_of_pruned_trials(tmp_path: Path, no_slurm: None, *, over: bool) -> None:
+    make_search(tmp_path, over=over)
+    run = tmp_path / "digits-00000007"
+    (run / "checkpoints").mkdir()
+    for step in (5, 10):
+        make_checkpoint(run, step)
+    old = {("checkpoint", f"{run.name}/checkpoints/step-00000005")} if over else set()
+    assert found(tmp_path) == old, "a trial that is paused may be promoted"
+    (tmp_path / "sweeps" / "digits.optuna").unlink()
+    assert found(tmp_path) == set(), "what has become of the trial is not known"
 
 
 def test_jobs_of_functions_that_are_over(tmp_path: Path, no_slurm: None) -> None:

@@ -14,8 +14,7 @@ from hpctrain.commands.logs import _start
 from hpctrain.errors import ConfigError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.first_error import find_fault, tail
-from hpctrain.runs.state.log_files import rank_logs
+from hpctrain.runs.state.first_error import find_fault, rank_logs, tail
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import Completed, run_module, runs
 from tests.made_runs import NOW, SUBMITTED, make_run

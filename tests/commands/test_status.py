@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from hpctrain.commands import run_table
 from hpctrain.commands import status as status_module
-from hpctrain.commands.status import Row, _table
+from hpctrain.commands.run_table import Row, table
 from hpctrain.console import Console
 from hpctrain.report.account.run_account import read
 from hpctrain.runs.run_dir import RunDir
@@ -34,7 +35,7 @@ def drawn(rows: list[Row], width: int, most: int = 40) -> list[str]:
     """Return the lines of `status` on a terminal of this width."""
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(_table(rows, " in runs", width, most))
+        console.print(table(rows, " in runs", width, most))
     return capture.get().splitlines()
 
 
@@ -203,7 +204,7 @@ def test_swept_values_time_and_best_value_are_shown() -> None:
     beat["best"] = {"value": 0.25, "step": 40}
     record = {"attempts": attempts, "swept": ["optimizer.lr=0.1", "seed=2"]}
     row = Row(facts_of(Path("digits-00000001"), record, beat), State("running"), NOW)
-    cells = dict(zip(status_module._COLUMNS, map(str, row.cells("val/mse")), strict=True))
+    cells = dict(zip(run_table._COLUMNS, map(str, row.cells("val/mse ")), strict=True))
     assert (cells["swept"], cells["time"]) == ("lr=0.1 seed=2", "13 min")
     assert (cells["metric"], cells["best"], cells["node"]) == ("0.5", "0.25", "node7 +2")
     facts = row.facts()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.config.composing.choices import as_typed, conf_dir, groups
+from hpctrain.config.composing.choices import as_typed, groups
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.composing.compose import extending
 from hpctrain.config.composing.compose_call import composed
@@ -24,6 +24,7 @@ from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
+from hpctrain.yaml_file import conf_dir
 
 Compose = Callable[..., Config]
 

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hpctrain.errors import StorageError
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.runs.storage_failure import told
+from hpctrain.runs.freeze import told
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import NET, Completed, only_run, run_json, run_module, runs
 

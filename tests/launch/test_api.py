@@ -12,13 +12,13 @@ from hydra.core.global_hydra import GlobalHydra
 
 import hpctrain
 from hpctrain.config.composing import compose as command_line
-from hpctrain.config.composing.choices import conf_dir
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.slurm import sbatch
+from hpctrain.yaml_file import conf_dir
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
 

@@ -13,7 +13,6 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from hpctrain.config.composing.choices import conf_dir
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -23,6 +22,7 @@ from hpctrain.launch.sweeps.sweep import name_apart
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import runs_of
+from hpctrain.yaml_file import conf_dir
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]

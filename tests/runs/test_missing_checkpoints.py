@@ -9,8 +9,7 @@ import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import StorageError
-from hpctrain.runs.freeze import freeze
-from hpctrain.runs.missing_checkpoints import refuse
+from hpctrain.runs.freeze import freeze, refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.journal import Journal, journal_path, last_step
 from tests.conftest import run_json, run_module
@@ -37,7 +36,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
     config, run = trained(tmp_path, 5000)
     assert last_step(journal_path(run.path)) == 5000
     before = run.read()
-    for check in (refuse, freeze):
+    for check in (refuse_lost_checkpoints, freeze):
         with pytest.raises(StorageError, match=r"was at step 5000.*train\.from_scratch=true"):
             check(config, run)
     assert run.read() == before
@@ -50,8 +49,8 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
         freeze(config, run)
     assert run.config_file.read_bytes() == frozen
     (run.checkpoints / "step-00004900").rmdir()
-    with pytest.raises(StorageError):
-        refuse(config, run)  # what a job does: the key holds for the command that has it
+    with pytest.raises(StorageError):  # in a job: the key holds for the command that has it
+        refuse_lost_checkpoints(config, run)
     with caplog.at_level(logging.WARNING):
         freeze(config, run)
     assert f"{run.path} was at step 5000 and has no checkpoint" in caplog.text
@@ -80,22 +79,22 @@ def test_when_a_checkpoint_must_be_there(
     config, run = trained(tmp_path, step)
     run.update(**change)
     if allowed:
-        refuse(config, run)
+        refuse_lost_checkpoints(config, run)
         return
     with pytest.raises(StorageError):
-        refuse(config, run)
+        refuse_lost_checkpoints(config, run)
     (run.checkpoints / "step-00000200").mkdir(parents=True)
-    refuse(config, run)
+    refuse_lost_checkpoints(config, run)
 
 
 def test_without_background_saves_the_first_one_is_over_before_the_next_step(
     tmp_path: Path,
 ) -> None:
     config, run = trained(tmp_path, 220)
-    refuse(config, run)
+    refuse_lost_checkpoints(config, run)
     config.checkpoint.staging_gb = 0
     with pytest.raises(StorageError, match="was at step 220"):
-        refuse(config, run)
+        refuse_lost_checkpoints(config, run)
 
 
 def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
     journal_path(run.path).unlink()
     (run.path / "progress.json").write_text(json.dumps({"step": 401}))
     with pytest.raises(StorageError, match="was at step 401"):
-        refuse(config, run)
+        refuse_lost_checkpoints(config, run)
 
 
 def test_the_job_is_refused_and_says_why(digits: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _work_until_killed(sweep: Path, phase: str) -> None:
     if phase == "after ask":
         space.ask = ask_and_die  # type: ignore[assignment]
     if phase == "freezing":
-        trial_run.missing_checkpoints.may_start_again = _die  # type: ignore[assignment]
+        trial_run.may_start_again = _die  # type: ignore[assignment]
     if phase == "frozen":
         trial_run.take = _die  # type: ignore[assignment]
     while piece := mine.next():

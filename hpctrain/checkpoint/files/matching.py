@@ -5,6 +5,11 @@
 
 In a pattern `*` stands for any text, dots included. The `*` of `to` stand for what those of `match`
 have found: {match: 'transformer.*', to: '*'} removes a prefix.
+
+Numbers have to keep their meaning. Floats of 16, 32 and 64 bits become each other, and integers
+become other integers; everything else stays what it is. An integer or a float of 8 bits in place of
+a weight is a code: it means nothing without a scale, a zero point or a table under another name.
+This module does not import torch: a login node looks at weights before a job is queued.
 """
 
 import difflib
@@ -14,12 +19,30 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from hpctrain.checkpoint.files import number_kinds
 from hpctrain.errors import ConfigError
 from hpctrain.terminal import few
 
 Shape = tuple[int, ...]
 _SHOWN = 8
+_FLOATING = ("float64", "float32", "float16", "bfloat16")
+_WORDS = {"BF": "bfloat", "F": "float", "I": "int", "U": "uint", "C": "complex"}
+_PACKED = (
+    (".qweight", ".scales", "GPTQ or AWQ"),
+    (".weight_packed", ".weight_scale", "compressed-tensors"),
+    ("_blocks", "_scales", "MXFP4"),
+    (".weight", ".weight.absmax", "bitsandbytes with 4 bits"),
+    (".weight", ".SCB", "bitsandbytes with 8 bits"),
+    (".weight", ".weight_scale_inv", "8-bit floats with scales"),
+    (".weight", ".weight_scale", "8 bits with scales"),
+    (".W_q", ".scale", "HQQ"),
+    (".weight._data", ".weight._scale", "quanto"),
+)
+"""How the names of codes end, and those of their scales, and what the format is called."""
+
+_CURE = (
+    "take the release of the model in bf16, or dequantize it once (`model.dequantize()` of "
+    "transformers, then `save_pretrained`)"
+)
 
 
 @dataclass(frozen=True)
@@ -156,17 +179,17 @@ def match(
 def _check_numbers(targets: Mapping[str, str], dtypes: Dtypes) -> None:
     there = {source: dtypes.stored[source] for source in targets.values() if dtypes.stored}
     own = {source: dtypes.model[name] for name, source in targets.items() if name in dtypes.model}
-    codes = [(n, what) for n, what in number_kinds.packed(there) if there[n] != own.get(n)]
+    codes = [(n, what) for n, what in _packed(there) if there[n] != own.get(n)]
     if codes:
         raise ConfigError(
             f"the weights are quantized ({codes[0][1]}): {listed([name for name, _ in codes])} "
-            f"hold codes, which are no weights without their scales; {number_kinds.CURE}"
+            f"hold codes, which are no weights without their scales; {_CURE}"
         )
     for name, source in targets.items():
-        if source in there and source in own and not number_kinds.fits(there[source], own[source]):
+        if source in there and source in own and not fits(there[source], own[source]):
             raise ConfigError(
                 f"{source} is stored as {there[source]} and is {own[source]} in the model, so the "
-                f"numbers do not mean the same. If the weights are quantized, {number_kinds.CURE}; "
+                f"numbers do not mean the same. If the weights are quantized, {_CURE}; "
                 f"checkpoint.init_skip=['{name}'] leaves it out"
             )
 
@@ -220,3 +243,34 @@ def misshapen(name: str, there: Shape, here: Shape) -> str:
     """Return what is said about a weight whose stored shape is not that in the model."""
     stored, own = (" x ".join(map(str, shape)) or "a scalar" for shape in (there, here))
     return f"{name} is {stored} there and {own} in the model"
+
+
+def torch_name(dtype: str) -> str:
+    """Return the name in torch of a dtype of safetensors, such as bfloat16 for BF16."""
+    found = re.fullmatch(r"(BF|F|I|U|C)(\d+.*)", dtype)
+    return (_WORDS[found[1]] + found[2] if found else dtype).lower()
+
+
+def fits(stored: str, own: str) -> bool:
+    """Return whether numbers of a stored dtype, such as bfloat16, keep their meaning in our own."""
+    return _kind(stored) == _kind(own)
+
+
+def _packed(dtypes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield weights that are stored as codes beside their scales, and the name of the format."""
+    for name, dtype in dtypes.items():
+        if _kind(dtype) in ("floating", "complex", "bool"):
+            continue
+        for codes, scales, what in _PACKED:
+            if name.endswith(codes) and name.removesuffix(codes) + scales in dtypes:
+                yield name, what
+                break
+
+
+def _kind(dtype: str) -> str:
+    if dtype in _FLOATING:
+        return "floating"
+    if dtype.startswith("complex"):
+        return "complex"
+    # What safetensors calls F8_E4M3, torch calls float8_e4m3fn.
+    return "integer" if dtype.startswith(("int", "uint")) else dtype.removesuffix("fn")

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -126,7 +125,12 @@ def _no_weights(files: Sequence[Path]) -> str:
 def _indexed(index: Path) -> dict[str, Stored]:
     """Return the tensors of the files that an index of Hugging Face lists."""
     try:
-        places = {str(name): str(file) for name, file in _json(index)["weight_map"].items()}
+        content = parse_json(read_bytes(index, 0, LARGEST_JSON)[0])
+        places = {str(name): str(file) for name, file in content["weight_map"].items()}
+    except FileNotFoundError as error:
+        raise StorageError(f"{index}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise StorageError(f"{index}: damaged ({error})") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{index}: not an index of weights (it has no weight_map)") from error
     found: dict[str, dict[str, Stored]] = {}
@@ -176,15 +180,6 @@ def _header(path: Path) -> dict[str, Stored]:
     if missing > 0:
         raise StorageError(f"{path}: the last {missing} bytes are missing")
     return tensors
-
-
-def _json(path: Path) -> Any:
-    try:
-        return parse_json(read_bytes(path, 0, LARGEST_JSON)[0])
-    except FileNotFoundError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise StorageError(f"{path}: damaged ({error})") from error
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

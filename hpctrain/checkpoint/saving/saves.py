@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.planner import SavePlan
 from hpctrain import marks
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.saving import part
 from hpctrain.checkpoint.saving.part import Job, Planned, reason
 from hpctrain.checkpoint.saving.writer import Writer
@@ -50,6 +49,20 @@ _LEAST_RESCUE_S = 2.0
 _LEAST_RATE = 20e6  # bytes/s: after an error nobody waits for a slower disk, which may hang
 _LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
+
+
+class Readers:
+    """Who else reads the checkpoints of a run, for longer than it: here nobody, the null form."""
+
+    def saved(self) -> None:
+        """Learn that a checkpoint is committed; this must not wait for anything."""
+
+    def needed(self) -> Collection[int]:
+        """Return the steps of the checkpoints that must not be removed yet."""
+        return ()
+
+    def finish(self) -> None:
+        """Finish what the last save has begun; the run is over."""
 
 
 @dataclass

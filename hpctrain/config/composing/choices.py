@@ -8,13 +8,6 @@ from hpctrain.config.schema import all_members
 _ADDED = ("scaling",)
 
 
-def conf_dir() -> Path:
-    """Return the folder `conf`: in a checkout it is beside the package, in a wheel inside it."""
-    package = Path(__file__).resolve().parents[2]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
 def groups(conf: Path) -> dict[str, list[str]]:
     """Return the config groups and the names of their choices, in alphabetical order."""
     folders = (path for path in sorted(conf.iterdir()) if path.is_dir() and path.name != "hydra")

@@ -26,12 +26,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain import yaml_file
-from hpctrain.config.composing.choices import conf_dir, groups
+from hpctrain.config.composing.choices import groups
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.yaml_file import conf_dir
 
 
 def compose(argv: list[str]) -> Config | None:

@@ -24,8 +24,6 @@ from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
 from hpctrain.checkpoint.starting_point import (
     load_weights,
     plain_name,
-    restore,
-    restore_average,
     start_from,
 )
 from hpctrain.checkpoint.stored_weights import open_weights
@@ -79,9 +77,8 @@ def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None
     if adapters:
         check_base(config, checkpoint)
         _load_base(config, model.module, _stages(model))
-    restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
-    if config.train.ema is not None and config.train.ema_evaluation:
-        restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))
+    ema = config.train.ema is not None and config.train.ema_evaluation
+    load_weights(model.module, checkpoint, ema=ema, trained_only=adapters)
 
 
 def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.Module:

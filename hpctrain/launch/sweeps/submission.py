@@ -25,8 +25,7 @@ from hpctrain.launch.sweeps.sweep_parent import Parent
 from hpctrain.record import written
 from hpctrain.run_record import RunRecord
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import freeze
-from hpctrain.runs.missing_checkpoints import may_start_again
+from hpctrain.runs.freeze import freeze, may_start_again
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.tracking import store

@@ -23,7 +23,7 @@ from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
 from hpctrain.report.live.snapshot import Device, Node, Snapshot, snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import add_dir, all_runs, are_folders, last_sign, latest_run
+from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
 
 _USE, _MEMORY = "utilization_percentage", "memory_usage_percentage"
 _BAR, _SMALL_BAR, _SPARK = 11, 5, 12
@@ -90,7 +90,7 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
-    return RunDir.open(max(runs, key=last_sign))
+    return RunDir.open(newest(runs))
 
 
 def _is_plain(console: Console) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 import xxhash
 
 from hpctrain import secrets
+from hpctrain.config.frozen import targets
 from hpctrain.config.rules.targets import imported, package_of, submodule
 from hpctrain.record import Record
 from hpctrain.runs.code.git import code_folders
@@ -60,7 +61,7 @@ def find(
     """
     places = tuple(search_path() if folders is None else folders)
     sections = {name: node for name, node in config.items() if name not in _NO_PART}
-    todo = [*_targets(sections), *also]
+    todo = [*targets(sections), *also]
     found: dict[str, Module] = {}
     seen: set[str] = set()
     while todo:
@@ -117,16 +118,6 @@ def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: s
     if (more := len(told) - _SHOWN) > 0:
         texts.append(f"{more} more {'file' if more == 1 else 'files'}")
     return secrets.mask("; ".join(texts))
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Yield every `_target_` of a config."""
-    if isinstance(node, dict):
-        if isinstance(target := node.get("_target_"), str):
-            yield target
-        node = list(node.values())
-    for inner in node if isinstance(node, list) else ():
-        yield from _targets(inner)
 
 
 def _located(name: str, folders: Sequence[Path]) -> Iterator[ModuleSpec]:

@@ -60,10 +60,7 @@ def take_over(folder: Path, source: Path) -> None:
 
     Until a run starts, it has no folder of its own: clusters limit the number of files.
     """
-    content = {
-        path.name: text_of(path, errors="surrogateescape") for path in sorted(source.glob("*"))
-    }
-    if content:
+    if content := {path.name: _text(path) for path in sorted(source.glob("*"))}:
         store(folder, content, source)
 
 

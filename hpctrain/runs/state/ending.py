@@ -55,7 +55,7 @@ def verdict(
     silent = code <= 128 and not told
     if now.state == "finished" or (silent and not known.shares_job):
         return ""
-    if error and failure.is_of_other_holder(error.error):  # run.json is about that process
+    if error and error.error.startswith("InUseError: "):  # run.json is about another process
         return ""
     if not begun:
         facts: dict[str, Any] = key._asdict()

@@ -25,7 +25,7 @@ from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.slurm.queue import Ended, Job, ended, queue_of
-from hpctrain.tracking import recorded, samples
+from hpctrain.tracking import recorded
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Facts:
         for attempt in attempts:
             end = attempt.ended or attempt.seen
             if end is None and attempt is attempts[-1]:
-                end = now or max(self.progress.time, samples.last_time(self.path))
+                end = now or RunDir(self.path).last_sign(self.progress)
             seconds = max(0.0, (end or attempt.started) - attempt.started)
             total += seconds * (attempt.world_size if all_ranks else 1)
         return total if attempts else None

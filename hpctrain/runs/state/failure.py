@@ -52,11 +52,6 @@ def described(error: BaseException) -> str:
     return mask(f"{name}{error}".replace("\0", "\\0"))  # no record has NUL in a text
 
 
-def is_of_other_holder(error: str) -> bool:
-    """Return whether an error says that another process trains the run, which records its end."""
-    return error.startswith("InUseError: ")
-
-
 def path(run: Path) -> Path:
     """Return the file with the error of the first rank that failed."""
     return run / "failed"

@@ -1,4 +1,11 @@
-"""Find out why a run failed: find the first error in the logs of all ranks.
+"""Find the output of a run, and why it has failed: the first error in the logs of all ranks.
+
+    Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep, or
+                      RUN/logs/123_4.batch.log if several runs share the job
+    submitit's local  RUN/logs/JOB_0_log.out
+    in a terminal     RUN/logs/terminal_N.rank0.log, for the Nth attempt there
+
+A job that Slurm restarts appends to its files.
 
 When a rank dies, the other ranks fail too, because a connection is broken; their errors are not the
 cause. So the error is, in this order:
@@ -19,8 +26,9 @@ from pathlib import Path
 from hpctrain.causes import ANOTHER_RANK, cause_of
 from hpctrain.disk import open_regular
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.log_files import batch_log, rank_logs
 
+_RANK_LOG = re.compile(r"(?P<job>.+)\.rank(?P<rank>\d+)\.log$")
+_LOCAL_LOG = re.compile(r"(?P<job>.+)_(?P<rank>\d+)_log\.out$")
 _BEFORE, _AFTER = 25, 5  # lines shown around an error
 _READ = 4 << 20  # bytes read from the end of a log
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch prints it before lines of an uncaught exception
@@ -168,3 +176,34 @@ def _slurm_messages(log: Log) -> Iterator[tuple[int, Fault]]:
                 if pattern.search(match["message"]):
                     yield place, log.fault(index)
                     break
+
+
+def rank_logs(run: Facts) -> dict[int, Path]:
+    """Return the log of each rank of the newest job, by rank."""
+    jobs: dict[str, dict[int, Path]] = {}
+    for path in sorted((run.path / "logs").glob("*"), key=_mtime):
+        # A FIFO in place of a log would be waited for.
+        if (match := _RANK_LOG.match(path.name) or _LOCAL_LOG.match(path.name)) and path.is_file():
+            # Each rank counts its own attempts in a terminal, so the numbers may differ.
+            job = "terminal" if match["job"].startswith("terminal_") else match["job"]
+            jobs.setdefault(job, {})[int(match["rank"])] = path
+    if run.job_id in jobs:
+        return jobs[run.job_id]
+    # The job has printed nothing yet, or the run has no job: take the logs written last.
+    return max(jobs.values(), key=lambda logs: max(map(_mtime, logs.values())), default={})
+
+
+def batch_log(run: Facts) -> Path | None:
+    """Return the log of the batch script, which also has the messages of srun and Slurm."""
+    if not run.submission:
+        return None
+    folder = Path(run.submission.script).parent / "batch"
+    own = run.path / "logs" / f"{run.job_id}.batch.log"
+    return next((path for path in (own, folder / f"{run.job_id}.log") if path.is_file()), None)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

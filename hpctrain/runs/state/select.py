@@ -4,7 +4,8 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def latest_run(folder: Path, name: str, command: str) -> Path:
         return one_run(folder, name, command)
     if not (trials := list(_present(sweep, folder))):
         raise StorageError(f"{sweep}: no trial has begun; {sweep}/workers has the logs of workers")
-    return max(trials, key=last_sign)
+    return newest(trials)
 
 
 def is_search(sweep: Path) -> bool:
@@ -108,14 +109,16 @@ def search_of(submission: Submission | None) -> Path | None:
     return folders[2] if len(folders) > 2 and is_search(folders[2]) else None
 
 
-def last_sign(run: Path) -> float:
-    """Return when a run has shown progress last, in seconds since the epoch."""
-    for name in ("progress.json", "run.json"):
-        try:
-            return (run / name).stat().st_mtime
-        except OSError:
-            continue
-    return 0.0
+def newest(runs: Iterable[Path]) -> Path:
+    """Return the run whose progress, or else whose record, was written last; one stat a run."""
+
+    def written(run: Path) -> float:
+        for name in ("progress.json", "run.json"):
+            with suppress(OSError):
+                return (run / name).stat().st_mtime
+        return 0.0
+
+    return max(runs, key=written)
 
 
 def are_folders(names: Sequence[str]) -> bool:
@@ -177,7 +180,8 @@ def runs_of(sweep: Path) -> list[Path]:
 def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
     """Return the directories of the runs and sweeps of a name."""
     given = Path(os.path.abspath(name))
-    if _is_run(given) or _is_sweep(given):
+    of_sweep = ("sweep.json", "array-0/tasks", SEARCH_FILE)
+    if any((given / file).is_file() for file in ("run.json", *of_sweep)):
         return [given]
     if inside := _runs_in(name, archived):
         return inside
@@ -195,10 +199,6 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     return (path / "run.json").is_file()
-
-
-def _is_sweep(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("sweep.json", "array-0/tasks", SEARCH_FILE))
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:

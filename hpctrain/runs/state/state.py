@@ -17,6 +17,7 @@ run.json alone does not give the state: a process that is killed cannot update i
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpctrain.causes import ANOTHER_RANK, cause_of, named, one_line
 from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.slurm.allocations import since_epoch
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -61,6 +63,12 @@ def judge(run: Facts, now: float) -> State:
     return replace(state, reason="; ".join(filter(None, said)))
 
 
+def judged(paths: Iterable[Path]) -> list[tuple[Facts, State]]:
+    """Gather the facts about runs, and return each run with its state now."""
+    runs, now = gather(paths), time.time()
+    return [(run, judge(run, now)) for run in runs]
+
+
 def _judge(run: Facts, now: float) -> State:
     if run.damage:
         return State("damaged", run.damage)
@@ -80,9 +88,8 @@ def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
 
     A run without a job is left out: its process may be alive on another host.
     """
-    found, now = {}, time.time()
-    for run in gather(paths):
-        state = judge(run, now)
+    found = {}
+    for run, state in judged(paths):
         if run.held or not (run.scheduler or run.ended):
             continue
         if state.name in ("failed", "lost", "cancelled", "interrupted", "paused"):
@@ -127,7 +134,7 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
     assert job is not None
     if job.state in _WAITING:
         reason = job.reason if job.reason != "None" else job.state.lower()
-        begin = _time(job.start)
+        begin = since_epoch(job.start)
         if job.needs:
             reason += f": {job.needs}"
         elif begin is not None and begin > now:
@@ -145,7 +152,7 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
     if run.recorded_state == "running":
         return _running(run, now)
     # The attempt has ended, but there is a running job: either it was restarted, or it is ending.
-    job_start, attempt_end = _time(job.start), run.attempt.ended or math.inf
+    job_start, attempt_end = since_epoch(job.start), run.attempt.ended or math.inf
     if job_start is not None and job_start > attempt_end:
         return State("running", "starting")
     return _ending(run, now)
@@ -269,11 +276,3 @@ def _reached(run: Facts) -> str:
 def _word(state: str) -> str:
     """Return the first word: `CANCELLED` of `CANCELLED by 1000`."""
     return state.split()[0] if state else ""
-
-
-def _time(iso: str) -> float | None:
-    """Return Slurm's local time in seconds since the epoch; None for `N/A` or `Unknown`."""
-    try:
-        return datetime.fromisoformat(iso).timestamp()
-    except ValueError:
-        return None

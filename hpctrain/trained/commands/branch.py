@@ -14,7 +14,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpctrain.checkpoint.files.manifest import NAME, Manifest
 from hpctrain.checkpoint.files.weight_files import WeightFiles
@@ -81,7 +80,9 @@ def branch(
         parent={"run": str(before.path), "uid": before.read().uid, "step": found.step},
     )
     trained_code.inherit(before, run, found.step)
-    _copy_evaluations(before.path, run.path, found.step)
+    for one in recorded.read_all(before.path):
+        if one.step <= found.step:
+            recorded.copy(before.path, run.path, one.step)
     position = _copy_history(before.path, run.path, int(found.progress["tracker"]))
     _take_over(checkpoint, run.checkpoints / checkpoint.name, found, position)
     return run
@@ -106,22 +107,16 @@ def _take_over(checkpoint: Path, final: Path, found: Manifest, position: int) ->
         raise StorageError(f"{final}: cannot be written ({error.strerror})") from error
 
 
-def _copy_evaluations(parent: Path, run: Path, end: int) -> None:
-    """Copy the recorded evaluations of the parent up to a step."""
-    for one in recorded.read_all(parent):
-        if one.step <= end:
-            recorded.copy(parent, run, one.step)
-
-
 def _copy_history(parent: Path, run: Path, end: int) -> int:
     """Write the parent's metrics before `end` into the run's journal; return its new end."""
     source, target = journal.journal_path(parent), journal.journal_path(run)
-    records = list(journal.read_all(source, end=end))
-    gone = [(int(r.body["from"]), int(r.body["to"])) for r in records if _is(r, "superseded")]
+    records = [(record.body["kind"], record) for record in journal.read_all(source, end=end)]
+    bodies = [record.body for kind, record in records if kind == "superseded"]
+    gone = [(int(body["from"]), int(body["to"])) for body in bodies]
     kept = [
         record.body | {"attempt": 0}
-        for record in records
-        if _is(record, "metrics") and not any(a <= record.start < b for a, b in gone)
+        for kind, record in records
+        if kind == "metrics" and not any(a <= record.start < b for a, b in gone)
     ]
     if not kept:
         return 0
@@ -129,7 +124,3 @@ def _copy_history(parent: Path, run: Path, end: int) -> int:
     text = "".join(json.dumps(body, separators=(",", ":")) + "\n" for body in kept)
     target.write_text(text)
     return len(text.encode())
-
-
-def _is(record: Any, kind: str) -> bool:
-    return bool(record.body["kind"] == kind)

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     run = LoadedRun(one_run(options.dir, options.run, "export"))
     checkpoint = run.checkpoint(options.step, best=options.best)
     # Imported late: torch takes seconds, and an error above needs none of it.
-    from hpctrain.trained.exporting.exporter import Exporter
+    from hpctrain.trained.exporting.exporter import Exporter, write_program
 
     run.find_code()
     exporter = Exporter(
@@ -87,8 +87,6 @@ def main(argv: list[str]) -> int:
             lambda name: print(f"writing {name}", file=sys.stderr),
         )
         if options.torch_export:
-            from hpctrain.trained.exporting.torch_program import write_program
-
             print("writing model.pt2", file=sys.stderr)
             write_program(run, checkpoint, unfinished)
         if options.out.exists():

@@ -142,7 +142,6 @@ def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert not told()
 
 
-
 def test_clocks() -> None:
     found = clocks.compared({"a": 1000.0, "b": 1000.3, "c": 1100.0})
     assert {host: one.verdict for host, one in found.items()} == {

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from hpctrain.causes import one_line
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work, members
-from hpctrain.distributed.devices import agree
+from hpctrain.distributed.devices import agree, keep_to_share
 from hpctrain.distributed.objects import device_of
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import run_secret
@@ -61,6 +61,8 @@ def process_group(
         store = _store(ranks, timeout, key)
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
         device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
+        if launch.gpus_per_run is not None and device.type == "cuda":
+            keep_to_share(launch.gpus_per_run, device)
         dist.init_process_group(
             _backend(config.backend, device),
             store=store,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
+from hpctrain.slurm import gpu_parts
 from hpctrain.slurm.node_range import node_options
 
 Options = dict[str, str | int | bool]
@@ -64,6 +65,8 @@ def sbatch_options(
 
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     """Return the option of sbatch that requests GPUs on this cluster."""
+    if launch.gpus_per_run is not None:
+        return gpu_parts.option(launch, site, launch.pack)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option in ("srun", "none"):
         return {}
@@ -79,6 +82,8 @@ def step_gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     of a rank has its own GPU only, and NCCL can then use neither NVLink nor shared memory between
     the ranks of a node.
     """
+    if launch.gpus_per_run is not None:
+        return gpu_parts.option(launch, site, 1)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option == "none":
         return {}
@@ -95,6 +100,8 @@ def _memory_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     option = site.memory_option
     if launch.mem_gb is None or option == "none":
         return {}
+    if launch.gpus_per_run is not None and option == "mem-per-gpu":
+        option = "mem"  # the job has no whole GPU
     shares = {
         "mem": 1,
         "mem-per-cpu": launch.tasks_per_node * launch.cpus_per_task,

@@ -20,7 +20,8 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import has_others, is_left, runs_of
-from hpctrain.slurm import steps
+from hpctrain.slurm import gpu_parts, steps
+from hpctrain.slurm.partition_limit import Road
 from hpctrain.slurm.queue import Job, Queue
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
@@ -37,9 +38,9 @@ class Packed(Classification):
     def __init__(self, *, fault="none", **options):
         super().__init__(**options)
         self.fault, self.folder = fault, os.path.dirname(__file__)
+        names = "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_SHARDS_ON_NODE"
         with open(f"{self.folder}/gpu.{fault}", "w") as file:
-            env = os.environ
-            file.write(f"{env.get('CUDA_VISIBLE_DEVICES')} {env.get('SLURM_GPUS_ON_NODE')}")
+            file.write(" ".join(os.environ[name] for name in names if name in os.environ))
 
     def __call__(self, model, batch):
         self.calls += 1
@@ -189,6 +190,49 @@ def test_what_does_not_go_with_a_pack(keys: str, said: str, composer: Composer) 
         validate(composed)
 
 
+@pytest.mark.parametrize(
+    ("devices", "job", "step"),
+    [
+        ("gpu:2,shard:8", "shard:2", "shard:1"),
+        ("gpu:a100:4(S:0-1),shard:a100:40(S:0-1)", "shard:6", "shard:3"),
+        ("gpu:1,shard:4,mps:100", "mps:50", "mps:25"),
+        ("gpu:4,shard:4", "the GPUs of the partition that is the default one have 1 parts", ""),
+        ("gpu:4", "no node of the partition that is the default one has parts of GPUs", ""),
+    ],
+)
+def test_runs_share_one_gpu_by_the_parts_that_slurm_has(
+    devices: str, job: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for sinfo; the real one answers in the test of shards."""
+    gpu_parts._offered.cache_clear()
+    monkeypatch.setattr(gpu_parts, "ask", lambda *_, **__: f"batch*|{devices}\ncpu|(null)")
+    monkeypatch.setattr(arrays, "_road", lambda _: Road("requeue"))
+    (array,) = arrays.plan(asked(tmp_path, 2, gpus_per_run=0.25), tmp_path / "sweep", 1000)
+    if not step:
+        with pytest.raises(ConfigError, match=job):
+            array.text()
+        return
+    text = array.text()
+    assert f"#SBATCH --gres={job}\n" in text
+    assert f" --gres={step} " in text
+    assert "gpus-per-node" not in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("launch.pack=5", "with launch.pack=5: all runs of a job share one GPU"),
+        ("launch.gpus_per_node=2 launch.tasks_per_node=2", "with launch.tasks_per_node=2: only"),
+        ("site.gpu_type=a100", "with the type of GPU a100: parts of GPUs have none"),
+        ("launch.preflight=full", "with launch.preflight=full"),
+    ],
+)
+def test_what_does_not_go_with_a_shared_gpu(keys: str, said: str, composer: Composer) -> None:
+    share = ("launch.gpus_per_run=0.25", "launch.gpus_per_node=1")
+    with pytest.raises(ConfigError, match=f"launch.gpus_per_run=0.25 {re.escape(said)}"):
+        validate(composer.typed(["experiment=digits", *share, *keys.split()]))
+
+
 def by_fault(folder: Path) -> dict[str, Path]:
     """Return the run directories by the value of +task.fault."""
     return {run_json(run)["swept"][0].partition("=")[2]: run for run in runs(folder)}
@@ -332,6 +376,25 @@ def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_pa
     run_module("hpctrain", "cancel", *map(str, found.values()))
     assert cluster.wait_for_end([job]) == {job: "CANCELLED"}
     assert again not in cluster.queue()
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
+def test_four_runs_share_a_gpu_at_the_same_time(packed: Train, tmp_path: Path) -> None:
+    """Slurm's parts of GPUs are real; the GPUs are device files, so nobody uses their memory."""
+    shape = ("launch.pack=4", "launch.gpus_per_node=1", "launch.gpus_per_run=0.25")
+    packed("+task.fault=slow,slower,slowest,slow4", *shape, "train.max_steps=1000")
+    (job,) = {*cluster.job_ids(tmp_path / "runs")}
+    for run in by_fault(tmp_path / "runs").values():
+        cluster.wait_for_step(run, 20)
+    assert set(states(tmp_path / "runs").values()) == {"running"}  # not one after another
+    # CUDA_VISIBLE_DEVICES, SLURM_GPUS_ON_NODE and SLURM_SHARDS_ON_NODE
+    assert {path.read_text() for path in tmp_path.glob("gpu.*")} == {"0 1 1"}
+    (tmp_path / "slow").unlink()
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    fields = ("sacct", "--allocations", "--noheader", "--parsable2", "--format=AllocTRES")
+    assert "gres/gpu" not in cluster.slurm(*fields, f"--jobs={job}")
 
 
 @pytest.mark.slurm

@@ -15,7 +15,7 @@ from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.sweeps import within_budget
 from hpctrain.lock import file_lock
 from hpctrain.runs import budget
-from hpctrain.runs.budget import Budget, Share, may_begin
+from hpctrain.runs.budget import Budget, Piece, Share, may_begin
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.allocations import Allocation
 from tests.conftest import run_json
@@ -153,6 +153,61 @@ def test_a_worker_begins_nothing_that_cannot_end(
     monkeypatch.setattr(budget, "_LOCK_S", 0.0)
     with file_lock(sweep / ".budget.json.lock", lambda: None):
         assert may_begin(sweep, third, 50, "3_2") == "later"
+
+
+def test_a_piece_beyond_its_forecast_counts_until_its_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    booked_as(monkeypatch, {})
+    begun = NOW - 1000
+    attempts = [{"started": begun, "launcher": "slurm", "job_id": "3_1"}]
+    run = make_run(tmp_path, "digits-00000001", state="running", attempts=attempts)
+    piece = Piece(devices=2, end=NOW - 60, run=str(run), until=50)
+    whole = Budget(hours=9.0, search=True, shares={str(run): share()}, pieces={"1": piece})
+    sweep = make_sweep(tmp_path, "s", [run])
+    assert whole.standing(sweep).coming == 0  # nobody trains it any more
+    with RunDir(run).lock():
+        assert whole.standing(sweep).coming == pytest.approx(0.5)  # half of the steps, as foreseen
+        told: dict[str, float] = {
+            "step": 30,
+            "max_steps": 100,
+            "steps_per_s": 0.01,
+            "step_s": 100.0,
+        }
+        told |= {"time": time.time(), "stepped": time.time()}
+        (run / "progress.json").write_text(json.dumps(told))
+        assert whole.standing(sweep).coming == pytest.approx(2 * 2000 / 3600, rel=0.01)
+    late = Budget(hours=9.0, search=True, pieces={"1": Piece(devices=2, end=NOW + 1800)})
+    assert late.standing(sweep).coming == pytest.approx(1, rel=0.01)
+
+
+@pytest.mark.slow
+def test_runs_like_no_measured_one_count_as_planned(
+    digits: Path, tmp_path: Path, composer: Composer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("train.max_steps=100000", "launch.gpus_per_node=1", "launch.time_min=600")
+    where = (f"data.path={digits}", f"output_dir={tmp_path}", "launch.budget_gpu_hours=10")
+    known = [
+        composer.typed(["experiment=digits", *where, *keys, f"seed={seed}", "hardware=h100_sxm"])
+        for seed in (0, 1)
+    ]
+    slow = composer.typed(["experiment=digits", *where, *keys, "launch.gpu_type=[a100_40,h100]"])
+    free = composer.typed(["experiment=digits", *where, *keys, "seed=2"])
+    some = [Entry([], each, RunDir.of(each, "digest")) for each in (*known, slow, free)]
+    sweep = make_sweep(tmp_path, "new", [])
+    fitting, others = within_budget.divide(some, some, sweep)
+    assert (fitting, others) == (some[:3], some[3:])
+    said = capsys.readouterr().err
+    assert "1 of 4 runs like no measured run, so with their time limit" in " ".join(said.split())
+    assert "3 of 4 runs like no measured run, so as `plan` foresees" in " ".join(said.split())
+    written = Budget.of(sweep)
+    assert written is not None
+    hours = [written.shares[str(entry.run.path)].hours for entry in some]
+    assert 0 < hours[0] == hours[1] < hours[2] < 5 < hours[3] == 10
+    budget.of_search(sweep / "search", known[0])
+    search = Budget.of(sweep / "search")
+    assert search is not None
+    assert search.planned_h == pytest.approx(hours[0] / 1.3)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])

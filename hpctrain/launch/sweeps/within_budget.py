@@ -6,7 +6,7 @@ from pathlib import Path
 from hpctrain.errors import LaunchError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.output import runs, say
-from hpctrain.runs.budget import BY_LIMIT, Budget
+from hpctrain.runs.budget import WORDS, Budget
 
 
 def divide(
@@ -21,11 +21,11 @@ def divide(
     if budget is None:
         return todo, []
     standing = budget.standing(folder)
-    left, unknown = standing.left, 0
+    left = standing.left
+    found = {by: sum(budget.shares[str(e.run.path)].foreseen == by for e in todo) for by in WORDS}
     fitting, others = list[Entry](), list[Entry]()
     for entry in todo:
         share = budget.shares[str(entry.run.path)]
-        unknown += not share.measured
         hours = share.hours if entry.again else budget.needs(entry.run.path)
         if hours <= left:
             left -= hours
@@ -33,12 +33,13 @@ def divide(
         else:
             entry.mark(Status.OVER_BUDGET, f"{hours:.4g} {budget.unit}")
             others.append(entry)
-    found = str(standing) + f"; {unknown} of {runs(len(todo))} {BY_LIMIT}" * bool(unknown)
+    said = [f"{count} of {runs(len(todo))} {WORDS[by]}" for by, count in found.items() if count]
+    text = "; ".join([str(standing), *said])
     if others and not fitting and not standing.under_way:
         raise LaunchError(
             f"launch.budget_gpu_hours={budget.hours:g}: nothing was queued, as no run that is left "
-            f"is foreseen to end within it ({others[0].run.name} {others[0].state}). {found}"
+            f"is foreseen to end within it ({others[0].run.name} {others[0].state}). {text}"
         )
-    say(found)
+    say(text)
     budget.write(folder)
     return fitting, others

@@ -168,12 +168,7 @@ def test_a_piece_beyond_its_forecast_counts_until_its_rung(
     assert whole.standing(sweep).coming == 0  # nobody trains it any more
     with RunDir(run).lock():
         assert whole.standing(sweep).coming == pytest.approx(0.5)  # half of the steps, as foreseen
-        told: dict[str, float] = {
-            "step": 30,
-            "max_steps": 100,
-            "steps_per_s": 0.01,
-            "step_s": 100.0,
-        }
+        told = {"step": 30, "max_steps": 100, "steps_per_s": 0.01, "step_s": 100}
         told |= {"time": time.time(), "stepped": time.time()}
         (run / "progress.json").write_text(json.dumps(told))
         assert whole.standing(sweep).coming == pytest.approx(2 * 2000 / 3600, rel=0.01)
@@ -191,8 +186,10 @@ def test_runs_like_no_measured_one_count_as_planned(
         composer.typed(["experiment=digits", *where, *keys, f"seed={seed}", "hardware=h100_sxm"])
         for seed in (0, 1)
     ]
-    slow = composer.typed(["experiment=digits", *where, *keys, "launch.gpu_type=[a100_40,h100]"])
-    free = composer.typed(["experiment=digits", *where, *keys, "seed=2"])
+    kinds = "launch.gpu_type=[a100_40,h100]"
+    kinds = "launch.gpu_type=[a100_40,h100]"
+    slow = composer.typed(["experiment=digits", *where, *keys, kinds, "seed=2"])
+    free = composer.typed(["experiment=digits", *where, *keys, "seed=3"])
     some = [Entry([], each, RunDir.of(each, "digest")) for each in (*known, slow, free)]
     sweep = make_sweep(tmp_path, "new", [])
     fitting, others = within_budget.divide(some, some, sweep)
@@ -204,8 +201,9 @@ def test_runs_like_no_measured_one_count_as_planned(
     assert written is not None
     hours = [written.shares[str(entry.run.path)].hours for entry in some]
     assert 0 < hours[0] == hours[1] < hours[2] < 5 < hours[3] == 10
-    budget.of_search(sweep / "search", known[0])
-    search = Budget.of(sweep / "search")
+    searching = make_sweep(tmp_path, "search", [])
+    budget.of_search(searching, known[0])
+    search = Budget.of(searching)
     assert search is not None
     assert search.planned_h == pytest.approx(hours[0] / 1.3)
 

@@ -45,7 +45,7 @@ def sbatch_options(
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
     if features := launch.gpu_features.values():
         one_of = f"[{'|'.join(features)}]" if len(features) > 1 else "".join(features)
-        constraint = "&".join(filter(None, (site.constraint, one_of)))
+        constraint = "&".join(filter(None, (_in_parentheses(site.constraint), one_of)))
         options["constraint"] = _check_text("launch.gpu_type", constraint)
     for given, value in site.sbatch.items():
         option, key = given.replace("_", "-"), f"site.sbatch.{given}"
@@ -61,6 +61,19 @@ def sbatch_options(
             raise ConfigError(f"{key}={value}: text, a number, or true for an option without value")
         options[option] = True if value is True else _check_text(key, str(value))
     return options
+
+
+def _in_parentheses(constraint: str | None) -> str | None:
+    """Return a constraint so that `&` with another binds the whole; Slurm nests no parentheses."""
+    outside = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", constraint or "")
+    if "|" not in outside:
+        return constraint
+    if outside != constraint:
+        raise ConfigError(
+            f"site.constraint={constraint}: beside launch.gpu_type, Slurm takes a | only between "
+            "names, such as ib|eth, or in one pair of parentheses, such as (ib|eth)&big"
+        )
+    return f"({constraint})"
 
 
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:

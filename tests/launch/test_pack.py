@@ -52,6 +52,10 @@ class Packed(Classification):
         if self.calls == 25 and self.fault == "kill" and not os.path.exists(once):
             open(once, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+        once = f"{self.folder}/frozen"
+        if self.calls == 25 and self.fault == "freeze" and not os.path.exists(once):
+            open(once, "w").close()
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().__call__(model, batch)
 """
 
@@ -94,6 +98,29 @@ def test_the_job_is_requeued_once_when_no_run_trains_any_more(tmp_path: Path) ->
         *("update JobId=7_1 Requeue=1", "requeue 7_1", "update JobId=7_1 ExcNodeList=node2"),
     ]
     assert "does not begin here" in (given[2] / "logs" / "7_1.batch.log").read_text()
+
+
+def test_a_job_that_slurm_will_cancel_does_not_wait_for_the_slowest_run(tmp_path: Path) -> None:
+    """The ranks, the verdict and Slurm's commands are stand-ins; one run never stops."""
+    given = [tmp_path / name for name in ("asks", "hangs")]
+    for run in given:
+        (run / "logs").mkdir(parents=True)
+    late = """
+        ranks() {
+            [[ $run != */hangs ]] || while [[ ! -e $folder/said ]]; do sleep 0.1; done
+            echo >"$run/requeue"
+            while [[ -e $run/requeue ]]; do sleep 0.1; done
+        }
+        scontrol() {
+            [[ $1 == --oneliner ]] || { [[ $1 == show ]] || echo "$*" >>"$folder/said"; return; }
+            echo " StartTime=2026-01-01T00:00:00 EndTime=x PreemptTime=2026-01-01T01:00:00 "
+        }
+        export HPCTRAIN_GRACE_S=30
+    """
+    text = f"folder={tmp_path}\n{SHELLS}\n{late}\n{steps.TEXT}\n{steps.PACK}\n"
+    text += f"run_pack {' '.join(map(str, given))}"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=120)
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7_1", done.stderr
 
 
 def asked(folder: Path, count: int, **launch: Any) -> list[Entry]:
@@ -347,6 +374,31 @@ def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
     }
     assert records["slow"]["state"] == records["slower"]["state"] == "finished"
     assert records["slow"]["attempts"][1]["restart_count"] == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
+def test_a_preempted_job_comes_back_before_slurm_cancels_it(packed: Train, tmp_path: Path) -> None:
+    """One of its runs is stopped by a signal, so that it cannot save."""
+    partition = ("scontrol", "update", "PartitionName=preemptible")
+    cluster.slurm(*partition, "PreemptMode=CANCEL", "GraceTime=25")
+    try:
+        where = ("launch.pack=2", "site.partition=preemptible", "train.max_steps=1000")
+        packed("+task.fault=slow,freeze", *where)
+        (job,) = {*cluster.job_ids(tmp_path / "runs")}
+        found = by_fault(tmp_path / "runs")
+        cluster.wait_for_step(found["slow"], 20)
+        cluster.wait_for(lambda: (tmp_path / "frozen").exists(), 180, "the frozen rank")
+        assert cluster.tool("preempt", job).returncode == 0
+        cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+        (tmp_path / "slow").unlink()
+        assert cluster.tool("hurry", job).returncode == 0
+        assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    finally:
+        cluster.slurm(*partition, "PreemptMode=REQUEUE", "GraceTime=10")
+    assert states(tmp_path / "runs") == {"slow": "finished", "freeze": "finished"}
+    assert [len(run_json(run)["attempts"]) for run in found.values()] == [2, 2]
 
 
 @pytest.mark.slurm

@@ -35,13 +35,17 @@ _BATCH = ("accumulate", "micro_batch_size")
 _NOT_CHOSEN = ("device", "backend", "timeout_s", "sync")  # keys of parallel that are no layout
 
 
+def _estimator(config: Config) -> Estimator:
+    task = instantiate("task", config.task)
+    return Estimator.of_config(config, task, of_data(config.data))[0]
+
+
 def choices(
     config: Config, kinds: Iterable[Hardware], overrides: Iterable[str] = ()
 ) -> Iterator[ChosenLayout | str]:
     """Yield the best layout on each kind, or why nothing fits."""
     kept = _kept(config, [text.partition("=")[0] for text in overrides])
-    task = instantiate("task", config.task)
-    estimator, _ = Estimator.of_config(config, task, of_data(config.data))
+    estimator = _estimator(config)
     size = config.launch.node_numbers[0], config.launch.tasks_per_node
     for hardware in kinds:
         # micro_batch_size=auto finds the largest that fits by itself.
@@ -71,11 +75,9 @@ def lines(config: Config, overrides: Iterable[str]) -> Iterator[str]:
 
 def _hours(config: Config) -> float | None:
     """Return how long the steps take on the slowest kind of GPU; None if that is unknown."""
-    kinds = [*map(smallest, config.launch.gpu_features)]
-    kinds = kinds or [of_section(config.hardware)]
+    kinds = [*map(smallest, config.launch.gpu_features)] or [of_section(config.hardware)]
     try:
-        task = instantiate("task", config.task)
-        estimator, _ = Estimator.of_config(config, task, of_data(config.data))
+        estimator = _estimator(config)
         tokens, samples = estimator.facts.tokens, samples_of_epoch(config.data)
         estimator.budget = budget_of(None, config.train, tokens, samples)
         layout = of_command_line(config, config.launch.node_numbers[0])

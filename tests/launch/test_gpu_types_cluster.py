@@ -68,6 +68,7 @@ def test_a_requeue_to_another_kind_changes_the_layout_and_no_number(
             *("launch.preflight=off", *keys),
         )
         (job,), (run,) = cluster.job_ids(tmp_path / "runs"), runs(tmp_path / "runs")
+        cluster.wait_for((run / "layout.json").exists, 400, "the choice of the job")
         cluster.wait_for_step(run, 20)
         first = ChosenLayout.of(run)
         assert cluster.tool("preempt", job).returncode == 0
@@ -76,7 +77,7 @@ def test_a_requeue_to_another_kind_changes_the_layout_and_no_number(
         cluster.slurm("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test")
         paced.go()
         assert cluster.tool("hurry", job).returncode == 0
-        assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+        assert cluster.wait_for_end([job], timeout=600) == {job: "COMPLETED"}
     finally:
         cluster.slurm("scontrol", "update", "NodeName=node[1-4]", "State=UNDRAIN")
     second, record = ChosenLayout.of(run), run_json(run)

@@ -12,7 +12,7 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.entry import Entry, Status
-from hpctrain.launch.sweeps import within_budget
+from hpctrain.launch.sweeps.before_queueing import within_budget
 from hpctrain.lock import file_lock
 from hpctrain.runs import budget
 from hpctrain.runs.budget import Budget, Piece, Share, may_begin
@@ -54,7 +54,7 @@ def test_what_fits_is_queued_in_its_order(
     some[1].config.launch.time_min = 60  # it does not fit beside the first; those after it do
     some[0].run.freeze(some[0].config, state="created")
     make_checkpoint_of(some[0].run, 50)  # half of it is done
-    fitting, others = within_budget.divide(some, some, sweep)
+    fitting, others = within_budget(some, some, sweep)
     assert (fitting, others) == ([some[0], some[1]], [some[2], some[3]])
     assert others[0].state == "beyond the budget: needs 1 GPU-hours"
     assert "4 of 4 runs like no measured run, so with their time limit" in capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_what_fits_is_queued_in_its_order(
         entry.mark(Status.OPEN)
     few = entries(tmp_path, 4, 0.4)
     with pytest.raises(LaunchError, match=r"launch\.budget_gpu_hours=0\.4: nothing was queued"):
-        within_budget.divide(few, few, make_sweep(tmp_path, "none", []))
+        within_budget(few, few, make_sweep(tmp_path, "none", []))
     assert Budget.of(tmp_path / "sweeps" / "none") is None
 
 
@@ -192,7 +192,7 @@ def test_runs_like_no_measured_one_count_as_planned(
     free = composer.typed(["experiment=digits", *where, *keys, "seed=3"])
     some = [Entry([], each, RunDir.of(each, "digest")) for each in (*known, slow, free)]
     sweep = make_sweep(tmp_path, "new", [])
-    fitting, others = within_budget.divide(some, some, sweep)
+    fitting, others = within_budget(some, some, sweep)
     assert (fitting, others) == (some[:3], some[3:])
     said = capsys.readouterr().err
     assert "1 of 4 runs like no measured run, so with their time limit" in " ".join(said.split())

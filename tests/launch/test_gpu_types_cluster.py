@@ -35,7 +35,7 @@ def test_all_nodes_are_of_one_kind(train: Callable[..., Completed], tmp_path: Pa
     done = train(
         *("-m", "launch.gpu_type=[a100,h100]", "launch.nodes=2", "launch.gpus_per_node=1"),
         *(
-            "site.constraint=ib|x",
+            "site.constraint=ib|eth",
             "parallel.device=cpu",
             "launch.preflight=off",
             "train.max_steps=3",

@@ -37,6 +37,7 @@ NEW = (  # keys that have come since
         "  budget_gpu_hours: null",
         "  gpu_type: []",
         "  pack: 1",
+        "  gpus_per_run: null",
     ),
 )
 

@@ -29,10 +29,12 @@ from hpctrain.causes import one_line
 from hpctrain.errors import ConfigError, DistributedError, NoGpuError
 from hpctrain.rendezvous.ranks import RankInfo, gpus_given
 from hpctrain.terminal import few
+from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
 _PATIENCE = timedelta(seconds=20)  # then the ranks that are waited for are named
 _TELLING_S = 10.0  # rank 0 serves the store, so it does not end before the others know why
+CONTEXT_BYTES = GIB  # of a GPU's memory, for a process: CUDA's context, and NCCL's buffers
 _SHOWN = 8  # ranks that are named in an error
 # Slurm sets one of these if the step or the job has GPUs on this node.
 _ALLOCATED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -223,6 +225,15 @@ def assign(seen: Sequence[Seen], *, share: bool = False) -> list[int]:
                 )
             indices[rank] = seen[rank].gpus.index(gpu)
     return indices
+
+
+def keep_to_share(share: float, device: torch.device) -> None:
+    """Let torch allocate at most a share of the memory of a GPU, which others use, too.
+
+    What CUDA itself takes for this process is part of the share, but not of torch's limit.
+    """
+    size = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(max(0.0, share - CONTEXT_BYTES / size), device)
 
 
 def _compare(store: dist.Store, ranks: RankInfo, share: bool) -> _Answer:

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from hpctrain.causes import one_line
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work, members
-from hpctrain.distributed.devices import agree
+from hpctrain.distributed.devices import agree, keep_to_share
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous import run_secret
 from hpctrain.rendezvous.cores import threads
@@ -61,6 +61,8 @@ def process_group(
         store = _store(ranks, timeout, key)
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
         device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
+        if launch.gpus_per_run is not None and device.type == "cuda":
+            keep_to_share(launch.gpus_per_run, device)
         dist.init_process_group(
             # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
             config.backend if config.backend != "auto" else _BACKENDS[device.type],

@@ -46,6 +46,7 @@ class Expectation:
     data: str  # "" if none is read
     split: str
     mixed: bool = False  # its nodes may differ
+    shared: bool = False  # others use its GPU, too
     compiles: bool = False  # `train.compile`
     hardware: dict[str, Any] = field(default_factory=dict)  # the section
 
@@ -65,6 +66,7 @@ class Expectation:
             data=data.path,
             split=data.train_split,
             mixed=may_differ(config),
+            shared=config.launch.gpus_per_run is not None,
             compiles=config.train.compile != "off",
             hardware=config.hardware,
         )
@@ -116,6 +118,8 @@ def probe(
     first = ranks.local_rank if alone else min(own, default=0)
     nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
+    if asked.shared:
+        findings = [one for one in findings if not one.check.endswith(gpu_health.OTHERS)]
     findings.append(limits.cores_of_rank(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks, nccl)

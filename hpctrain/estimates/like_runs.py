@@ -50,7 +50,7 @@ def like_run(config: Config) -> MeasuredRun | None:
 
 def differences(config: Config, other: Config) -> list[str]:
     """Return what decides the time of a sample and differs between two configs."""
-    first, second = _kind(config), _kind(other)
+    first, second = kind(config), kind(other)
     return [
         f"{name} is {first[name]}, and there {second[name]}"
         for name in first
@@ -58,7 +58,8 @@ def differences(config: Config, other: Config) -> list[str]:
     ]
 
 
-def _kind(config: Config) -> dict[str, Any]:
+def kind(config: Config) -> dict[str, Any]:
+    """Return by name what decides the time of a sample."""
     parallel, train = config.parallel, config.train
     sharded = parallel.dp_shard != 1
     return {
@@ -71,7 +72,7 @@ def _kind(config: Config) -> dict[str, Any]:
         "train.activation_checkpointing": train.activation_checkpointing,
         "optimizer._target_": config.optimizer._target_,
         "parallel.device": parallel.device,
-        "GPUs": config.launch.gpus_per_node > 0,
+        "GPUs": config.launch.gpus_per_run or config.launch.gpus_per_node > 0,
         "hardware": config.hardware.get("name"),
         "site.partition": config.site.partition,
         "parallel.zero": parallel.zero if sharded else None,

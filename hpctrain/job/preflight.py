@@ -79,7 +79,8 @@ def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
     A process that cannot be killed keeps its memory: after a minute the log says so.
     """
     home = Path(ranks.worker or run.path)
-    if epochs.follows(home, ranks.attempt_key) and config.parallel.device != "cpu":
+    alone = config.parallel.device != "cpu" and config.launch.gpus_per_run is None
+    if alone and epochs.follows(home, ranks.attempt_key):
         uuids = node_job.visible_gpus(Expectation.of(config))
         left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
         for each in left:

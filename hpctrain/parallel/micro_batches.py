@@ -31,8 +31,10 @@ class Memory:
         return float(torch.cuda.max_memory_allocated())
 
     def size(self) -> float:
-        """Return what this process can allocate."""
-        return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+        """Return what this process can allocate; of a shared GPU, at most its share."""
+        free, whole = torch.cuda.mem_get_info()
+        limit = torch.cuda.get_per_process_memory_fraction() * whole
+        return float(min(free + torch.cuda.memory_reserved(), limit))
 
 
 class MicroBatches:

@@ -9,6 +9,7 @@ from typing import Any
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.console import Console
+from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import MARGIN
@@ -24,7 +25,7 @@ from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
 from hpctrain.plan.predicting.estimator import Estimator
-from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS
+from hpctrain.plan.predicting.rank_memory import GAPS
 from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
 from hpctrain.units import GIB, readable
 

@@ -1,6 +1,7 @@
 """`launch.gpu_type`: the layout of a run on each kind of GPU on which its job may start.
 
     submission ── by_kind CONFIG... ── a line for each kind ── shown, or refused
+    a budget ── by_kind --hours FILE... ── hours on the slowest kind (`launch.budget_gpu_hours`)
     batch script ── by_kind --run DIR... ── layout.json ── all ranks (`hpctrain.job.here`)
 
 What the command or the config says itself is kept: parallel, the micro-batches, and activation
@@ -17,10 +18,12 @@ from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import Hardware, of_device, smallest
+from hpctrain.hardware import Hardware, of_device, of_section, smallest
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.monitor.gpus import Gpus
-from hpctrain.plan.inspecting.sample_shape import of_data
+from hpctrain.plan.budget import budget_of
+from hpctrain.plan.inspecting.sample_shape import of_data, samples_of_epoch
+from hpctrain.plan.layouts import of_command_line
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.ranking import rank
 from hpctrain.record import written
@@ -32,13 +35,17 @@ _BATCH = ("accumulate", "micro_batch_size")
 _NOT_CHOSEN = ("device", "backend", "timeout_s", "sync")  # keys of parallel that are no layout
 
 
+def _estimator(config: Config) -> Estimator:
+    task = instantiate("task", config.task)
+    return Estimator.of_config(config, task, of_data(config.data))[0]
+
+
 def choices(
     config: Config, kinds: Iterable[Hardware], overrides: Iterable[str] = ()
 ) -> Iterator[ChosenLayout | str]:
     """Yield the best layout on each kind, or why nothing fits."""
     kept = _kept(config, [text.partition("=")[0] for text in overrides])
-    task = instantiate("task", config.task)
-    estimator, _ = Estimator.of_config(config, task, of_data(config.data))
+    estimator = _estimator(config)
     size = config.launch.node_numbers[0], config.launch.tasks_per_node
     for hardware in kinds:
         # micro_batch_size=auto finds the largest that fits by itself.
@@ -64,6 +71,21 @@ def lines(config: Config, overrides: Iterable[str]) -> Iterator[str]:
                 "leave it out, or ask for more nodes"
             )
         yield f"on {kind}: {' '.join([found.text, *found.overrides])}"
+
+
+def _hours(config: Config) -> float | None:
+    """Return how long the steps take on the slowest kind of GPU; None if that is unknown."""
+    kinds = [*map(smallest, config.launch.gpu_features)] or [of_section(config.hardware)]
+    try:
+        estimator = _estimator(config)
+        tokens, samples = estimator.facts.tokens, samples_of_epoch(config.data)
+        estimator.budget = budget_of(None, config.train, tokens, samples)
+        layout = of_command_line(config, config.launch.node_numbers[0])
+        found = [estimator.of(layout, kind).hours for kind in kinds]
+    except HpctrainError as error:
+        log.warning("%s", error)
+        return None
+    return max((each for each in found if each is not None), default=None)
 
 
 def _kept(config: Config, named: list[str]) -> set[str]:
@@ -112,6 +134,9 @@ def main(argv: list[str]) -> int:
     A config is a JSON list: the words for its runs, its path, and their overrides.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if argv[0] == "--hours":
+        print(json.dumps([_hours(load(Path(each))) for each in argv[1:]]))
+        return 0
     if argv[0] != "--run":
         for about, path, *overrides in map(json.loads, argv):
             try:

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ def main(argv: list[str]) -> int:
         _refuse_unmeasurable(given.overrides, given.sample_shape)
     config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
+    if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
+        share = int(config.launch.gpus_per_run * hardware.memory_bytes)
+        hardware = replace(hardware, memory_bytes=share)
     limits = Limits.of(given.deadline, given.max_cost)
     restart = None if given.restart is None else hours_of("--restart", given.restart)
     failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)

@@ -1,8 +1,8 @@
 """`launch.budget_gpu_hours`: what the jobs of a sweep or of a search may take together.
 
-    a measured run, or the time limit ── Share of each run ──┐
-    sacct, or what the runs have counted ── spent ───────────┴── Standing ── submission, `status`
-                                                                         └── workers of a search
+    a measured run, plan, or the limit ── Share of each run ──┐
+    sacct, or what the runs have counted ── spent ────────────┴── Standing ── submission, `status`
+                                                                     └── workers of a search
 
 The folder of the sweep has it in `budget.json`. One GPU for one hour is a GPU-hour; runs without
 GPUs count their ranks, in rank-hours.
@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as dc_replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -24,6 +25,7 @@ from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
 from hpctrain.disk import text_of, write_atomically
 from hpctrain.estimates import like_runs, time_limit
+from hpctrain.estimates.planned_hours import planned_hours
 from hpctrain.lock import file_lock, patience
 from hpctrain.record import Count, Finite, JobId, Record, Time, read_known, written
 from hpctrain.runs.evaluation_requests import asked
@@ -34,7 +36,11 @@ from hpctrain.slurm.allocations import allocations
 
 log = logging.getLogger(__name__)
 _FILE = "budget.json"
-BY_LIMIT = "like no measured run, so with their time limit"
+WORDS = {
+    "": "like no measured run, so with their time limit",
+    "planned": "like no measured run, so as `plan` foresees them",
+}
+_MARGIN = 1.3  # `plan` foresees the steps, without start-up, evaluations and checkpoints
 _LOCK_S = 120.0  # a worker reads run directories and calls sacct while it holds the lock
 
 
@@ -42,34 +48,41 @@ class Share(Record, frozen=True):
     """What one run is foreseen to take. A device is a GPU, or a rank of a run without GPUs."""
 
     hours: Finite  # from its first step to its last, times the devices
-    devices: Count  # that it has
-    per_node: Count  # devices of a node of its job, which several runs may share
+    devices: Finite  # that it has; a part of a GPU with launch.gpus_per_run
+    per_node: Finite  # devices of a node of its job, which several runs may share
     per_rank: Finite  # devices of a rank
     steps: Count = 0  # to its last one; 0 if unknown
-    measured: bool = False  # as a run like it; else by its time limit
+    foreseen: Literal["", "measured", "planned"] = ""  # as a run like it; else by its time limit
 
     @classmethod
-    def of(cls, config: Config) -> Share:
-        """Return the share of a valid config; a job with a range of nodes may get all of them."""
+    def of(cls, config: Config, planned_h: float | None = None) -> Share:
+        """Return the share of a valid config; a job with a range of nodes may get all of them.
+
+        `planned_h` are the hours that `plan` foresees, for a run that is like no measured one.
+        """
         launch, found = config.launch, time_limit.expected(config)
-        per_node, job = launch.gpus_per_node or launch.tasks_per_node, launch.of_job
+        per_node = launch.gpus_per_run or launch.gpus_per_node or launch.tasks_per_node
         devices = (launch.node_numbers[0 if found else -1] + launch.spares) * per_node
-        hours = (found.seconds if found else 60.0 * launch.limit_min) / 3600 * devices
+        hours = found.seconds / 3600 if found else launch.limit_min / 60
+        if planned := planned_h is not None and not found:
+            hours = min(hours, _MARGIN * planned_h)
         return cls(
-            hours=hours,
+            hours=hours * devices,
             devices=devices,
-            per_node=job.gpus_per_node or job.tasks_per_node,
+            per_node=launch.pack * per_node,
             per_rank=per_node / launch.tasks_per_node,
             steps=found.steps if found else config.train.max_steps or 0,
-            measured=found is not None,
+            foreseen="measured" if found else "planned" if planned else "",
         )
 
 
 class Piece(Record, frozen=True):
     """What a worker of a search does now: it trains a trial up to a step, until about `end`."""
 
-    devices: Count
+    devices: Finite
     end: Time
+    run: str = ""
+    until: int | None = None  # a step, or the last one
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,7 @@ class _Standing:
             what = f"{self.under_way} {noun}{'s' * (self.under_way > 1)} under way"
             parts.append(f"{self.coming:.4g} still to come ({what})")
             if self.unknown:
-                parts.append(f"{self.unknown} of them {BY_LIMIT}")
+                parts.append(f"{self.unknown} of them {WORDS['']}")
         parts.append(f"{self.left:.4g} left" if self.left >= 0 else f"{-self.left:.4g} too many")
         return f"budget of {self.budget.hours:g} {self.budget.unit}: {', '.join(parts)}"
 
@@ -108,6 +121,7 @@ class Budget(Record, frozen=True):
     hours: Finite  # launch.budget_gpu_hours
     gpus: bool = True  # whether the runs have GPUs
     search: bool = False  # its workers ask `may_begin`
+    planned_h: Finite | None = None  # of a whole trial, as `plan` foresees it
     shares: dict[str, Share] = msgspec.field(default_factory=dict)  # by run directory
     jobs: tuple[JobId, ...] = ()  # arrays of earlier submissions
     pieces: dict[str, Piece] = msgspec.field(default_factory=dict)  # by the job of a worker
@@ -130,6 +144,9 @@ class Budget(Record, frozen=True):
             jobs |= {*before.jobs, *_arrays(folder)}
         like_runs.forget()
         shares |= {str(path): Share.of(config) for path, config in configs.items()}
+        others = {p: c for p, c in configs.items() if not shares[str(p)].foreseen}
+        for path, hours in zip(others, planned_hours(others.values()), strict=True):
+            shares[str(path)] = Share.of(others[path], hours)
         gpus = any(config.launch.gpus_per_node for config in configs.values())
         return cls(hours=min(known), gpus=gpus, shares=shares, jobs=tuple(sorted(jobs)))
 
@@ -156,14 +173,29 @@ class Budget(Record, frozen=True):
         runs = [(*seen[Path(run)], s) for run, s in self.shares.items() if Path(run) in seen]
         spent, source = self._spent(sweep, [(facts, share) for facts, _, share in runs], now)
         going = [] if self.search else [each for each in runs if each[1] in UNDER_WAY]
-        coming = [each.devices * max(0.0, each.end - now) / 3600 for each in self.pieces.values()]
+        of = {str(path): facts for path, (facts, _) in seen.items()}
+        coming = [self._to_come(each, of.get(each.run), now) for each in self.pieces.values()]
         for facts, state, share in going:
             left_s = eta_s(facts, now) if state == "running" else None
             by_speed = None if left_s is None else share.devices * left_s / 3600
             coming.append(self.needs(facts.path) if by_speed is None else by_speed)
-        unknown = sum(not share.measured and state == "queued" for _, state, share in going)
+        unknown = sum(not share.foreseen and state == "queued" for _, state, share in going)
         under_way = len(going) or sum(map(bool, coming))
         return _Standing(self, spent, sum(coming), under_way, unknown, source)
+
+    def _to_come(self, piece: Piece, facts: Facts | None, now: float) -> float:
+        """Return what a piece will still take: by its own speed, or else as it was foreseen.
+
+        Beyond its end one that has not told its speed counts as if it began, while it trains.
+        """
+        if facts and RunDir(facts.path).is_locked():
+            last = piece.until or facts.progress.max_steps
+            left_s = eta_s(dc_replace(facts, progress=replace(facts.progress, max_steps=last)), now)
+            if left_s is not None:
+                return piece.devices * max(0.0, left_s) / 3600
+            if piece.end <= now:
+                return self.needs(facts.path, piece.until)
+        return piece.devices * max(0.0, piece.end - now) / 3600
 
     def _spent(self, sweep: Path, runs: list[tuple[Facts, Share]], now: float) -> tuple[float, str]:
         """Return what was taken, and who has counted it; several runs may have shared a job."""
@@ -212,7 +244,8 @@ def of_search(sweep: Path, config: Config) -> None:
     if hours is None:
         (sweep / _FILE).unlink(missing_ok=True)
         return
-    before = Budget.of(sweep) or Budget(hours=hours, gpus=gpus, search=True)
+    if (before := Budget.of(sweep)) is None:
+        before = Budget(hours=hours, gpus=gpus, search=True, planned_h=planned_hours([config])[0])
     replace(before, hours=hours).write(sweep)
 
 
@@ -231,14 +264,14 @@ def may_begin(
             if (budget := Budget.of(sweep)) is None:  # another command has just removed it
                 return "yes"
             like_runs.forget()
-            share = Share.of(load(run / "config.yaml"))
+            share = Share.of(load(run / "config.yaml"), budget.planned_h)
             pieces = {job: piece for job, piece in budget.pieces.items() if job != worker}
             budget = replace(budget, shares={**budget.shares, str(run): share}, pieces=pieces)
             standing, hours = budget.standing(sweep), budget.needs(run, until)
             fits = hours <= standing.left
             if fits:
                 end = time.time() + 3600 * hours / share.devices
-                pieces[worker] = Piece(devices=share.devices, end=end)
+                pieces[worker] = Piece(share.devices, end, str(run), until)
             budget.write(sweep)
             return "yes" if fits else "later" if standing.coming else "never"
     except TimeoutError as error:  # many workers ask, or sacct is slow

@@ -58,7 +58,7 @@ def choose_nodes(launch: LaunchConfig, fitting: Sequence[int]) -> Iterator[str]:
     if _gaps(fitting):
         yield "if ((nodes < SLURM_JOB_NUM_NODES)); then"
         yield '    echo "warning: of $SLURM_JOB_NUM_NODES nodes only $nodes are used:" \\'
-        yield f'        "launch.nodes={launch.nodes}, and {_listed(fitting)} fit" >&2'
+        yield f'        "launch.nodes={launch.nodes}, and {listed(fitting)} fit" >&2'
         yield "fi"
 
 
@@ -69,7 +69,7 @@ def note(launch: LaunchConfig, global_batch_size: int, fitting: Sequence[int]) -
         return ""
     text = (
         f"launch.nodes={launch.nodes}: train.global_batch_size={global_batch_size} and the degrees "
-        f"of parallel fit {_listed(fitting)} nodes, not {_listed(wrong)}"
+        f"of parallel fit {listed(fitting)} nodes, not {listed(wrong)}"
     )
     if _gaps(fitting):
         text += "; a job that gets another number runs on fewer and leaves the rest idle"
@@ -80,9 +80,10 @@ def _gaps(fitting: Sequence[int]) -> bool:
     return len(fitting) <= fitting[-1] - fitting[0]
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    """Return numbers as text, successive ones as a range: `4, 6-8`."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
+def listed(numbers: Sequence[int], between: str = ", ") -> str:
+    """Return sorted numbers as text, successive ones as a range: `4, 6-8`."""
+    known = {*numbers}
+    starts = [n for n in numbers if n - 1 not in known]
+    ends = [n for n in numbers if n + 1 not in known]
     pairs = zip(starts, ends, strict=True)
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in pairs)
+    return between.join(f"{a}-{b}" if b > a else str(a) for a, b in pairs)

@@ -31,6 +31,16 @@ some_train() {
     return 1
 }
 
+# Whether Slurm cancels this job in some seconds, as it is preempted. Slurm tells only the ranks, so
+# it is asked when a run has just wanted the requeue, which then waits no longer for the slowest.
+is_late() {
+    local wants grace=${HPCTRAIN_GRACE_S:-}
+    [[ -n $grace ]] || return 1
+    wants=$(find "${all[@]/%//requeue-job}" -newermt "-$grace seconds" 2>/dev/null) || true
+    [[ -n $wants ]] && is_preempted || return 1
+    (($(date +%s) - $(date --date="${BASH_REMATCH[2]}" +%s) >= grace - 4))
+}
+
 run_pack() {
     local all=("$@") pids=() each said asked=""
     for each in "${all[@]}"; do
@@ -41,7 +51,7 @@ run_pack() {
         ) &
         pids+=("$!")
     done
-    while some_train; do sleep 1 || true; done # Slurm's SIGTERM may end it
+    while some_train && ! is_late; do sleep 1 || true; done # Slurm's SIGTERM may end it
     for each in "${all[@]}"; do
         said=$(cat "$each/requeue-job" 2>/dev/null) || continue
         asked=1 bad+=${said:+${bad:+,}$said}

@@ -20,6 +20,7 @@ from hpctrain.errors import DistributedError, LaunchError
 from hpctrain.rendezvous.hostlist import expand_hostlist
 from hpctrain.run_record import RunRecord
 from hpctrain.slurm.job_environment import clean_environment
+from hpctrain.slurm.node_range import listed
 
 log = logging.getLogger(__name__)
 
@@ -233,16 +234,8 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
             arrays[array].append(int(task))
         else:
             plain.append(job)
-    for array, numbers in arrays.items():
-        ranges: list[list[int]] = []
-        for number in sorted({*numbers}):  # runs may share a job
-            if ranges and number == ranges[-1][1] + 1:
-                ranges[-1][1] = number
-            else:
-                ranges.append([number, number])
-        inside = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
-        plain.append(f"{array}_[{inside}]")
-    return plain
+    # Runs may share a job.
+    return plain + [f"{array}_[{listed(sorted({*each}), ',')}]" for array, each in arrays.items()]
 
 
 def call(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
+from hpctrain.slurm import gpu_parts
 from hpctrain.slurm.node_range import node_options
 
 Options = dict[str, str | int | bool]
@@ -44,7 +45,7 @@ def sbatch_options(
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
     if features := launch.gpu_features.values():
         one_of = f"[{'|'.join(features)}]" if len(features) > 1 else "".join(features)
-        constraint = "&".join(filter(None, (site.constraint, one_of)))
+        constraint = "&".join(filter(None, (_in_parentheses(site.constraint), one_of)))
         options["constraint"] = _check_text("launch.gpu_type", constraint)
     for given, value in site.sbatch.items():
         option, key = given.replace("_", "-"), f"site.sbatch.{given}"
@@ -62,8 +63,23 @@ def sbatch_options(
     return options
 
 
+def _in_parentheses(constraint: str | None) -> str | None:
+    """Return a constraint so that `&` with another binds the whole; Slurm nests no parentheses."""
+    outside = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", constraint or "")
+    if "|" not in outside:
+        return constraint
+    if outside != constraint:
+        raise ConfigError(
+            f"site.constraint={constraint}: beside launch.gpu_type, Slurm takes a | only between "
+            "names, such as ib|eth, or in one pair of parentheses, such as (ib|eth)&big"
+        )
+    return f"({constraint})"
+
+
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     """Return the option of sbatch that requests GPUs on this cluster."""
+    if launch.gpus_per_run is not None:
+        return gpu_parts.option(launch, site, launch.pack)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option in ("srun", "none"):
         return {}
@@ -79,6 +95,8 @@ def step_gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     of a rank has its own GPU only, and NCCL can then use neither NVLink nor shared memory between
     the ranks of a node.
     """
+    if launch.gpus_per_run is not None:
+        return gpu_parts.option(launch, site, 1)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option == "none":
         return {}
@@ -95,6 +113,8 @@ def _memory_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     option = site.memory_option
     if launch.mem_gb is None or option == "none":
         return {}
+    if launch.gpus_per_run is not None and option == "mem-per-gpu":
+        option = "mem"  # the job has no whole GPU
     shares = {
         "mem": 1,
         "mem-per-cpu": launch.tasks_per_node * launch.cpus_per_task,

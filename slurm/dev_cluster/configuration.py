@@ -12,6 +12,7 @@ from dev_cluster.cluster import Cluster
 from dev_cluster.command import Failure, run
 
 CPUS, MEMORY_MB, GPUS = 8, 16000, 2  # of each node, as configured in Slurm
+SHARDS = 4 * GPUS  # parts of the GPUs
 
 SLURM_CONF = """\
 ClusterName=dev
@@ -35,7 +36,7 @@ JobAcctGatherType=jobacct_gather/linux
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-GresTypes=gpu
+GresTypes={gres}
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={head}
 AccountingStoragePass={folder}/munge/socket
@@ -91,18 +92,22 @@ def write(cluster: Cluster, count: int, settings: list[str]) -> None:
     for i in range(GPUS):  # devices like /dev/null: Slurm counts them and sets the GPU mask
         os.mknod(cluster.folder / f"dev/nvidia{i}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     values = {"folder": cluster.folder, "head": cluster.address("head")}
+    version = tuple(map(int, re.findall(r"\d+", run("slurmd -V"))[:2]))
+    shared = version >= (22, 5)
+    values["gres"] = "gpu,shard" if shared else "gpu"
+    gpus = f"gpu:{GPUS},shard:{SHARDS}" if shared else f"gpu:{GPUS}"
     values["nodes"] = "\n".join(
         f"NodeName={n} NodeAddr={cluster.address(n)} CPUs={CPUS} RealMemory={MEMORY_MB} "
-        f"Gres=gpu:{GPUS} State=UNKNOWN"
+        f"Gres={gpus} State=UNKNOWN"
         for n in cluster.nodes
     )
-    version = tuple(map(int, re.findall(r"\d+", run("slurmd -V"))[:2]))
     plugin = "disabled" if version >= (23, 2) else "cgroup/v1"  # see ENTER
     addresses = "".join(f"{cluster.address(h)} {h}\n" for h in [*hosts, "host"])
     files = {
         "slurm.conf": template.format(**values),
         "slurmdbd.conf": SLURMDBD_CONF.format(**values),
-        "gres.conf": f"Name=gpu File={cluster.folder}/dev/nvidia[0-{GPUS - 1}]\n",
+        "gres.conf": f"Name=gpu File={cluster.folder}/dev/nvidia[0-{GPUS - 1}]\n"
+        + f"Name=shard Count={SHARDS}\n" * shared,
         "cgroup.conf": f"CgroupPlugin={plugin}\n",
         "hosts": addresses + Path("/etc/hosts").read_text(),
         "munge/key": os.urandom(64).hex(),

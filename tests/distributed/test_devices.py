@@ -19,7 +19,9 @@ from hpctrain.distributed import devices
 from hpctrain.distributed.devices import Seen, agree, assign, kind
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
+from hpctrain.parallel.micro_batches import Memory
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.units import GIB
 
 
 def node(host: str, *gpus: Sequence[str]) -> list[Seen]:
@@ -238,3 +240,21 @@ def test_ranks_that_do_not_come_are_named(
     assert str(error) == "ranks 1, 2 did not come to the start in time"
     (said,) = caplog.messages
     assert "waits for ranks 1, 2 at :0: were they started" in said
+
+
+def test_a_process_keeps_to_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA, of which tests/gpu/test_memory_gpu.py asks the real one."""
+    limits: list[float] = []
+    size = SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: size)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, _: limits.append(part)
+    )
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: limits[-1])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
+    devices.keep_to_share(0.25, torch.device("cuda", 0))
+    assert limits == [pytest.approx(19 / 80)]  # CUDA's own memory is part of the share
+    assert Memory().size() == pytest.approx(19 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 80 * GIB))
+    assert Memory().size() == pytest.approx(7 * GIB)  # others have taken more than theirs

@@ -20,7 +20,8 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import has_left, has_others, is_elsewhere, job_of, runs_of
-from hpctrain.slurm import steps
+from hpctrain.slurm import gpu_parts, steps
+from hpctrain.slurm.partition_limit import Road
 from hpctrain.slurm.queue import Job, Queue
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
@@ -37,9 +38,9 @@ class Packed(Classification):
     def __init__(self, *, fault="none", **options):
         super().__init__(**options)
         self.fault, self.folder = fault, os.path.dirname(__file__)
+        names = "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_SHARDS_ON_NODE"
         with open(f"{self.folder}/gpu.{fault}", "w") as file:
-            env = os.environ
-            file.write(f"{env.get('CUDA_VISIBLE_DEVICES')} {env.get('SLURM_GPUS_ON_NODE')}")
+            file.write(" ".join(os.environ[name] for name in names if name in os.environ))
 
     def __call__(self, model, batch):
         self.calls += 1
@@ -51,6 +52,10 @@ class Packed(Classification):
         if self.calls == 25 and self.fault == "kill" and not os.path.exists(once):
             open(once, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+        once = f"{self.folder}/frozen"
+        if self.calls == 25 and self.fault == "freeze" and not os.path.exists(once):
+            open(once, "w").close()
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().__call__(model, batch)
 """
 
@@ -93,6 +98,29 @@ def test_the_job_is_requeued_once_when_no_run_trains_any_more(tmp_path: Path) ->
         *("update JobId=7_1 Requeue=1", "requeue 7_1", "update JobId=7_1 ExcNodeList=node2"),
     ]
     assert "does not begin here" in (given[2] / "logs" / "7_1.batch.log").read_text()
+
+
+def test_a_job_that_slurm_will_cancel_does_not_wait_for_the_slowest_run(tmp_path: Path) -> None:
+    """The ranks, the verdict and Slurm's commands are stand-ins; one run never stops."""
+    given = [tmp_path / name for name in ("asks", "hangs")]
+    for run in given:
+        (run / "logs").mkdir(parents=True)
+    late = """
+        ranks() {
+            [[ $run != */hangs ]] || while [[ ! -e $folder/said ]]; do sleep 0.1; done
+            echo >"$run/requeue"
+            while [[ -e $run/requeue ]]; do sleep 0.1; done
+        }
+        scontrol() {
+            [[ $1 == --oneliner ]] || { [[ $1 == show ]] || echo "$*" >>"$folder/said"; return; }
+            echo " StartTime=2026-01-01T00:00:00 EndTime=x PreemptTime=2026-01-01T01:00:00 "
+        }
+        export HPCTRAIN_GRACE_S=30
+    """
+    text = f"folder={tmp_path}\n{SHELLS}\n{late}\n{steps.TEXT}\n{steps.PACK}\n"
+    text += f"run_pack {' '.join(map(str, given))}"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=120)
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7_1", done.stderr
 
 
 def asked(folder: Path, count: int, **launch: Any) -> list[Entry]:
@@ -193,6 +221,49 @@ def test_what_does_not_go_with_a_pack(keys: str, said: str, composer: Composer) 
     composed = composer.typed(["experiment=digits", "launch.pack=2", *keys.split()])
     with pytest.raises(ConfigError, match=f"launch.pack=2 {re.escape(said)}"):
         validate(composed)
+
+
+@pytest.mark.parametrize(
+    ("devices", "job", "step"),
+    [
+        ("gpu:2,shard:8", "shard:2", "shard:1"),
+        ("gpu:a100:4(S:0-1),shard:a100:40(S:0-1)", "shard:6", "shard:3"),
+        ("gpu:1,shard:4,mps:100", "mps:50", "mps:25"),
+        ("gpu:4,shard:4", "the GPUs of the partition that is the default one have 1 parts", ""),
+        ("gpu:4", "no node of the partition that is the default one has parts of GPUs", ""),
+    ],
+)
+def test_runs_share_one_gpu_by_the_parts_that_slurm_has(
+    devices: str, job: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for sinfo; the real one answers in the test of shards."""
+    gpu_parts._offered.cache_clear()
+    monkeypatch.setattr(gpu_parts, "ask", lambda *_, **__: f"batch*|{devices}\ncpu|(null)")
+    monkeypatch.setattr(arrays, "_road", lambda _: Road("requeue"))
+    (array,) = arrays.plan(asked(tmp_path, 2, gpus_per_run=0.25), tmp_path / "sweep", 1000)
+    if not step:
+        with pytest.raises(ConfigError, match=job):
+            array.text()
+        return
+    text = array.text()
+    assert f"#SBATCH --gres={job}\n" in text
+    assert f" --gres={step} " in text
+    assert "gpus-per-node" not in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("launch.pack=5", "with launch.pack=5: all runs of a job share one GPU"),
+        ("launch.gpus_per_node=2 launch.tasks_per_node=2", "with launch.tasks_per_node=2: only"),
+        ("site.gpu_type=a100", "with the type of GPU a100: parts of GPUs have none"),
+        ("launch.preflight=full", "with launch.preflight=full"),
+    ],
+)
+def test_what_does_not_go_with_a_shared_gpu(keys: str, said: str, composer: Composer) -> None:
+    share = ("launch.gpus_per_run=0.25", "launch.gpus_per_node=1")
+    with pytest.raises(ConfigError, match=f"launch.gpus_per_run=0.25 {re.escape(said)}"):
+        validate(composer.typed(["experiment=digits", *share, *keys.split()]))
 
 
 def by_fault(folder: Path) -> dict[str, Path]:
@@ -314,6 +385,31 @@ def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
 @pytest.mark.slurm
 @pytest.mark.slow
 @pytest.mark.usefixtures("empty_queue")
+def test_a_preempted_job_comes_back_before_slurm_cancels_it(packed: Train, tmp_path: Path) -> None:
+    """One of its runs is stopped by a signal, so that it cannot save."""
+    partition = ("scontrol", "update", "PartitionName=preemptible")
+    cluster.slurm(*partition, "PreemptMode=CANCEL", "GraceTime=25")
+    try:
+        where = ("launch.pack=2", "site.partition=preemptible", "train.max_steps=1000")
+        packed("+task.fault=slow,freeze", *where)
+        (job,) = {*cluster.job_ids(tmp_path / "runs")}
+        found = by_fault(tmp_path / "runs")
+        cluster.wait_for_step(found["slow"], 20)
+        cluster.wait_for(lambda: (tmp_path / "frozen").exists(), 180, "the frozen rank")
+        assert cluster.tool("preempt", job).returncode == 0
+        cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
+        (tmp_path / "slow").unlink()
+        assert cluster.tool("hurry", job).returncode == 0
+        assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    finally:
+        cluster.slurm(*partition, "PreemptMode=REQUEUE", "GraceTime=10")
+    assert states(tmp_path / "runs") == {"slow": "finished", "freeze": "finished"}
+    assert [len(run_json(run)["attempts"]) for run in found.values()] == [2, 2]
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
 def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     shape = ("launch.pack=2", "launch.gpus_per_node=1", "train.max_steps=9000")
@@ -338,6 +434,25 @@ def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_pa
     run_module("hpctrain", "cancel", *map(str, found.values()))
     assert cluster.wait_for_end([job]) == {job: "CANCELLED"}
     assert again not in cluster.queue()
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_queue")
+def test_four_runs_share_a_gpu_at_the_same_time(packed: Train, tmp_path: Path) -> None:
+    """Slurm's parts of GPUs are real; the GPUs are device files, so nobody uses their memory."""
+    shape = ("launch.pack=4", "launch.gpus_per_node=1", "launch.gpus_per_run=0.25")
+    packed("+task.fault=slow,slower,slowest,slow4", *shape, "train.max_steps=1000")
+    (job,) = {*cluster.job_ids(tmp_path / "runs")}
+    for run in by_fault(tmp_path / "runs").values():
+        cluster.wait_for_step(run, 20)
+    assert set(states(tmp_path / "runs").values()) == {"running"}  # not one after another
+    # CUDA_VISIBLE_DEVICES, SLURM_GPUS_ON_NODE and SLURM_SHARDS_ON_NODE
+    assert {path.read_text() for path in tmp_path.glob("gpu.*")} == {"0 1 1"}
+    (tmp_path / "slow").unlink()
+    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
+    fields = ("sacct", "--allocations", "--noheader", "--parsable2", "--format=AllocTRES")
+    assert "gres/gpu" not in cluster.slurm(*fields, f"--jobs={job}")
 
 
 @pytest.mark.slurm

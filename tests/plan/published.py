@@ -29,11 +29,12 @@ from typing import Any
 import torch
 
 from hpctrain.config.schema import Config, LoRAConfig
+from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.hardware import Hardware, load
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, MemoryModel
+from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 from tests.plan.published_models import LOSSES, MODELS, Build, adapted

@@ -6,6 +6,7 @@ There is no GPU here: the name that a driver would tell stands in for it.
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,19 @@ def test_what_was_set_is_kept(made: Made) -> None:
 
 
 def test_the_job_may_start_on_any_of_the_kinds(made: Made) -> None:
-    config = made("site.constraint=ib")
-    options = sbatch_options("n", config.launch, config.site, [1], 60)
-    assert options["constraint"] == "ib&[a100|hbm80]"
+    for given, expected in {
+        "ib": "ib&[a100|hbm80]",
+        "ib|eth": "(ib|eth)&[a100|hbm80]",
+        "(ib|eth)&big": "(ib|eth)&big&[a100|hbm80]",
+        "(ib&big)|eth": "",
+    }.items():
+        config = made(f"site.constraint='{given}'")
+        options = partial(sbatch_options, "n", config.launch, config.site, [1], 60)
+        if expected:
+            assert options()["constraint"] == expected
+            continue
+        with pytest.raises(ConfigError, match=r"site\.constraint=\(ib&big\)\|eth: beside"):
+            options()
     assert smallest("a100").name == "a100_40"
     for wrong, text in {
         "[v100]": "'v100' is no file of conf/hardware",

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,10 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.entry import Entry, Status
-from hpctrain.launch.sweeps import within_budget
+from hpctrain.launch.sweeps.before_queueing import within_budget
 from hpctrain.lock import file_lock
 from hpctrain.runs import budget
-from hpctrain.runs.budget import Budget, Share, may_begin
+from hpctrain.runs.budget import Budget, Piece, Share, may_begin
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.allocations import Allocation
 from tests.conftest import run_json
@@ -54,7 +55,7 @@ def test_what_fits_is_queued_in_its_order(
     some[1].config.launch.time_min = 60  # it does not fit beside the first; those after it do
     some[0].run.freeze(some[0].config, state="created")
     make_checkpoint_of(some[0].run, 50)  # half of it is done
-    fitting, others = within_budget.divide(some, some, sweep)
+    fitting, others = within_budget(some, some, sweep)
     assert (fitting, others) == ([some[0], some[1]], [some[2], some[3]])
     assert others[0].state == "beyond the budget: needs 1 GPU-hours"
     assert "4 of 4 runs like no measured run, so with their time limit" in capsys.readouterr().err
@@ -63,7 +64,7 @@ def test_what_fits_is_queued_in_its_order(
         entry.mark(Status.OPEN)
     few = entries(tmp_path, 4, 0.4)
     with pytest.raises(LaunchError, match=r"launch\.budget_gpu_hours=0\.4: nothing was queued"):
-        within_budget.divide(few, few, make_sweep(tmp_path, "none", []))
+        within_budget(few, few, make_sweep(tmp_path, "none", []))
     assert Budget.of(tmp_path / "sweeps" / "none") is None
 
 
@@ -153,6 +154,60 @@ def test_a_worker_begins_nothing_that_cannot_end(
     monkeypatch.setattr(budget, "_LOCK_S", 0.0)
     with file_lock(sweep / ".budget.json.lock", lambda: None):
         assert may_begin(sweep, third, 50, "3_2") == "later"
+
+
+def test_a_piece_beyond_its_forecast_counts_until_its_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    booked_as(monkeypatch, {})
+    monkeypatch.setattr(budget, "time", SimpleNamespace(time=lambda: NOW))
+    begun = NOW - 1000
+    attempts = [{"started": begun, "launcher": "slurm", "job_id": "3_1"}]
+    run = make_run(tmp_path, "digits-00000001", state="running", attempts=attempts)
+    piece = Piece(devices=2, end=NOW - 60, run=str(run), until=50)
+    whole = Budget(hours=9.0, search=True, shares={str(run): share()}, pieces={"1": piece})
+    sweep = make_sweep(tmp_path, "s", [run])
+    assert whole.standing(sweep).coming == 0  # nobody trains it any more
+    with RunDir(run).lock():
+        assert whole.standing(sweep).coming == pytest.approx(0.5)  # half of the steps, as foreseen
+        told = {"step": 30, "max_steps": 100, "steps_per_s": 0.01, "step_s": 100}
+        told |= {"time": NOW, "stepped": NOW}
+        (run / "progress.json").write_text(json.dumps(told))
+        assert whole.standing(sweep).coming == pytest.approx(2 * 2000 / 3600)
+    late = Budget(hours=9.0, search=True, pieces={"1": Piece(devices=2, end=NOW + 1800)})
+    assert late.standing(sweep).coming == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_runs_like_no_measured_one_count_as_planned(
+    digits: Path, tmp_path: Path, composer: Composer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("train.max_steps=100000", "launch.gpus_per_node=1", "launch.time_min=600")
+    where = (f"data.path={digits}", f"output_dir={tmp_path}", "launch.budget_gpu_hours=10")
+    known = [
+        composer.typed(["experiment=digits", *where, *keys, f"seed={seed}", "hardware=h100_sxm"])
+        for seed in (0, 1)
+    ]
+    kinds = "launch.gpu_type=[a100_40,h100]"
+    kinds = "launch.gpu_type=[a100_40,h100]"
+    slow = composer.typed(["experiment=digits", *where, *keys, kinds, "seed=2"])
+    free = composer.typed(["experiment=digits", *where, *keys, "seed=3"])
+    some = [Entry([], each, RunDir.of(each, "digest")) for each in (*known, slow, free)]
+    sweep = make_sweep(tmp_path, "new", [])
+    fitting, others = within_budget(some, some, sweep)
+    assert (fitting, others) == (some[:3], some[3:])
+    said = capsys.readouterr().err
+    assert "1 of 4 runs like no measured run, so with their time limit" in " ".join(said.split())
+    assert "3 of 4 runs like no measured run, so as `plan` foresees" in " ".join(said.split())
+    written = Budget.of(sweep)
+    assert written is not None
+    hours = [written.shares[str(entry.run.path)].hours for entry in some]
+    assert 0 < hours[0] == hours[1] < hours[2] < 5 < hours[3] == 10
+    searching = make_sweep(tmp_path, "search", [])
+    budget.of_search(searching, known[0])
+    search = Budget.of(searching)
+    assert search is not None
+    assert search.planned_h == pytest.approx(hours[0] / 1.3)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])

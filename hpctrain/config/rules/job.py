@@ -36,6 +36,8 @@ def resources(
         )
     if launch.pack > 1:
         yield from _packing(launch, site)
+    if launch.gpus_per_run is not None:
+        yield from _shared_gpu(launch, site)
     asked = f"launch.gpu_type={launch.gpu_type}"
     if launch.gpu_type and (not launch.gpus_per_node or "-" in str(launch.nodes)):
         yield f"{asked} needs launch.gpus_per_node of at least 1, and one number of launch.nodes"
@@ -74,6 +76,19 @@ def _packing(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
         yield f"{pack} with --overlap in site.srun: all runs would get the same GPUs"
     if "MASTER_PORT" in site.env:
         yield f"{pack} with site.env.MASTER_PORT: all runs would listen on one port"
+
+
+def _shared_gpu(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
+    share = f"launch.gpus_per_run={launch.gpus_per_run:g}"
+    for name in ("nodes", "tasks_per_node", "gpus_per_node"):
+        if (count := getattr(launch, name)) != 1:
+            yield f"{share} with launch.{name}={count}: only one rank with one GPU can share it"
+    if launch.pack * (launch.gpus_per_run or 0) > 1.0001:
+        yield f"{share} with launch.pack={launch.pack}: all runs of a job share one GPU"
+    if launch.preflight == "full":
+        yield f"{share} with launch.preflight=full: it measures the speed of whole GPUs"
+    if kind := site.gpu_type or launch.gpu_type:
+        yield f"{share} with the type of GPU {kind}: parts of GPUs have none; use site.constraint"
 
 
 def monitoring(monitor: MonitorConfig) -> Iterator[str]:

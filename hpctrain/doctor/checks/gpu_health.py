@@ -20,6 +20,7 @@ from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import gpus
 from hpctrain.monitor.gpu_library import NOT_LOADED, Library
 
+OTHERS = "other processes"
 _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
     "ECC": ("ecc_if_on", gpu_judgements.ecc),
     "retired memory": ("retired", gpu_judgements.retired),
@@ -27,7 +28,7 @@ _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
     "temperature": ("heat", gpu_judgements.temperature),
     "MIG": ("mig", gpu_judgements.mig),
     "power limit": ("limits", gpu_judgements.power_limit),
-    "other processes": ("processes", gpu_judgements.processes),
+    OTHERS: ("processes", gpu_judgements.processes),
     "PCIe": ("pcie", gpu_judgements.pcie),
     "NVLink": ("nvlinks", gpu_judgements.nvlink),
     "NUMA": ("bus", gpu_judgements.numa),

@@ -17,8 +17,7 @@ from hpctrain.errors import ConfigError, LaunchError, OfflineError, StorageError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
 from hpctrain.launch.output import say
-from hpctrain.launch.sweeps import within_budget
-from hpctrain.launch.sweeps.before_queueing import Room
+from hpctrain.launch.sweeps.before_queueing import Room, within_budget
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import Parent
@@ -82,7 +81,7 @@ class Submission:
     def _start(self, todo: list[Entry], in_queue: set[str]) -> list[Entry]:
         """Freeze runs, submit them to the cluster, if any; return those that had to wait."""
         try:
-            todo, beyond = within_budget.divide(self._entries, todo, self._folder)
+            todo, beyond = within_budget(self._entries, todo, self._folder)
             for entry in todo:
                 trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
             if self._cluster:

@@ -21,8 +21,8 @@ from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
-from hpctrain.launch.sweeps import run_code, wait, within_budget
-from hpctrain.launch.sweeps.before_queueing import gpu_kinds, notes
+from hpctrain.launch.sweeps import run_code, wait
+from hpctrain.launch.sweeps.before_queueing import gpu_kinds, notes, within_budget
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.submission import Submission, stores
 from hpctrain.launch.sweeps.sweep_parent import Parent, adopt
@@ -201,7 +201,7 @@ class Sweep:
         set_states(self.entries, queue_of(befores) if asked else Queue())
         run_code.say_changed(self.entries)
         todo = [entry for entry in self.entries if entry.status is Status.OPEN]
-        todo, _ = within_budget.divide(self.entries, todo, self.folder)
+        todo, _ = within_budget(self.entries, todo, self.folder)
         if asked:
             submission.room.check(todo)
         for entry in todo:

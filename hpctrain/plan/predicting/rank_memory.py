@@ -16,6 +16,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.starting_weights import adapter_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
+from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
@@ -30,11 +31,8 @@ from hpctrain.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_w
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import by_fsdp, computed_bytes, memory_of, shards, stored_bytes
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.units import GIB
 
-# Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
-CONTEXT_BYTES = GIB
-GAPS = 0.04
+GAPS = 0.04  # of a GPU's memory: what the allocator loses
 # The shapes of all parameters that a rank has, and of those that are trained.
 Sizes = tuple[ModelSizes, ModelSizes]
 

@@ -102,10 +102,10 @@ class RunAccount:
 
     @property
     def gpu_hours(self) -> float:
-        """The allocated hours, times GPUs; 0 without GPUs."""
-        return sum(self.gpus(span) * span.seconds for span in self.spans) / 3600 + (
-            self.unused_s / 3600 * self.gpus(self.spans[-1]) if self.spans else 0.0
-        )
+        """The allocated hours, times GPUs or the share of one; 0 without GPUs."""
+        seconds = sum(self.gpus(span) * span.seconds for span in self.spans)
+        seconds += self.unused_s * self.gpus(self.spans[-1]) if self.spans else 0.0
+        return seconds / 3600 * float(self.value("launch.gpus_per_run") or 1.0)
 
     @property
     def core_hours(self) -> float:

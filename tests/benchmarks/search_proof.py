@@ -11,7 +11,8 @@ development cluster if there is none, and compares its values, result and cost w
 
 The grids and the rules below were written before they were trained. The regret is how much worse
 the last value of the found trial is than that of the best trial with the same seed. Random search
-at the same cost trains as many trials as the cost is worth to their ends, and takes the best.
+at the same cost trains as many trials as the cost is worth to their ends, and takes the best. Any
+rule by rank promotes all trials up to the place of the best one: that is its cost "at least".
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -48,17 +49,14 @@ GRIDS = {
     ),
 }
 SAMPLES = {"digits": (), "flow": ("--size", "32", "--steps", "4")}
-# The metric by which trials are promoted and judged, and whether more of it is better.
-METRICS = {
-    "digits": {"val/loss": False, "val/accuracy": True},
-    "flow": {"val/relative_l2": False, "val/loss": False},
-}
+# By these metrics trials are promoted and judged. Of the accuracy, the share of errors is taken.
+METRICS = {"digits": ("val/loss", "val/accuracy"), "flow": ("val/relative_l2", "val/loss")}
 # The first rung, counted from the shortest one, and the share that is promoted at each rung.
-RULES: list[tuple[int, tuple[float, ...]]] = [
-    *((0, (4, 4)), (0, (3, 3)), (0, (2, 2)), (0, (2, 4)), (0, (1.5, 3))),
-    *((1, (4,)), (1, (3,))),
+RULES = [
+    *((0, etas) for etas in ((4, 4), (3, 3), (2, 2), (2, 4), (1.5, 3))),
+    *((1, etas) for etas in ((4,), (3,))),
 ]
-TRIALS, T_95 = 27, {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t for so many seeds
+TRIALS, SEEDS, ORDERS, WORKERS, T_95 = 27, 5, 5, 4, 2.776  # Student's t for five seeds
 
 
 def command(name: str, folder: Path, seed: int, *more: str) -> list[str]:
@@ -84,8 +82,7 @@ def train(name: str, folder: Path, seed: int) -> None:
     runs = folder / name / f"grid-{seed}"
     if runs.exists() and search_in(runs).ended:
         return
-    data = folder / "data" / name
-    if not data.exists():
+    if not (data := folder / "data" / name).exists():
         make = [sys.executable, "-m", "data_prep", "sample", name, str(data), *SAMPLES[name]]
         subprocess.run(make, check=True)
     here = ("hydra/launcher=submitit_local", "hydra.sweeper.eta=1", "hydra.sweeper.n_jobs=1")
@@ -100,7 +97,7 @@ class Grid:
     seconds: dict[str, dict[int, float]]  # of each run, up to the step of each rung
 
     @classmethod
-    def of(cls, runs: Path, metric: str, *, higher: bool) -> "Grid":
+    def of(cls, runs: Path, metric: str) -> "Grid":
         """Read the grid of an output folder. The study has the values of one metric only."""
         found = search_in(runs)
         trials = [
@@ -110,9 +107,8 @@ class Grid:
         assert len(trials) == TRIALS, (runs, len(trials))
         if metric == found.metric:
             assert all(a.values == b.values for a, b in zip(trials, found.trials, strict=True))
-        direction = "maximize" if higher else "minimize"
-        told = structs.replace(found, trials=tuple(trials), direction=direction, metric=metric)
-        return cls(told, {trial.run: seconds(runs / trial.run, found.rungs) for trial in trials})
+        spent = {trial.run: seconds(runs / trial.run, found.rungs) for trial in trials}
+        return cls(structs.replace(found, trials=tuple(trials)), spent)
 
     @property
     def ranked(self) -> list[Trial]:
@@ -120,12 +116,7 @@ class Grid:
         step = self.found.rungs[-1]
         return sorted(self.found.trials, key=lambda trial: self.found.rank_at(trial, step))
 
-    @property
-    def worse(self) -> float:
-        """The sign of a difference that is a loss."""
-        return -1.0 if self.found.direction == "maximize" else 1.0
-
-    def by_config(self, step: int) -> dict[str, float]:
+    def at(self, step: int) -> dict[str, float]:
         """Return the values at a rung by what was searched."""
         return {config(trial): trial.values[step] for trial in self.found.trials}
 
@@ -136,13 +127,10 @@ def config(trial: Trial) -> str:
 
 
 def _values(run: Path, metric: str, rungs: Sequence[int]) -> dict[int, float]:
-    bodies = (record.body for record in journal.read_all(journal.journal_path(run)))
-    seen = {
-        body["step"]: body["metrics"][metric]
-        for body in bodies
-        if body["kind"] == "metrics" and metric in body["metrics"]
-    }
-    return {step: seen[step] for step in rungs}
+    bodies = [record.body for record in journal.read_all(journal.journal_path(run))]
+    told = [body for body in bodies if metric in body.get("metrics", ())]
+    seen = {body["step"]: body["metrics"][metric] for body in told}
+    return {step: 1 - seen[step] if "accuracy" in metric else seen[step] for step in rungs}
 
 
 def seconds(run: Path, rungs: Sequence[int]) -> dict[int, float]:
@@ -159,9 +147,7 @@ def replay(grid: Found, order: Sequence[Trial], workers: int) -> Found:
     """Return the search at its end, if the trials of a full grid are asked for in this order."""
     rungs = grid.rungs
     now: dict[int, Trial] = {}
-    found = structs.replace(
-        grid, trials=(), ended="", widths=(1,) * len(rungs), n_trials=len(order)
-    )
+    found = structs.replace(grid, trials=(), ended="", widths=(1,) * len(rungs))
     free, clock = workers, 0
     busy: list[tuple[int, int]] = []  # the time of the end of a piece, and its trial
     while True:
@@ -201,30 +187,24 @@ class Result:
     random: float  # the expected regret of that
 
 
-def results(
-    grids: Sequence[Grid], first: int, etas: tuple[float, ...], orders: int, workers: int
-) -> Iterator[Result]:
+def results(grids: Sequence[Grid], first: int, etas: tuple[float, ...]) -> Iterator[Result]:
     """Yield the result of each seed and order."""
-    last = grids[0].found.rungs[-1]
-    means = config_means(grids)
+    means, last = config_means(grids), grids[0].found.rungs[-1]
     for grid in grids:
-        rungs = grid.found.rungs[first:]
-        told = structs.replace(grid.found, rungs=rungs, etas=etas)
-        losses = [grid.worse * trial.values[last] for trial in grid.ranked]
+        told = structs.replace(grid.found, rungs=grid.found.rungs[first:], etas=etas)
+        losses = [trial.values[last] for trial in grid.ranked]
         everything = sum(each[last] for each in grid.seconds.values())
-        for number in range(orders):
+        for number in range(ORDERS):
             order = random.Random(number).sample(grid.found.trials, TRIALS)
-            end = replay(told, order, workers)
+            end = replay(told, order, WORKERS)
             assert end.best is not None
-            loss = grid.worse * end.best.values[last]
-            steps = sum(trial.step for trial in end.trials)
+            loss = end.best.values[last]
             taken = sum(grid.seconds[trial.run][trial.step] for trial in end.trials)
-            trials = steps / last
+            trials = sum(trial.step for trial in end.trials) / last
             yield Result(
                 found=loss == losses[0],
                 regret=loss - losses[0],
-                again=grid.worse * means[config(end.best)]
-                - min(grid.worse * value for value in means.values()),
+                again=means[config(end.best)] - min(means.values()),
                 steps=trials / TRIALS,
                 seconds=taken / everything,
                 chance=at_random(trials, [float(loss == losses[0]) for loss in losses]),
@@ -239,9 +219,8 @@ def at_random(trials: float, ranked: Sequence[float]) -> float:
     """
 
     def whole(drawn: int) -> float:
-        left = range(len(ranked))
-        ways = [math.comb(len(ranked) - 1 - place, drawn - 1) for place in left]
-        return sum(map(float.__mul__, map(float, ways), ranked)) / sum(ways)
+        ways = [math.comb(left, drawn - 1) for left in reversed(range(len(ranked)))]
+        return sum(each * worth for each, worth in zip(ways, ranked, strict=True)) / sum(ways)
 
     low = math.floor(trials)
     return (low + 1 - trials) * whole(low) + (trials - low) * whole(min(low + 1, len(ranked)))
@@ -249,46 +228,48 @@ def at_random(trials: float, ranked: Sequence[float]) -> float:
 
 def config_means(grids: Sequence[Grid]) -> dict[str, float]:
     """Return the mean of the last values over the seeds."""
-    values = [grid.by_config(grid.found.rungs[-1]) for grid in grids]
+    values = [grid.at(grid.found.rungs[-1]) for grid in grids]
     return {key: mean(each[key] for each in values) for key in values[0]}
 
 
 def show_noise(grids: Sequence[Grid]) -> None:
     """Print whether the best trial is the same for all seeds, and which are as good as it."""
-    rungs, worse, last = grids[0].found.rungs, grids[0].worse, grids[0].found.rungs[-1]
-    print("\n| Seed | The grid's best | Value | Lead over number 2 | Its place at each rung |")
-    print("| --- " * 5 + "|")
+    *rungs, last = grids[0].found.rungs
+    print("\n| Seed | The grid's best | Value | Lead | Place at each rung | By rank, at least |")
+    print("| --- " * 6 + "|")
     for seed, grid in enumerate(grids):
         best, second, *_ = grid.ranked
-        lead = worse * (second.values[last] - best.values[last])
-        places = [
-            1 + sum(worse * (one.values[step] - best.values[step]) < 0 for one in grid.ranked)
-            for step in rungs[:-1]
-        ]
-        print(f"| {seed} | {config(best)} | {best.values[last]:.4f} | {lead:.4f} | {places} |")
-    means, by_seed = config_means(grids), [grid.by_config(last) for grid in grids]
-    first, *others = sorted(means, key=lambda key: worse * means[key])
+        lead = second.values[last] - best.values[last]
+        places = [1 + sorted(grid.at(step).values()).index(best.values[step]) for step in rungs]
+        least, left = 0, [*grid.found.trials]
+        for start, end in pairwise([0, *rungs, last]):
+            least += (end - start) * len(left)
+            left = [trial for trial in left if trial.values[end] <= best.values[end]]
+        shown = f"{best.values[last]:.4f} | {lead:.4f} | {places} | {least / last / TRIALS:.0%}"
+        print(f"| {seed} | {config(best)} | {shown} |")
+    means, by_seed = config_means(grids), [grid.at(last) for grid in grids]
+    first, *others = sorted(means, key=means.__getitem__)
     spread = {key: stdev(each[key] for each in by_seed) for key in means}
     print(f"\nSpread between the seeds: {mean(spread.values()):.4f} (mean of all configs).")
     print(f"Best mean: {first}: {means[first]:.4f} +- {spread[first]:.4f}")
     equals = 0
     for place, key in enumerate(others, 2):
-        apart = [worse * (each[key] - each[first]) for each in by_seed]
-        half = T_95[len(apart)] * stdev(apart) / math.sqrt(len(apart))
+        apart = [each[key] - each[first] for each in by_seed]
+        half = T_95 * stdev(apart) / math.sqrt(len(apart))
         equals += mean(apart) <= half
         if place <= 5:
             print(f"{place:3} {key}: {means[key]:.4f}, worse by {mean(apart):.4f} +- {half:.4f}")
     print(f"{equals} of {len(others)} others cannot be told from it (95%, pairs of equal seeds).")
     columns = [[each[key] for key in means] for each in by_seed]
-    pairs = [rank_correlation(a, b) for a, b in combinations(columns, 2)]
-    print(f"Rank correlation of the last values of two seeds: {mean(pairs):.2f}.")
-    for step in rungs[:-1]:
-        early = [[grid.by_config(step)[key] for key in means] for grid in grids]
+    told = mean(rank_correlation(a, b) for a, b in combinations(columns, 2))
+    print(f"Rank correlation of the last values of two seeds: {told:.2f}.")
+    for step in rungs:
+        early = [[grid.at(step)[key] for key in means] for grid in grids]
         told = mean(rank_correlation(a, b) for a, b in zip(early, columns, strict=True))
         print(f"Rank correlation of the values at step {step} and the last ones: {told:.2f}.")
 
 
-def show_results(grids: Sequence[Grid], orders: int, workers: int) -> None:
+def show_results(grids: Sequence[Grid]) -> None:
     """Print the table of the rules."""
     print(
         "\n| First rung | `eta` | Best found | by seed | Regret: mean, most | over all seeds "
@@ -297,9 +278,9 @@ def show_results(grids: Sequence[Grid], orders: int, workers: int) -> None:
     print("| --- " * 9 + "|")
     rungs = grids[0].found.rungs
     for first, etas in RULES:
-        every = [*results(grids, first, etas, orders, workers)]
+        every = [*results(grids, first, etas)]
         hits = [each.found for each in every]
-        seeds = [sum(hits[at : at + orders]) for at in range(0, len(hits), orders)]
+        seeds = [sum(hits[at : at + ORDERS]) for at in range(0, len(hits), ORDERS)]
         steps, taken = [each.steps for each in every], [each.seconds for each in every]
         print(
             f"| {rungs[first]} of {rungs[-1]} | {', '.join(f'{eta:g}' for eta in etas)} "
@@ -320,7 +301,7 @@ def show_real(name: str, folder: Path, eta: int, workers: int) -> None:
     more = (f"hydra.sweeper.eta={eta}", f"hydra.sweeper.n_jobs={workers}", "launch.wait=true")
     subprocess.run([*command(name, folder, 0, *more), f"output_dir={runs}"], check=True)
     real = search_in(runs)
-    grid = Grid.of(folder / name / "grid-0", real.metric, higher=real.direction == "maximize")
+    grid = Grid.of(folder / name / "grid-0", real.metric)
     last, full = real.rungs[-1], {config(trial): trial for trial in grid.found.trials}
     order = [full[config(trial)] for trial in real.trials]
     told = replay(structs.replace(grid.found, etas=real.etas), order, workers)
@@ -329,8 +310,8 @@ def show_real(name: str, folder: Path, eta: int, workers: int) -> None:
         for here, there in zip(real.trials, order, strict=True)
         for step, value in here.values.items()
     ]
-    print(f"\n{name}, eta={eta}, {workers} workers on Slurm: {len(apart)} values at the rungs,")
-    print(f"the largest difference from those of the grid is {max(apart):.2e}.")
+    print(f"\n{name}, eta={eta}, {workers} workers on Slurm: {len(apart)} values at the rungs")
+    print(f"largest difference from those of the grid: {max(apart):.2e}")
     for what, end in (("real", real), ("replay", told)):
         assert end.best is not None
         rank = [config(trial) for trial in grid.ranked].index(config(end.best)) + 1
@@ -349,24 +330,19 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.search_proof")
     parser.add_argument("folder", type=lambda text: Path(text).absolute())
-    parser.add_argument("--data", nargs="+", default=list(GRIDS), choices=GRIDS)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--orders", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--real", nargs="*", default=[], choices=GRIDS)
-    parser.add_argument("--eta", type=int, default=4, help="of the real search")
+    parser.add_argument("--real", nargs="+", default=[], choices=GRIDS)
     asked = parser.parse_args()
-    for name in asked.data:
-        for seed in range(asked.seeds):
+    for name in GRIDS:
+        for seed in range(SEEDS):
             train(name, asked.folder, seed)
-        for metric, higher in METRICS[name].items():
+        places = [asked.folder / name / f"grid-{seed}" for seed in range(SEEDS)]
+        for metric in METRICS[name]:
             print(f"\n# {name}, {metric}")
-            places = [asked.folder / name / f"grid-{seed}" for seed in range(asked.seeds)]
-            grids = [Grid.of(place, metric, higher=higher) for place in places]
+            grids = [Grid.of(place, metric) for place in places]
             show_noise(grids)
-            show_results(grids, asked.orders, asked.workers)
+            show_results(grids)
     for name in asked.real:
-        show_real(name, asked.folder, asked.eta, workers=3)
+        show_real(name, asked.folder, eta=4, workers=3)
 
 
 if __name__ == "__main__":

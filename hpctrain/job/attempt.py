@@ -225,13 +225,17 @@ class Attempt(NoAttempt):
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart in a job of Slurm: then it holds.
 
-        A run that shares its job may have been asked to stop while it began.
+        A run that shares its job may have been asked to stop while it began, and a trial between
+        the moment when its worker has taken it and this one.
         """
         ranks, record = self._ranks, self._run.read()
         again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
         again |= record.shares_job
         restarted, submitted = ranks.launcher == "slurm" and again, record.submitted
-        if not restarted or stop_request.read(self._run.path, since=submitted) is None:
+        if (
+            not (restarted or ranks.worker)
+            or stop_request.read(self._run.path, since=submitted) is None
+        ):
             stop_request.clear(self._run.path)
 
     def _build_tracker(self) -> Tracker:

@@ -101,11 +101,11 @@ def main() -> None:
     grid = Found.of(options.sweep)
     trials = grid.at("finished")
     last = grid.rungs[-1]
-    ranked = sorted(trials, key=lambda trial: grid.rank_at(trial, last))
+    ranked = sorted(trials, key=lambda trial: grid.rank(trial, last))
     values = [trial.values[last] for trial in ranked]
     print(f"{len(trials)} trials, rungs {grid.rungs}, the best {grid.metric}: {values[:5]}")
     for step in grid.rungs[:-1]:
-        early = sorted(trials, key=lambda trial: grid.rank_at(trial, step)).index(ranked[0]) + 1
+        early = sorted(trials, key=lambda trial: grid.rank(trial, step)).index(ranked[0]) + 1
         print(f"at step {step} the best is number {early}")
     if options.real and (real := Found.of(options.real)):
         check(grid, real)

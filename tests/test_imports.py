@@ -69,8 +69,8 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor estimates faults hardware launch.function_call "
         "models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel rendezvous restarts runs search.workers shards slurm tasks trackers tracking "
-        "training"
+        "parallel rendezvous restarts runs search.trial_run search.workers shards slurm tasks "
+        "trackers tracking training"
     ),
     "commands": (
         "checkpoint.files config launch runs search.standing search.trials "

@@ -213,8 +213,9 @@ class Attempt:
         """Delete the stop request, except after a restart in a job of Slurm: then it holds."""
         ranks, record = self._ranks, self._run.read()
         again = ranks.restart_count > 0 or record.attempt.job_id == ranks.job_id
-        # A run that shares its job may have been asked to stop while it began.
-        restarted = ranks.launcher == "slurm" and (again or record.shares_job)
+        # A run that shares its job may have been asked to stop while it began, and a trial between
+        # the moment when its worker has taken it and this one.
+        restarted = ranks.worker or (ranks.launcher == "slurm" and (again or record.shares_job))
         if not restarted or stop_request.read(self._run.path, since=record.submitted) is None:
             stop_request.clear(self._run.path)
 

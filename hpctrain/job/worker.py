@@ -38,7 +38,8 @@ from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.uploading.child_uploader import wait_for_left
 
 if TYPE_CHECKING:
-    from hpctrain.search.workers import Piece, Worker
+    from hpctrain.search.trial_run import Piece
+    from hpctrain.search.workers import Worker
 
 log = logging.getLogger(__name__)
 _TERMINATED = 143  # the batch script starts the ranks again, or requeues the job
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
 
     key = ranks.attempt_key
     try:
-        code = _lead(Worker(folder), folder, ranks)
+        code = _lead(Worker(folder, lambda: _stopped(folder)), folder, ranks)
         wait_for_left()
     except BaseException:
         # The others wait for the next line, or in a collective operation of a training.
@@ -80,15 +81,16 @@ def _follow(folder: Path, ranks: RankInfo) -> int:
     raise AssertionError
 
 
-def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
-    def stopped() -> bool:
-        return bool(signals.noted or stop_request.read(folder))
+def _stopped(folder: Path) -> bool:
+    return bool(signals.noted or stop_request.read(folder))
 
+
+def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
     code = 0
-    while not (code or stopped()):
+    while not (code or _stopped(folder)):
         epochs.end_if_over(folder, ranks.attempt_key)
         with pieces.signs(folder):
-            piece = worker.next(stopped)
+            piece = worker.next()
         if piece is None:
             break
         code = _train(worker, piece, folder, ranks)
@@ -111,31 +113,23 @@ def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
         hang.symlink_to(run.path / "hang.json")
         pieces.add(folder, key, run=str(run.path), until=piece.until or 0)
         began = time.monotonic()
-        code, failed = 0, None
+        code, again = 0, False
         try:
             code = train_frozen(run.path, piece.until, ranks)
         except Exception as error:
-            failed = _has_failed(error, run, ranks)
+            again = not _has_failed(error, run, ranks)  # with smaller micro-batches
         can_go_on = forget()
-        if failed is not False:  # else again, with smaller micro-batches
+        if not again:
             break
     log.info("%s: trained for %.1f s", run.name, time.monotonic() - began)
-    record = run.read()
-    value = (record.result or {}).get(piece.metric)
-    if failed:
-        worker.failed(piece, record.attempt.error)
-    elif code:
-        worker.left(piece)
-    elif value is None:
-        worker.failed(piece, f"no evaluation gives {piece.metric}")
-    else:
-        worker.report(piece, value)
+    if stop_request.read(folder):  # the worker was cancelled: the trial waits for another command
+        stop_request.clear(run.path)
+    why = run.read().attempt.error or "its training has ended without a result"
+    worker.settle(piece, "" if code else why)
     pieces.add(folder, key)
     if not can_go_on:
         log.error("CUDA cannot be used any more in this process: the ranks are started again")
         return _TERMINATED
-    if stop_request.read(folder):  # the worker was cancelled: the trial waits for another command
-        stop_request.clear(run.path)
     # The run was cancelled, and not the job.
     return 0 if code and stop_request.read(run.path) else code
 

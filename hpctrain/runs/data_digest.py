@@ -32,14 +32,7 @@ def data_digest(config: Config) -> str:
     digests = [index.digest]
     if not data.mixture:
         _check_fields("data.path", index, config)
-        count = _split("data.train_split", data.train_split, data.path, index)
-        what = f"the split {data.train_split!r} of {data.path}"
-        if data.subset is not None:
-            count = _subset(digests, data, count)
-            what = f"data.subset={data.subset} of {what}"
-        if data.fold is not None:
-            count = _fold(digests, data, index, count)
-            what = f"{what} without data.fold={data.fold}"
+        count, what = _samples(digests, data, index)
         _check_batch(config.data, config.train, count, what)
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
@@ -61,6 +54,27 @@ def data_digest(config: Config) -> str:
     if len(digests) == 1:
         return digests[0]
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
+
+
+def most_samples(data: DataConfig) -> int | None:
+    """Return at most how many samples an epoch has; None if the index alone does not tell it."""
+    if data.mixture or data.windows.field is not None:
+        return None
+    count, _ = _samples([], data, _checked("data.path", data.path))
+    return count * data.repeat
+
+
+def _samples(digests: list[str], data: DataConfig, index: Index) -> tuple[int, str]:
+    """Return the number of samples without `data.repeat`, and their name in words."""
+    count = _split("data.train_split", data.train_split, data.path, index)
+    what = f"the split {data.train_split!r} of {data.path}"
+    if data.subset is not None:
+        count = _subset(digests, data, count)
+        what = f"data.subset={data.subset} of {what}"
+    if data.fold is not None:
+        count = _fold(digests, data, index, count)
+        what = f"{what} without data.fold={data.fold}"
+    return count, what
 
 
 def _subset(digests: list[str], data: DataConfig, count: int) -> int:

@@ -87,7 +87,7 @@ def _promotable(found: Found) -> Iterator[Trial]:
         reported = [trial for trial in found.trials if step in trial.values]
         if len(reported) < found.min_reports:
             continue
-        reported.sort(key=lambda trial, step=step: found.rank_at(trial, step))  # type: ignore[misc]
+        reported.sort(key=lambda trial, step=step: found.rank(trial, step))  # type: ignore[misc]
         for trial in reported[: math.floor(len(reported) / eta + 1e-9)]:
             if trial.state == "paused" and trial.rung == number and _is_finite(trial):
                 yield trial

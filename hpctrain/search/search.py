@@ -10,13 +10,12 @@ study, and adds workers as far as fewer than `n_jobs` live.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.launcher_keys import is_local
+from hpctrain.config.rules.job import written_secrets
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
@@ -47,7 +47,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
 from hpctrain.search.rule import NOTHING_LEFT
 from hpctrain.search.settings import Settings
-from hpctrain.search.space import check_keys, distributions, sampler
+from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
 from hpctrain.search.trials import Found, SearchFile, storage_of
 from hpctrain.secrets import mask, reference, referenced
@@ -103,11 +103,16 @@ class Search:
         check_keys(swept, rungs=len(self._settings.rungs) > 1)
         texts = {key: reference(str(swept[key].input_line)) for key in sorted(swept)}
         self._settings = msgspec.structs.replace(self._settings, sweeps=texts)
-        self._space = distributions(swept)
+        self._space = {key: distribution(each) for key, each in swept.items()}
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]
         if self._settings.metric != config.metric:
             self._fixed.append(f"metric={self._settings.metric}")
         self._storage = settings["storage"]
+        for problem in written_secrets({"hydra.sweeper.storage": self._storage}):
+            raise ConfigError(
+                f"{problem}. For PostgreSQL, leave it out: every worker has it from PGPASSWORD, or "
+                "from ~/.pgpass"
+            )
         self._name = settings["study_name"] or self._content_name(config)
         self._bases = Bases.of(Composer(loader, config), self._fixed, self._space)
 
@@ -121,7 +126,8 @@ class Search:
         config = self._probe()
         folder = folder.absolute()
         if config.launch.dry_run:
-            self._show(config, folder)
+            count = min(self._settings.n_jobs, self._settings.n_trials)
+            print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
         there = next(each for each in (sweeps, *sweeps.parents) if each.exists())
@@ -149,15 +155,23 @@ class Search:
 
         If only some trials are invalid, these are failed trials of the search.
         """
-        for params in itertools.islice(self._proposals(), _PROBES):
+        import optuna
+
+        proposing = sampler(self._settings.sampler)
+        study = optuna.create_study(direction=self._settings.direction, sampler=proposing)
+        for left in reversed(range(_PROBES)):
+            try:
+                params = study.ask(self._space).params
+            except ValueError as error:  # a grid of an interval
+                target = self._settings.sampler["_target_"]
+                raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
             try:
                 config, run = self._bases.run(params)
                 break
-            except HpctrainError as wrong:
-                error = wrong
-        else:
-            raise error
-        self._settings.check_widths(config)
+            except HpctrainError:
+                if not left:
+                    raise
+        self._settings.check_trial(config)
         if not self._cluster:
             launch = replace(config.launch, nodes=max(self._settings.widths))
             local_runs.check(replace(config, launch=launch))
@@ -170,25 +184,6 @@ class Search:
                     "job of its own, on one kind of GPU; leave it out"
                 )
         return config
-
-    def _proposals(self) -> Iterator[dict[str, Any]]:
-        import optuna
-
-        proposing = sampler(self._settings.sampler)
-        study = optuna.create_study(direction=self._settings.direction, sampler=proposing)
-        while True:
-            try:
-                yield study.ask(self._space).params
-            except ValueError as error:  # a grid of an interval
-                target = self._settings.sampler["_target_"]
-                raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
-
-    def _show(self, config: Config, folder: Path) -> None:
-        """Show what `launch.dry_run` asks for: the first trials, and the script of the workers."""
-        count = min(self._settings.n_jobs, self._settings.n_trials)
-        for number, params in enumerate(itertools.islice(self._proposals(), count)):
-            say(f"trial {number}: " + " ".join(f"{key}={value}" for key, value in params.items()))
-        print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
 
     def _study(self, storage: str, folder: Path) -> tuple[Study, Path]:
         """Return the study, made if it is not there, and the folder in which its search was begun.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import sys
 from collections.abc import Mapping
@@ -12,11 +13,15 @@ import msgspec
 from omegaconf import OmegaConf
 
 from hpctrain.config.rank_counts import size_problems
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.record import Count, Record
+from hpctrain.runs.data_digest import most_samples
 
 _DIRECTIONS = "minimize", "maximize"
+# If these are searched, the trials have epochs of different numbers of steps.
+_VARY_EPOCHS = "data", "train.global_batch_size", "train.batch_size_ramp"
 
 
 class Settings(Record, frozen=True, kw_only=True):
@@ -87,13 +92,31 @@ class Settings(Record, frozen=True, kw_only=True):
             max_failure_rate=float(rate),
         )
 
-    def check_widths(self, config: Config) -> None:
-        """Raise a ConfigError if the config of a trial cannot have one of the widths."""
+    def check_trial(self, config: Config) -> None:
+        """Raise a ConfigError if the config of a trial cannot have one of the widths or rungs."""
         for nodes in dict.fromkeys(self.widths):
             for problem in size_problems(config, nodes * config.launch.tasks_per_node):
                 raise ConfigError(
                     f"hydra.sweeper.widths={[*self.widths]}: {nodes} nodes: {problem}"
                 )
+        end = math.inf if any(key.startswith(_VARY_EPOCHS) for key in self.sweeps) else _end(config)
+        if beyond := [step for step in self.rungs[:-1] if step >= end]:
+            raise ConfigError(
+                f"hydra.sweeper.rungs={[*self.rungs]}: with train.max_epochs="
+                f"{config.train.max_epochs} a run ends at step {end:.0f}, so no trial would be "
+                f"compared at {beyond[0]}; give smaller rungs, or more epochs (null: no limit)"
+            )
+
+
+def _end(config: Config) -> float:
+    """Return the step at which `train.max_epochs` ends a run at the latest, if it is known."""
+    data, train, ramp = config.data, config.train, ramp_of(config.train)
+    if train.max_epochs is None or (samples := most_samples(data)) is None:
+        return math.inf
+    # With the smaller batches of a ramp, an epoch may have a part of what the last step leaves out.
+    leaves_out = data.tail == "drop" and not ramp.stages
+    steps = samples // ramp.final if leaves_out else -(-samples // ramp.final)
+    return ramp.steps(train.max_epochs * steps * ramp.final)
 
 
 def _rungs(given: Mapping[str, Any], max_steps: int | None, etas: list[Any]) -> tuple[int, ...]:

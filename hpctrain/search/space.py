@@ -52,12 +52,8 @@ def check_keys(keys: Iterable[str], rungs: bool) -> None:
             )
 
 
-def distributions(swept: Mapping[str, Override]) -> dict[str, BaseDistribution]:
-    """Return Optuna's distribution of each key; a sweep that has none is a ConfigError."""
-    return {key: _distribution(override) for key, override in swept.items()}
-
-
-def _distribution(override: Override) -> BaseDistribution:
+def distribution(override: Override) -> BaseDistribution:
+    """Return Optuna's distribution of a searched key; a sweep that has none is a ConfigError."""
     from optuna.distributions import (
         CategoricalDistribution,
         FloatDistribution,

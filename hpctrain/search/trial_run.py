@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,43 @@ from hpctrain.search.trials import Found
 from hpctrain.search.worker_arrays import WorkerFile
 from hpctrain.slurm.queue import me
 
-_LOOK_S = 1.0
+_NAP_S = 0.05
 
 
 class Pruned(HpctrainError):
     """A trial is not trained any more, although nothing has failed."""
 
 
+@dataclass(frozen=True)
+class Piece:
+    """The training of a trial up to a rung.
+
+    `until` is the global step of the rung, or None for the end of the run, `metric` the name of the
+    value that is compared there, and `began` when the trial began, in seconds since the epoch.
+    """
+
+    run: Path
+    until: int | None
+    number: int
+    metric: str
+    began: float
+
+
 def freeze(
-    sweep: Path, found: Found, config: Config, run: RunDir, params: Mapping[str, Any]
+    sweep: Path,
+    found: Found,
+    config: Config,
+    run: RunDir,
+    params: Mapping[str, Any],
+    wait: Callable[[float], None],
 ) -> None:
     """Write the run directory of a new trial and put it into sweep.json.
 
-    A run that has finished, or was begun by another command, is kept, and goes on.
+    A run that has finished, or was begun by another command, is kept, and goes on. `wait` sleeps
+    for some seconds, or raises to give up.
     """
     values = [f"{key}={value}" for key, value in params.items()]
     trust.check(run.path, config)
-    while run.is_locked():  # another command trains it
-        time.sleep(_LOOK_S)
     entry = Entry([*found.overrides, *values], config, run, before=run.read())
     entry.swept = [*map(secrets.mask, values)]
     entry.mark(Status.ENDED, "trial")
@@ -63,7 +82,7 @@ def freeze(
             **entry.place_in(parent),
         )
         stop_request.clear(run.path)
-    with file_lock(sweep / "list", lambda: time.sleep(0.05)):
+    with file_lock(sweep / "list", lambda: wait(_NAP_S)):
         path = sweep / "sweep.json"
         listed = read(list[dict[str, Any]], path)
         if all(each["run"] != str(run.path) for each in listed):
@@ -86,22 +105,26 @@ def take(run: RunDir, worker: WorkerFile, found: Found) -> None:
         run.update(submission=place)
 
 
-def outcome(run: RunDir, until: int | None, metric: str, began: float) -> float | None:
-    """Return the metric of the piece that ends at the step `until`; None: it is to be trained.
+def outcome(piece: Piece, last: int) -> tuple[int, float, bool] | None:
+    """Return the rung at the end of a piece, the metric there, and whether the run has finished.
 
-    A trial, which began at a time, that is not to be trained raises Pruned or a LaunchError.
+    None: it is to be trained, or to be gone on with. A trial that is not to be trained any more
+    raises Pruned or a LaunchError. `last` is the last rung, or 0 if it is not known before.
     """
+    run = RunDir(piece.run)
     record = run.read()
     attempt, reached = record.attempt, record.reached or 0
-    if record.state == "finished" or (record.state == "paused" and until and reached >= until):
-        if (value := (record.result or {}).get(metric)) is None:
-            raise LaunchError(f"no evaluation gives {metric}")
-        return float(value)
-    if request := stop_request.read(run.path, began):
+    finished = record.state == "finished"
+    if finished or (record.state == "paused" and piece.until and reached >= piece.until):
+        if (value := (record.result or {}).get(piece.metric)) is None:
+            raise LaunchError(f"no evaluation gives {piece.metric}")
+        # A run may have ended before the rung, as by train.max_epochs: it counts at the last one.
+        return (last if finished else piece.until) or reached, float(value), finished
+    if request := stop_request.read(run.path, piece.began):
         raise Pruned(f"cancelled by {request.by}")
     # The batch script judges it a moment later, or nobody does.
     judged = attempt.verdict or attempt.cause not in {each.name for each in policy.JUDGED_LATER}
-    if record.state == "failed" and judged and (attempt.ended or 0.0) >= began:
+    if record.state == "failed" and judged and (attempt.ended or 0.0) >= piece.began:
         kind = Pruned if attempt.cause == NON_FINITE.name else LaunchError
         raise kind(one_line(attempt.error))
     if (record.state == "running" or not judged) and not run.is_locked():

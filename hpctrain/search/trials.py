@@ -23,7 +23,8 @@ the lock of the trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,7 +37,7 @@ from hpctrain.lock import is_locked
 from hpctrain.record import read, written
 from hpctrain.runs.state.select import SEARCH_FILE
 from hpctrain.search.settings import Settings
-from hpctrain.secrets import expand, reference
+from hpctrain.secrets import expand, mask, reference
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -80,24 +81,34 @@ class SearchFile(Settings, frozen=True, kw_only=True):
 
         return {key: json_to_distribution(text) for key, text in self.space.items()}
 
-    def open(self) -> Study:
-        """Return Optuna's study; one that is not there is a ConfigError."""
+    def open(self, wait: Callable[[float], None] = time.sleep) -> Study:
+        """Return Optuna's study, whose lock is waited for so; without one it is a ConfigError."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            return optuna.load_study(study_name=self.study, storage=storage_of(self.storage))
+            return optuna.load_study(study_name=self.study, storage=storage_of(self.storage, wait))
         except KeyError as error:
             raise ConfigError(f"{self.storage}: it has no study {self.study}") from error
 
 
-def storage_of(text: str) -> Any:
-    """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path."""
+def storage_of(text: str, wait: Callable[[float], None] = time.sleep) -> Any:
+    """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path.
+
+    A database that cannot be used is a StorageError.
+    """
     if "://" in (text := expand(text)):
-        return text
+        from optuna.storages import RDBStorage
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            # A connection may have ended while a trial was trained.
+            return RDBStorage(text, engine_kwargs={"pool_pre_ping": True})
+        except (ImportError, SQLAlchemyError) as error:  # no driver, no server, no password
+            raise StorageError(f"hydra.sweeper.storage={mask(text)}: {error}") from error
     from hpctrain.search.study_file import study_storage  # it imports Optuna
 
-    return study_storage(Path(text))
+    return study_storage(Path(text), wait)
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,6 @@ class Trial:
     rung: int
     goal: int
     reason: str  # why it was pruned or has failed
-    width: int  # nodes with which it was trained last; 0 before
 
     @property
     def ended(self) -> bool:
@@ -163,13 +173,9 @@ class Found(SearchFile, frozen=True, kw_only=True):
         """The best of the trials that have finished; None before there is one."""
         return min(self.at("finished"), key=self.rank, default=None)
 
-    def rank(self, trial: Trial) -> tuple[float, int]:
-        """Return by what trials of one rung are sorted, the best first."""
-        return self.rank_at(trial, trial.step)
-
-    def rank_at(self, trial: Trial, step: int) -> tuple[float, int]:
-        """Return the same for the value at an earlier rung."""
-        value = trial.values[step]
+    def rank(self, trial: Trial, step: int | None = None) -> tuple[float, int]:
+        """Return by what trials are sorted at a rung, the best first; None: at its last one."""
+        value = trial.values[trial.step if step is None else step]
         sign = -1 if self.direction == "maximize" else 1
         return (sign * value if math.isfinite(value) else math.inf), trial.number
 
@@ -212,5 +218,4 @@ def _trial(found: FrozenTrial, rungs: Sequence[int], lock: Path) -> Trial:
         rung=rung,
         goal=goal,
         reason=attributes.get("reason", ""),
-        width=attributes.get("width", 0),
     )

@@ -2,8 +2,8 @@
 
     worker = Worker(folder)
     while piece := worker.next():
-        …                                  all ranks train piece.run up to the step piece.until
-        worker.report(piece, value)        or worker.failed(piece, reason), or worker.left(piece)
+        …                          all ranks train piece.run up to the step piece.until
+        worker.settle(piece)       run.json says how it went
 
 Workers decide one after another, under the lock of the file `decision`; composing and training are
 outside of it. The owner of a trial holds the lock of `trials/NUMBER`, which ends with its process:
@@ -20,13 +20,11 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.causes import NON_FINITE
 from hpctrain.config.frozen import load
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.lock import file_lock
 from hpctrain.record import read
 from hpctrain.runs.budget import may_begin
@@ -34,6 +32,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
 from hpctrain.search.trial_config import Bases
+from hpctrain.search.trial_run import Piece
 from hpctrain.search.trials import GOAL, Found, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
@@ -47,48 +46,61 @@ log = logging.getLogger(__name__)
 _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
 _LONGEST_S = 600.0
-_NAP_S, _UPLOAD_S = 0.05, 120.0
+_NAP_S, _LOOK_S, _UPLOAD_S = 0.05, 1.0, 120.0
 _BUDGET_S = 20.0  # until a worker asks again whether there is room in the budget, by sacct
 _NO_BUDGET = "no piece that is left is foreseen to end within launch.budget_gpu_hours"
 _LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The training of a trial up to a rung.
-
-    `until` is the global step of the rung, or None for the end of the run, and `metric` the name of
-    the value that `Worker.report` wants.
-    """
-
-    run: Path
-    until: int | None
-    number: int
-    metric: str
+class Stopped(Exception):
+    """The worker was asked to stop while it waited."""
 
 
 class Worker:
-    """Gives the ranks of a job one piece after another; `folder` is that of the worker."""
+    """Gives the ranks of a job one piece after another; `folder` is that of the worker.
 
-    def __init__(self, folder: Path) -> None:
+    It waits for other workers and for locks, until `stopped`. What it had begun then, another
+    worker goes on with.
+    """
+
+    def __init__(self, folder: Path, stopped: Callable[[], bool] = lambda: False) -> None:
         self._folder = folder.absolute()
         self._sweep = self._folder.parents[1]
         self._note = worker_arrays.WorkerFile.of(folder)
         self._left = self._folder / worker_arrays.LEFT
         self._left.unlink(missing_ok=True)
         self._owned = ExitStack()  # the lock of the trial that this worker has
-        self._study = Found.of(self._sweep).open()
+        self._stopped = stopped
+        self._study = Found.of(self._sweep).open(self._wait)
 
-    def next(self, stopped: Callable[[], bool] = lambda: False) -> Piece | None:
+    def next(self) -> Piece | None:
         """Return what to train next, which this worker owns then; None if there is nothing more.
 
-        It waits while other workers may give this one something to do, until `stopped`. That is
-        rare when no trial is left to begin, because who reports takes what this report promotes: so
-        a worker that has waited for `_LONGEST_S` gives its node back.
+        It waits while other workers may give this one something to do. That is rare when no trial
+        is left to begin, because who reports takes what this report promotes: so a worker that has
+        waited for `_LONGEST_S` gives its node back.
         """
+        with suppress(Stopped):
+            return self._next()
+        return None
+
+    def settle(self, piece: Piece, error: str = "") -> None:
+        """Tell the study how a piece has gone, and give its trial back.
+
+        If run.json has no result, the trial has failed with the error. Without an error it is as it
+        was, and another worker, or this one, goes on with it.
+        """
+        with self._owned, suppress(Stopped):
+            try:
+                if not self._told(piece) and error:
+                    raise LaunchError(error)
+            except (trial_run.Pruned, LaunchError) as end:
+                self._tell(piece.number, end)
+
+    def _next(self) -> Piece | None:
         pause, since = _PAUSES_S[0], time.monotonic()
-        while not stopped():
-            with self._deciding():
+        while not self._stopped():
+            with self._lock("decision"):
                 found = self._found()
                 choice = rule.choose(found, self._note.width)
                 number = self._begin(found, choice)
@@ -103,47 +115,31 @@ class Worker:
                     log.info("this worker ends: others train what is left of the search")
                     self._left.touch()
                     return None
-                _wait(pause, stopped)
+                self._wait(pause)
                 pause = min(_PAUSES_S[1], pause * 1.5)
             if number is None or (piece := self._prepare(found, number, choice.goal)) is None:
                 continue
             answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
             if answer == "yes":
                 return piece
-            self.left(piece)
+            self._owned.close()
             if answer == "later":
-                _wait(_BUDGET_S, stopped)
+                self._wait(_BUDGET_S)
             else:
-                with self._deciding():
+                with self._lock("decision"):
                     self._end(self._found(), _NO_BUDGET)
         return None
 
-    def report(self, piece: Piece, value: float) -> None:
-        """Store the metric at the rung of a piece, and give the trial back."""
-        record, last = RunDir(piece.run).read(), self._found().rungs[-1]
-        finished = record.state == "finished"
-        # A run may have ended before the rung, as by train.max_epochs: it counts at the last one.
-        step = (last if finished else piece.until) or record.reached or 0
-        if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
-            self._trial(piece.number).report(value, step)
-        if not math.isfinite(value):
-            self._tell(piece.number, "PRUNED", f"{piece.metric} is {value} at step {step}")
-        elif finished:
-            self._study.tell(piece.number, value, skip_if_finished=True)
-        self.left(piece)
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopped():
+            if (left := until - time.monotonic()) <= 0:
+                return
+            time.sleep(min(left, _NAP_S))
+        raise Stopped
 
-    def failed(self, piece: Piece, reason: str) -> None:
-        """End a trial for good, because its training fails; one that is not finite is pruned."""
-        cause = RunDir(piece.run).read().attempt.cause
-        self._tell(piece.number, "PRUNED" if cause == NON_FINITE.name else "FAIL", reason)
-        self.left(piece)
-
-    def left(self, piece: Piece) -> None:
-        """Give a trial back as it is: another worker, or this one, goes on with it."""
-        self._owned.close()
-
-    def _deciding(self) -> AbstractContextManager[int]:
-        return file_lock(self._sweep / "decision", lambda: time.sleep(_NAP_S))
+    def _lock(self, name: str | Path) -> AbstractContextManager[int]:
+        return file_lock(self._sweep / name, lambda: self._wait(_NAP_S))
 
     def _found(self) -> Found:
         return Found.of(self._sweep, self._study)
@@ -164,8 +160,7 @@ class Worker:
             return None
         lock = owner_lock(self._sweep, number)
         lock.parent.mkdir(exist_ok=True)
-        self._owned.enter_context(file_lock(lock, lambda: time.sleep(_NAP_S)))
-        self._trial(number).set_user_attr("width", self._note.width)
+        self._owned.enter_context(self._lock(lock))
         return number
 
     def _prepare(self, found: Found, number: int, goal: int) -> Piece | None:
@@ -173,6 +168,7 @@ class Worker:
         stored = self._stored(number)
         until = None if goal == len(found.rungs) else found.rungs[goal - 1]
         began = stored.datetime_start.timestamp() if stored.datetime_start else 0.0
+        config = None
         try:
             if name := stored.user_attrs.get("run"):
                 run = RunDir.open(Path(found.output_dir) / name)
@@ -180,20 +176,32 @@ class Worker:
                 config, run = read(Bases, self._sweep / "bases.json").run(stored.params)
                 if twin := next((each for each in found.trials if each.run == run.name), None):
                     raise trial_run.Pruned(f"the same run as trial {twin.number}")
-                trial_run.freeze(self._sweep, found, config, run, stored.params)
+            while run.is_locked():  # another command trains it
+                self._wait(_LOOK_S)
+            if config:
+                trial_run.freeze(self._sweep, found, config, run, stored.params, self._wait)
                 self._trial(number).set_user_attr("run", run.name)
             trial_run.take(run, self._note, found)
-            value = trial_run.outcome(run, until, found.metric, began)
+            piece = Piece(run.path, until, number, found.metric, began)
+            if not self._told(piece):
+                return piece
         except HpctrainError as error:
-            pruned = isinstance(error, trial_run.Pruned)
-            self._tell(number, "PRUNED" if pruned else "FAIL", str(error))
-            self._owned.close()
-            return None
-        piece = Piece(run.path, until, number, found.metric)
-        if value is None:
-            return piece
-        self.report(piece, value)
+            self._tell(number, error)
+        self._owned.close()
         return None
+
+    def _told(self, piece: Piece) -> bool:
+        """Report the metric at the end of a piece, if its training has got there."""
+        if (end := trial_run.outcome(piece, self._found().rungs[-1])) is None:
+            return False
+        step, value, finished = end
+        if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
+            self._trial(piece.number).report(value, step)
+        if not math.isfinite(value):
+            raise trial_run.Pruned(f"{piece.metric} is {value} at step {step}")
+        if finished:
+            self._study.tell(piece.number, value, skip_if_finished=True)
+        return True
 
     def _trial(self, number: int) -> optuna.trial.Trial:
         from optuna.trial import Trial
@@ -203,13 +211,15 @@ class Worker:
     def _stored(self, number: int) -> optuna.trial.FrozenTrial:
         return self._study.get_trials(deepcopy=False)[number]
 
-    def _tell(self, number: int, state: str, reason: str) -> None:
+    def _tell(self, number: int, end: HpctrainError) -> None:
+        """End a trial for good: it is pruned, or has failed."""
         from optuna.trial import TrialState
 
-        word = "failed" if state == "FAIL" else "is pruned"
-        log.warning("trial %d %s: %s", number, word, mask(reason))
-        self._trial(number).set_user_attr("reason", mask(reason)[:_LONGEST_REASON])
-        self._study.tell(number, state=TrialState[state], skip_if_finished=True)
+        pruned, reason = isinstance(end, trial_run.Pruned), mask(str(end))
+        log.warning("trial %d %s: %s", number, "is pruned" if pruned else "failed", reason)
+        self._trial(number).set_user_attr("reason", reason[:_LONGEST_REASON])
+        state = TrialState.PRUNED if pruned else TrialState.FAIL
+        self._study.tell(number, state=state, skip_if_finished=True)
 
     def _end(self, found: Found, reason: str) -> None:
         """End the search for all workers; failures leave the paused trials for another command."""
@@ -218,7 +228,7 @@ class Worker:
         for trial in found.at("paused") if reason == rule.NOTHING_LEFT else []:
             step, eta = trial.step, found.etas[trial.rung - 1]
             why = f"{found.metric}={trial.value:.6g} at step {step} is not in the best 1/{eta:g}"
-            self._tell(trial.number, "PRUNED", why)
+            self._tell(trial.number, trial_run.Pruned(why))
         self._study.set_user_attr("ended", reason)
         log.info("the search ends: %s", reason)
 
@@ -250,9 +260,3 @@ class Worker:
                 "the command of the search again",
                 *(needed[-1], mask(str(error))),
             )
-
-
-def _wait(seconds: float, stopped: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not stopped():
-        time.sleep(_NAP_S)

@@ -114,7 +114,7 @@ class Grid:
     def ranked(self) -> list[Trial]:
         """The trials, that with the best last value first."""
         step = self.found.rungs[-1]
-        return sorted(self.found.trials, key=lambda trial: self.found.rank_at(trial, step))
+        return sorted(self.found.trials, key=lambda trial: self.found.rank(trial, step))
 
     def at(self, step: int) -> dict[str, float]:
         """Return the values at a rung by what was searched."""

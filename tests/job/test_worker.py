@@ -13,6 +13,7 @@ import pytest
 from hpctrain.causes import GPU_MEMORY
 from hpctrain.config.frozen import load
 from hpctrain.job import pieces, worker
+from hpctrain.job.attempt import Attempt
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
@@ -102,9 +103,8 @@ def test_the_worker_goes_on_after_a_trial_that_fails(
 
     left = [wrong, large, good]
     given_by = SimpleNamespace(
-        next=lambda stopped: left.pop(0) if left else None,
-        failed=lambda piece, reason: told.append((reason, piece)),
-        report=lambda piece, value: told.append((str(value), piece)),
+        next=lambda: left.pop(0) if left else None,
+        settle=lambda piece, error: told.append((error, piece)),
     )
 
     monkeypatch.setattr(worker, "train_frozen", trained)
@@ -116,7 +116,8 @@ def test_the_worker_goes_on_after_a_trial_that_fails(
     folder.mkdir()
     ranks = RankInfo("single")
     assert worker._lead(given_by, folder, ranks) == 0  # type: ignore[arg-type]
-    assert told == [("too large", wrong), ("0.5", large), ("0.5", good)]
+    assert [piece for _, piece in told] == [wrong, large, good]
+    assert (told[0][0], told[2][0]) == ("too large", "its training has ended without a result")
     lines = [json.loads(line) for line in (folder / "pieces").read_text().splitlines()]
     begun = [line["run"] for line in lines if line.get("run")]
     assert begun == [str(each.run) for each in (wrong, large, large, good)]
@@ -233,6 +234,18 @@ def test_a_rank_ends_when_rank_0_gives_no_sign_of_life(
 def test_a_worker_that_was_cancelled_asks_for_no_more_trials(tmp_path: Path) -> None:
     stop_request.write(tmp_path, "ann")
     asked: list[object] = []
-    idle: Any = SimpleNamespace(next=asked.append)
+    idle: Any = SimpleNamespace(next=lambda: asked.append(idle))
     assert worker._lead(idle, tmp_path, RankInfo("single", worker=str(tmp_path))) == 0
     assert asked == []
+
+
+def test_a_cancel_after_the_worker_has_taken_the_trial_holds(tmp_path: Path) -> None:
+    run = RunDir(make_run(tmp_path, "digits-00000000", state="created", signature="s"))
+    for ranks, held in (
+        (RankInfo("single", worker=str(tmp_path)), True),
+        (RankInfo("single"), False),
+    ):
+        stop_request.write(run.path, "ann")
+        begins: Any = SimpleNamespace(_ranks=ranks, _run=run)
+        Attempt._drop_old_stop_request(begins)
+        assert bool(stop_request.read(run.path)) == held

@@ -14,6 +14,17 @@ from tests.conftest import process_kept
 
 Begin = Callable[..., Path]
 QUIET = ("launch.snapshot=off", "tracking=off")
+# Its trainings wait as long as the file `hold` is there, however fast the machine is.
+HELD = """\
+import os, time
+from hpctrain.tasks import Classification
+
+class Task(Classification):
+    def __call__(self, model, batch):
+        while os.path.exists(os.path.dirname(__file__) + "/hold"):
+            time.sleep(0.1)
+        return super().__call__(model, batch)
+"""
 
 
 @pytest.fixture

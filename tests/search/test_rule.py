@@ -13,7 +13,7 @@ from hpctrain.search.trials import Found, Trial
 def trial(number: int, state: str, *values: float, goal: int = 0) -> Trial:
     reached = dict(zip((1, 3, 9), values, strict=False))
     goal = goal or max(1, len(values))
-    return Trial(number, state, {}, f"run-{number}", reached, len(values), goal, "", 1)
+    return Trial(number, state, {}, f"run-{number}", reached, len(values), goal, "")
 
 
 def search(*trials: Trial, n_trials: int = 0, widths: tuple[int, ...] = (1, 1, 1)) -> Found:

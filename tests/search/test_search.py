@@ -11,16 +11,23 @@ import pytest
 import yaml
 
 from hpctrain import lock
+from hpctrain.errors import StorageError
 from hpctrain.search.study_file import study_storage
 from hpctrain.search.trials import Found
 from hpctrain.search.worker_arrays import WorkerFile, new_worker
 from tests import cluster, forkserver
 from tests.conftest import Completed, run_json, runs
-from tests.search.conftest import Begin
+from tests.postgres import Postgres
+from tests.search.conftest import HELD, Begin
 
 Train = Callable[..., Completed]
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
+KILLED = (
+    *("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=3"),
+    *("optimizer.lr=tag(log,interval(1e-4,1e-1))", "hydra.sweeper.n_trials=4"),
+    *("train.max_steps=36", "hydra.sweeper.rungs=[6,12]", "hydra.sweeper.eta=2"),
+)
 GIVEN = ("train.max_steps=9", "hydra.sweeper.rungs=[1,3]", "hydra.sweeper.study_name=mine")
 
 
@@ -62,6 +69,33 @@ def test_a_study_that_no_search_has_begun_is_refused(
     study.tell(study.ask(), 0.5)
     said = refused(begin, capsys, *GIVEN, "seed=range(0,9)")
     assert f"study_name=mine: {file} has a study of this name with trials" in said
+
+
+def test_a_password_in_the_storage_is_not_written(
+    begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = (*GIVEN, "seed=range(0,9)")
+    storage = "hydra.sweeper.storage=postgresql://ann:mellon77@host/db"
+    said = refused(begin, capsys, *given, storage)
+    assert "hydra.sweeper.storage=postgresql://ann:***@host/db holds a password" in said
+    assert "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place" in said
+    assert "mellon77" not in said
+    away = "hydra.sweeper.storage=sqlite:////proc/none/x.db"  # as a server that does not answer
+    said = refused(begin, capsys, *given, away, code=StorageError.exit_code)
+    assert f"{away}: " in said
+    assert "unable to open database file" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_rung_that_no_epoch_reaches_is_refused(
+    begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("train.max_epochs=2", "train.max_steps=900", "hydra.sweeper.rungs=[20,44]")
+    said = refused(begin, capsys, *given, "seed=range(0,9)")
+    assert "rungs=[20, 44, 900]: with train.max_epochs=2 a run ends at step 44" in said
+    begin(*given, "seed=range(0,9)", "hydra.sweeper.rungs=[20,43]")
+    # Trials with smaller batches reach it.
+    begin(*given, "train.global_batch_size=choice(64,16)")
 
 
 def test_a_file_system_without_locks_is_refused(
@@ -141,21 +175,20 @@ def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[s
     assert "train/bubble" in train(*search, code=4, **no_sbatch).stderr
 
 
+def start_worker(sweep: Path) -> "forkserver.Popen":
+    folder = new_worker(sweep, WorkerFile())
+    return forkserver.Popen([sys.executable, "-m", "hpctrain", "work", str(folder)])
+
+
 @pytest.mark.slow
 def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> None:
     """Real trainings of digits: `kill -9` reaches a worker in its first, third and fifth piece."""
-    search = (
-        *("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=3"),
-        *("optimizer.lr=tag(log,interval(1e-4,1e-1))", "hydra.sweeper.n_trials=4"),
-        *("train.max_steps=36", "hydra.sweeper.rungs=[6,12]", "hydra.sweeper.eta=2"),
-    )
     found = []
     for disturbed in (True, False):
-        sweep = begin(*search, f"output_dir={tmp_path}/{disturbed}")
+        sweep = begin(*KILLED, f"output_dir={tmp_path}/{disturbed}")
         folder_of_runs = sweep.parents[1]
         for pieces in (0, 2, 4) if disturbed else ():
-            folder = new_worker(sweep, WorkerFile())
-            process = forkserver.Popen([sys.executable, "-m", "hpctrain", "work", str(folder)])
+            process = start_worker(sweep)
 
             def trains(least: int = pieces, folder: Path = folder_of_runs) -> bool:
                 records = [run_json(run) for run in runs(folder)]
@@ -165,9 +198,7 @@ def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> 
             cluster.wait_for(trains, 400, "a training")
             process.send_signal(signal.SIGKILL)
             process.wait()
-        folder = new_worker(sweep, WorkerFile())
-        command = [sys.executable, "-m", "hpctrain", "work", str(folder)]
-        assert forkserver.run(command, cwd=tmp_path, timeout=900).returncode == 0
+        assert start_worker(sweep).wait(900) == 0
         search_now = Found.of(sweep)
         assert search_now.ended
         found.append(search_now)
@@ -176,3 +207,39 @@ def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> 
     assert [t.state for t in killed.trials] == [t.state for t in alone.trials]
     assert killed.best is not None
     assert killed.best.params == alone.best.params  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_two_workers_on_postgresql_of_which_one_is_killed(
+    postgres: Postgres, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "held.py").write_text(HELD)
+    (hold := tmp_path / "hold").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    search = (*KILLED, "task._target_=held.Task", f"hydra.sweeper.storage={postgres.uri}")
+    sweep = begin(*search)
+    killed, other = start_worker(sweep), start_worker(sweep)
+
+    def both_train() -> bool:
+        states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
+        return states == ["running", "running"]
+
+    cluster.wait_for(both_train, 400, "two trainings")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    # The server, or a firewall, ends the connections that others have.
+    others = "pid <> pg_backend_pid() AND datname IS NOT NULL"
+    ended = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {others}"
+    assert int(postgres.ask(ended)) > 0
+    hold.unlink()
+    assert other.wait(900) == 0
+    found = Found.of(sweep)
+    assert found.ended
+    assert {trial.state for trial in found.trials} == {"finished", "pruned"}
+    assert postgres.ask("SELECT count(*) FROM trials") == "4"
+    assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
+    # The same command finds the study there, and goes on with it.
+    assert begin(*search, "hydra.sweeper.n_trials=5") == sweep
+    assert start_worker(sweep).wait(900) == 0
+    assert postgres.ask("SELECT count(*) FROM trials") == "5"

@@ -11,16 +11,19 @@ import pytest
 from msgspec.structs import replace
 from optuna.distributions import IntDistribution, distribution_to_json
 
+from hpctrain.lock import file_lock
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import space, trial_run
+from hpctrain.search.trial_run import Piece
 from hpctrain.search.trials import Found, _trial
-from hpctrain.search.workers import Piece, Worker
+from hpctrain.search.worker_arrays import WorkerFile, new_worker
+from hpctrain.search.workers import Worker
 from tests.search.conftest import Begin, worker
 
 RUNGS = ("train.max_steps=9", "hydra.sweeper.rungs=[1,3]", "optimizer.lr=range(1,28)")
 
 
-def stand_in(piece: Piece, value: float) -> float:
+def stand_in(piece: Piece, value: float) -> None:
     """Leave in the run directory what a training up to `piece.until` leaves."""
     run = RunDir(piece.run)
     with run.lock():
@@ -28,7 +31,6 @@ def stand_in(piece: Piece, value: float) -> float:
         step = piece.until or 9
         state = "paused" if piece.until else "finished"
         run.end_attempt(state, result={"step": step, piece.metric: value})
-    return value
 
 
 def value_of(piece: Piece) -> float:
@@ -45,7 +47,8 @@ def train_all(*workers: Worker) -> None:
             if (piece := each.next()) is None:
                 left.remove(each)
             else:
-                each.report(piece, stand_in(piece, value_of(piece)))
+                stand_in(piece, value_of(piece))
+                each.settle(piece)
 
 
 def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
@@ -54,7 +57,7 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     found = Found.of(sweep)
     assert found.ended
     assert found.best is not None
-    ranked = sorted(found.trials, key=lambda trial: found.rank_at(trial, 1))
+    ranked = sorted(found.trials, key=lambda trial: found.rank(trial, 1))
     assert found.best == ranked[0]
     assert {trial.state for trial in found.trials} == {"finished", "pruned"}
     assert all(trial.reason for trial in found.at("pruned"))
@@ -74,14 +77,15 @@ def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
     mine = worker(sweep)
     first = mine.next()
     assert first is not None
-    mine.report(first, stand_in(first, 0.5))
+    stand_in(first, 0.5)
+    mine.settle(first)
     second = mine.next()
     assert second is not None
     assert (second.until, second.run) == (3, first.run)
     with RunDir(second.run).lock():
         RunDir(second.run).begin_attempt()
         RunDir(second.run).end_attempt("finished", result={"step": 2, second.metric: 0.75})
-    mine.report(second, 0.75)
+    mine.settle(second)
     assert mine.next() is None
     (trial,) = Found.of(sweep).trials
     assert (trial.state, trial.rung, trial.values) == ("finished", 3, {1: 0.5, 9: 0.75})
@@ -126,6 +130,35 @@ def test_a_database_of_optuna_holds_a_search_too(begin: Begin, tmp_path: Path) -
     assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
 
 
+def test_a_stop_ends_each_wait_of_a_worker(begin: Begin) -> None:
+    sweep = begin(*RUNGS, "hydra.sweeper.study_name=mine", "hydra.sweeper.n_trials=1")
+    asked: list[None] = []  # it is asked to stop when it has looked so often
+
+    def stopped() -> bool:
+        asked.append(None)
+        return len(asked) > 3
+
+    def waits_for(path: Path) -> None:
+        asked.clear()
+        with file_lock(path, lambda: None):
+            assert mine.next() is None
+        assert len(asked) > 3
+        asked.clear()
+
+    mine = Worker(new_worker(sweep, WorkerFile()), stopped)
+    journal = sweep.parent / "mine.optuna.flock"
+    waits_for(sweep / "decision")
+    waits_for(journal)
+    piece = mine.next()
+    assert piece is not None
+    stand_in(piece, 0.5)
+    with file_lock(journal, lambda: None):
+        mine.settle(piece)
+    (trial,) = Found.of(sweep).trials
+    assert (trial.state, trial.values) == ("waiting", {}), "another worker reports it"
+    waits_for(piece.run / "lock")  # another command trains it
+
+
 def _die(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -149,14 +182,14 @@ def _work_until_killed(sweep: Path, phase: str) -> None:
         if phase == "training":
             RunDir(piece.run).begin_attempt()
             _die()
-        value = stand_in(piece, value_of(piece))
+        stand_in(piece, value_of(piece))
         if phase == "before report":
             _die()
         if phase == "after report" and piece.until:
-            mine.left = _die  # type: ignore[method-assign]
+            mine._told = lambda piece, told=mine._told: _die(told(piece))  # type: ignore[method-assign, misc]
         if phase == "before tell" and not piece.until:
             optuna.Study.tell = _die  # type: ignore[method-assign, assignment]
-        mine.report(piece, value)
+        mine.settle(piece)
 
 
 PHASES = (
@@ -177,7 +210,7 @@ def test_a_kill_in_any_phase_loses_nothing(begin: Begin) -> None:
     assert found.ended
     assert len(found.trials) == 9
     assert all(trial.ended and trial.params for trial in found.trials)
-    ranked = sorted(found.trials, key=lambda trial: found.rank_at(trial, 1))
+    ranked = sorted(found.trials, key=lambda trial: found.rank(trial, 1))
     assert found.best == ranked[0]
     trained = [RunDir(sweep.parents[1] / trial.run).read() for trial in found.trials]
     # Only the piece whose training was killed was begun twice.

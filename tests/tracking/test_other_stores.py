@@ -1,10 +1,8 @@
 """Uploads to stores as companies have them: behind a token, and on PostgreSQL."""
 
-import os
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.store import initialise
-from tests.tracking.mlflow_server import MlflowServer, free_port, serving
+from tests.postgres import Postgres
+from tests.tracking.mlflow_server import MlflowServer, serving
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -59,64 +58,6 @@ def test_a_server_with_a_token(
     assert TOKEN not in "".join(
         path.read_text(errors="replace") for path in (tmp_path / "r").rglob("*") if path.is_file()
     )
-
-
-class Postgres:
-    """A PostgreSQL server of its own, with one database, under the account `postgres`."""
-
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self._folder, self._programs, self.port = folder, programs, free_port()
-        self._address = f"postgres@127.0.0.1:{self.port}/postgres"
-        self.uri = f"postgresql+psycopg2://{self._address}"
-
-    def start(self) -> None:
-        self._folder.mkdir()
-        shutil.chown(self._folder, "postgres")
-        self._run("initdb", "--auth=trust", "--no-sync", "--pgdata=data")
-        where = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        self._run("pg_ctl", "start", "--wait", "--pgdata=data", "--log=log", f"--options={where}")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "stop", "--mode=immediate", "--pgdata=data")
-
-    def ask(self, query: str) -> str:
-        command = [
-            "psql",
-            f"postgresql://{self._address}",
-            "--tuples-only",
-            "--no-align",
-            "--command",
-            query,
-        ]
-        return subprocess.check_output(command, text=True).strip()
-
-    def _run(self, program: str, *arguments: str) -> None:
-        command = ["runuser", "-u", "postgres", "--", str(self._programs / program), *arguments]
-        subprocess.run(
-            command,
-            cwd=self._folder,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=300,
-        )
-
-
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    pytest.importorskip("psycopg2", reason="NO POSTGRESQL TEST: pip install psycopg2-binary")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found or os.geteuid() != 0 or not shutil.which("psql"):
-        pytest.skip("NO POSTGRESQL TEST: it needs root and `apt-get install postgresql`")
-    # Every folder above must let the account `postgres` through.
-    folder = Path(f"/var/tmp/hpctrain-postgres-{os.getpid()}")
-    server = Postgres(folder, found[-1].parent)
-    try:
-        server.start()
-        yield server
-        server.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow

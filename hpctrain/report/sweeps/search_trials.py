@@ -23,7 +23,7 @@ def _order(found: Found) -> Iterator[str]:
         both = [trial for trial in found.trials if {first, second} <= trial.values.keys()]
         if (count := len(both)) < _LEAST_ORDER:
             continue
-        left, right = ([found.rank_at(t, step)[0] for t in both] for step in (first, second))
+        left, right = ([found.rank(t, step)[0] for t in both] for step in (first, second))
         value = rank_correlation(left, right)
         z = math.atanh(max(-0.999, min(0.999, value)))
         half = 1.96 * math.sqrt((1 + value**2 / 2) / (count - 3))

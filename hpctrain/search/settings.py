@@ -73,7 +73,7 @@ class Settings(Record, frozen=True, kw_only=True):
         ):
             if not fits:
                 _refuse(key, given, allowed)
-        etas = _listed(given, "eta", 3)
+        etas = _listed(given, "eta", 2)
         if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
             _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
         rungs = _rungs(given, max_steps, etas)

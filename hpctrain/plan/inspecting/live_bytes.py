@@ -78,7 +78,7 @@ class _Live(TorchDispatchMode):
 
     def __init__(self, states: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._states = {tensor.untyped_storage()._cdata for tensor in states}
+        self._states = set(map(_key, states))
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         # As long as a weak reference exists, no other storage gets the same key.
         self._held: list[StorageWeakRef] = []

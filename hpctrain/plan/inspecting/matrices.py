@@ -5,10 +5,9 @@ experts, of which a token uses k, k / E of the tokens. Blocks that the pass leav
 are alike have the positions of the one that is there.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,60 +36,61 @@ class Matrix:
         return 2.0 * self.rows * self.columns * self.positions * self.number
 
 
-class Positions:
-    """Notes the positions of the layers while it is entered, and the model is called."""
+# The positions of a sample that pass a layer, and the elements that a convolution moves.
+_Passed = dict[nn.Module, tuple[float, float]]
 
-    def __init__(self, model: nn.Module, samples: int) -> None:
-        self._model, self._samples = model, samples
-        # The positions of a sample, and the elements that a convolution moves.
-        self._seen: dict[nn.Module, tuple[float, float]] = {}
 
-    def __enter__(self) -> Positions:
-        self._handles = [m.register_forward_hook(self._note) for m in self._model.modules()]
-        return self
+@contextmanager
+def noted_positions(model: nn.Module, samples: int) -> Iterator[_Passed]:
+    """Note what passes the layers in a call of the model with so many samples."""
+    seen: _Passed = {}
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+    def note(module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.ndim > 1:
-            size, convolves = output.numel() / self._samples, isinstance(module, _ConvNd)
-            moved = args[0].numel() / self._samples + size if convolves else 0.0
-            self._seen[module] = size / output.shape[1 if convolves else -1], moved
+            size, convolves = output.numel() / samples, isinstance(module, _ConvNd)
+            moved = args[0].numel() / samples + size if convolves else 0.0
+            seen[module] = size / output.shape[1 if convolves else -1], moved
 
-    def matrices(self, otherwise: int, fp8: Collection[str]) -> tuple[Matrix, ...]:
-        """Return the weights, each once; `fp8` are the names of layers that can compute in it.
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_hook(note).remove)
+        yield seen
 
-        `otherwise` are the positions of layers that were not called.
-        """
-        found, known, model = [], set(), self._model
-        groups = [[model.get_submodule(name) for name in names] for names in alike(model)]
-        called = {  # a layer of a block that was left out, and that of the first block
-            part: first
-            for first_block, *others in groups
-            for block in others
-            for part, first in zip(block.modules(), first_block.modules(), strict=True)
-        }
-        convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
-        channels_last = any(not layer.weight.is_contiguous() for layer in convolutions)
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Embedding):
+
+def matrices_of(
+    model: nn.Module, seen: _Passed, otherwise: int, fp8: Collection[str]
+) -> tuple[Matrix, ...]:
+    """Return the weights, each once; `fp8` are the names of layers that can compute in it.
+
+    `otherwise` are the positions of layers that were not called.
+    """
+    found, known = [], set()
+    groups = [[model.get_submodule(name) for name in names] for names in alike(model)]
+    called = {  # a layer of a block that was left out, and that of the first block
+        part: first
+        for first_block, *others in groups
+        for block in others
+        for part, first in zip(block.modules(), first_block.modules(), strict=True)
+    }
+    convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
+    channels_last = any(not layer.weight.is_contiguous() for layer in convolutions)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        first = module if module in seen else called.get(module, module)
+        positions, moved = seen.get(first, (float(otherwise), 0.0))
+        for weight in module.parameters(recurse=False):
+            if weight.ndim < 2 or id(weight) in known:
                 continue
-            first = module if module in self._seen else called.get(module, module)
-            positions, moved = self._seen.get(first, (float(otherwise), 0.0))
-            for weight in module.parameters(recurse=False):
-                if weight.ndim < 2 or id(weight) in known:
-                    continue
-                known.add(id(weight))
-                rows, *others = weight.shape
-                number, last, each = 1, True, positions
-                if isinstance(module, _ConvNd):
-                    number, last = module.groups, channels_last
-                    rows //= number
-                elif weight.ndim == 3:  # of experts
-                    number, rows, *others = weight.shape
-                    each = positions / number
-                columns, in_fp8 = math.prod(others), name in fp8
-                found.append(Matrix(rows, columns, each, number, in_fp8, moved, last))
-        return tuple(found)
+            known.add(id(weight))
+            rows, *others = weight.shape
+            number, last, each = 1, True, positions
+            if isinstance(module, _ConvNd):
+                number, last = module.groups, channels_last
+                rows //= number
+            elif weight.ndim == 3:  # of experts
+                number, rows, *others = weight.shape
+                each = positions / number
+            columns, in_fp8 = math.prod(others), name in fp8
+            found.append(Matrix(rows, columns, each, number, in_fp8, moved, last))
+    return tuple(found)

@@ -26,7 +26,7 @@ from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import check_layers
-from hpctrain.plan.inspecting.matrices import Matrix, Positions
+from hpctrain.plan.inspecting.matrices import Matrix, matrices_of, noted_positions
 from hpctrain.shards.types import Batch
 
 Shape = tuple[int, ...]
@@ -69,6 +69,10 @@ class ModelFacts:
         """The tokens of a sample; 0 if its samples have none."""
         return self.flops.tokens if self.flops else 0
 
+    def divides_by(self, cp: int) -> bool:
+        """Return whether context parallel of `cp` ranks can divide the tokens."""
+        return self.context and self.tokens > 0 and self.tokens % (2 * cp) == 0
+
 
 def build_of(
     section: Mapping[str, Any], lora: LoRAConfig, optimizer: OptimizerConfig, blocks: list[str]
@@ -102,11 +106,13 @@ def build_on_meta(build: Build) -> nn.Module:
         raise ConfigError(f"{error}\n{how} be read") from error
 
 
-def blocks_of(model: nn.Module, classes: Sequence[str] = ()) -> list[nn.Module]:
-    """Return the blocks, which `parallel.blocks` may name; none if they cannot be found."""
+def blocks_of(model: nn.Module, classes: Sequence[str], *, needed: bool = False) -> list[nn.Module]:
+    """Return the blocks, which `parallel.blocks` may name; none if they are not found or needed."""
     try:
         return [block for _, block in find_blocks(model, [*classes])]
     except ConfigError:
+        if needed:
+            raise
         return []
 
 
@@ -120,7 +126,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] 
     vectors = [p.numel() for block in blocks[:1] for p in block.parameters() if p.ndim == 1]
     width, numbers = next(iter(vectors), 0), plan.numbers if isinstance(plan, Plan) else {}
     heads, batch = numbers.get("heads", 1), meta_batch(sample)
-    with Positions(model, len(batch["mask"])) as positions:
+    with noted_positions(model, len(batch["mask"])) as seen:
         flops = count_flops(model, task, batch)
     again = _again(model, task, batch, flops, blocks) if flops and blocks else 0
     in_fp8: list[str] = []
@@ -132,7 +138,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] 
         embedding=sum(table.numel() for table in tables.values()),
         active=summary.parameters - sum(held // n * (n - used) for n, used, held in experts),
         flops=flops,
-        matrices=positions.matrices(flops.tokens if flops else 1, in_fp8),
+        matrices=matrices_of(model, seen, flops.tokens if flops else 1, in_fp8),
         width=width,
         keys_values=2 * width * numbers.get("kv_heads", heads) // heads,
         experts=min((n for n, _, _ in experts), default=0),

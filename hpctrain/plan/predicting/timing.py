@@ -30,7 +30,7 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.matrices import Matrix
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import computed_bytes, reduced_bytes, shards, stored_bytes
+from hpctrain.plan.memory import computed_bytes, reduced_bytes, stored_bytes
 from hpctrain.units import ELEMENT_BYTES
 
 LINK = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
@@ -127,7 +127,7 @@ class _Step:
         self.usual = self.compute.replace("fp8", "bf16")
         self.per_node, self.blocks = self.config.launch.tasks_per_node, max(1, facts.blocks)
         self.rate = (hardware.memory_bandwidth or 0.0) * self.efficiencies.memory
-        self.divided = self.degrees.tp * self.degrees.pp * shards(self.degrees, self.parallel)
+        self.divided = self.degrees.tp * self.degrees.pp * self.degrees.shards(self.parallel)
 
     def time(self, activations: Activations) -> StepTime | None:
         """Return all of it; None if a figure is unknown."""
@@ -155,9 +155,8 @@ class _Step:
         # The first gather, and the last reduction, have nothing to hide behind.
         once, behind = hidden / self.blocks, min(hidden, constants.overlap * busy)
         exposed = open_s + max(once, hidden - behind) + constants.contention * behind
-        waiting = 0.0
-        if degrees.pp > 1:
-            waiting = bubble(self.parallel.pipeline.schedule, degrees.pp, batch.accumulate)
+        schedule, pp = self.parallel.pipeline.schedule, degrees.pp
+        waiting = bubble(schedule, pp, batch.accumulate) if pp > 1 else 0.0
         step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
         # Clipping and the optimizer read and write all states.
         tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
@@ -217,7 +216,7 @@ class _Step:
         ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
         for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
             own = whole / (degrees.tp * degrees.pp)
-            shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
+            shard, inner = max(1, degrees.shards(parallel) // apart), degrees.tp * apart
             link = self._link(inner, shard)
             total += self._by_block(gathers, own * size, shard, link)
             total += self._by_block(scatters, own * learnt, shard, link)
@@ -243,12 +242,9 @@ class _Step:
             keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
             total += gather_s(keys, degrees.cp, self._link(degrees.tp, degrees.cp)) * times
         if ep > 1:  # tokens go to their experts and back, in each pass
-            nodes = (
-                degrees.tp * ep // self.per_node
-            )  # of several, what leaves a node takes the time
-            link, groups = (
-                (self.hardware.between, nodes) if nodes > 1 else (self.hardware.inside, ep)
-            )
+            link, groups = self.hardware.inside, ep
+            if (nodes := degrees.tp * ep // self.per_node) > 1:  # what leaves a node takes the time
+                link, groups = self.hardware.between, nodes
             total += gather_s(residual * facts.per_token, groups, link) * 2 * times
         if degrees.pp > 1:
             link = self._link(self.per_node if degrees.ranks > self.per_node else 1, degrees.pp)
@@ -261,9 +257,8 @@ class _Step:
 
     def _overlaps(self) -> bool:
         """Return whether tensor parallel overlaps with products, which takes GPUs of one node."""
-        if not self.parallel.async_tp or self.hardware.name == "cpu":
-            return False
-        inside = self.degrees.tp <= self.per_node
+        on_gpus = self.parallel.async_tp and self.hardware.name != "cpu"
+        inside = on_gpus and self.degrees.tp <= self.per_node
         return inside and not any(async_tp_problems(self.config, self.degrees))
 
     def _moved(self) -> float:
@@ -290,10 +285,7 @@ def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:
         return hardware.inside
     # A ring enters each node once, and all ranks of the group in a node share the work of sending.
     together = max(1, per_node // inner)
-    between, inside = hardware.between, hardware.inside.bandwidth
-    if between.bandwidth is None or (together > 1 and inside is None):
+    between, inside = hardware.between, hardware.inside.bandwidth if together > 1 else math.inf
+    if between.bandwidth is None or inside is None:
         return Link(between.kind)
-    rate = between.bandwidth * together
-    if together > 1 and inside is not None:
-        rate = min(inside, rate)
-    return Link(between.kind, rate, between.latency_s)
+    return Link(between.kind, min(inside, between.bandwidth * together), between.latency_s)

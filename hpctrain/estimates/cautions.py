@@ -35,7 +35,11 @@ def of_sweep(configs: Iterable[Config]) -> list[str]:
     found: Counter[str] = Counter()
     every = list(configs)
     for config in every:
-        key = _what_decides(config)
+        optimizer = config.optimizer
+        rule = optimizer.lr_scaling, optimizer.base_batch_size, bool(optimizer.groups)
+        sections = config.model, config.launch, config.train, config.parallel, config.precision
+        own = optimizer._target_, optimizer.options, *rule, config.hardware, config.data
+        key = repr((*own, *sections))
         if key not in kinds:
             kinds[key] = list(cautions(config))
         found.update(kinds[key])
@@ -66,13 +70,6 @@ def cautions(config: Config) -> Iterator[str]:
         yield from hardware.lacks(config.precision.compute)
         yield from _idle(config, degrees, batch, hardware)
     yield from _time(config, degrees, hardware)
-
-
-def _what_decides(config: Config) -> str:
-    optimizer = config.optimizer
-    parts = (optimizer._target_, optimizer.options, optimizer.lr_scaling, optimizer.base_batch_size)
-    sections = (config.model, config.launch, config.train, config.parallel, config.precision)
-    return repr((*parts, bool(optimizer.groups), *sections, config.hardware, config.data))
 
 
 def _host(config: Config) -> Iterator[str]:

@@ -15,7 +15,7 @@ from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.model_facts import Layer, layers_of
 from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
-from hpctrain.plan.layouts import Layout, of_command_line
+from hpctrain.plan.layouts import of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
@@ -142,7 +142,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     config, hardware = asked.config, asked.hardware
     named_nodes = config.launch.node_numbers.start
     if asked.runs:
-        hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
+        hardware = hardware_of(config, hardware, asked.runs)
     # Errors of the config, in what decides a plan, come before any work.
     sections = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
     validate_job(config, sections)
@@ -151,16 +151,15 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     if hardware is not None:
         _check_node(config, hardware, asked.per_node)
     task, sample = task_and_sample(config, asked.shape)
-    estimator, model = Estimator.of_config(config, task, sample)
+    estimator = Estimator.of_config(config, task, sample)
     samples = None if asked.shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
     estimator.budget, estimator.limits = budget, asked.limits
     asked.limits.check(budget, hardware)
     loader = loader_rate(None if asked.shape else config.data, config.output_dir, hardware)
-    measured = [
-        (Estimator.of_config(run.config, *task_and_sample(run.config))[0], run)
-        for run in asked.runs
-    ]
+    configs = [run.config for run in asked.runs]
+    theirs = [Estimator.of_config(each, *task_and_sample(each)) for each in configs]
+    measured = [*zip(theirs, asked.runs, strict=True)]
     any_kind = hardware or of_section({"title": "hardware that is not named"})
     if measured:
         found = [its.of(layout_of(run), any_kind) for its, run in measured]
@@ -188,7 +187,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
             least = smallest(config, estimator, hardware, per_node)
             ranking = Ranking([least] if least else [], ranking.excluded)
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
-    layers = layers_of(model, task, sample) if asked.layers else []
+    layers = layers_of(estimator.model, task, sample) if asked.layers else []
     return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds)
 
 

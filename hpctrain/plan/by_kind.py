@@ -38,7 +38,7 @@ def choices(
     """Yield the best layout on each kind, or why nothing fits."""
     kept = _kept(config, [text.partition("=")[0] for text in overrides])
     task = instantiate("task", config.task)
-    estimator, _ = Estimator.of_config(config, task, of_data(config.data))
+    estimator = Estimator.of_config(config, task, of_data(config.data))
     size = config.launch.node_numbers[0], config.launch.tasks_per_node
     for hardware in kinds:
         # micro_batch_size=auto finds the largest that fits by itself.

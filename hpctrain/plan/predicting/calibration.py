@@ -80,9 +80,9 @@ class Calibration:
         return told
 
 
-def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
+def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
-    first, config, mine = runs[0], layout.config, _alike(layout.config)
+    first, mine = runs[0], _alike(config)
     what, on_cpu = f"--from-run {first.path}", first.device == "CPU"
     for run in runs:
         its = f"--from-run {run.path}"
@@ -104,7 +104,16 @@ def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[Measur
         other = f"hardware={known.name} ({known.title})"
         raise ConfigError(f"{what}: it ran on {first.device}, which is not {other}")
     if on_cpu and (known is None or not known.peak_flops):
-        return _cpu(known, config.precision.compute)
+        return replace(
+            known or of_section({}),
+            name="cpu",
+            title="the CPU of the run",
+            peak_flops={config.precision.compute: _CPU_FLOPS},
+            memory_bandwidth=_CPU_BYTES_PER_S,
+            inside=_CPU_LINK,
+            between=_CPU_LINK,
+            matmul_efficiency=0.8,
+        )
     if known is None:
         missing = f"conf/hardware has no file for {first.device}"
         raise ConfigError(f"{what}: {missing}; write one, and name it with hardware=NAME")
@@ -180,16 +189,3 @@ def _alike(config: Config) -> dict[str, object]:
         "precision.compute": config.precision.compute,
         "train.compile": config.train.compile,
     }
-
-
-def _cpu(known: Hardware | None, compute: str) -> Hardware:
-    return replace(
-        known or of_section({}),
-        name="cpu",
-        title="the CPU of the run",
-        peak_flops={compute: _CPU_FLOPS},
-        memory_bandwidth=_CPU_BYTES_PER_S,
-        inside=_CPU_LINK,
-        between=_CPU_LINK,
-        matmul_efficiency=0.8,
-    )

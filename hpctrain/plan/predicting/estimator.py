@@ -184,7 +184,7 @@ class Estimator:
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
-        self.facts, self.activations = facts, activations
+        self.model, self.facts, self.activations = model, facts, activations
         self._memory = MemoryModel(model, facts, activations)
         self.efficiencies, self.limits = Efficiencies(), Limits()
         self.budget = Budget(None, "no budget")
@@ -192,8 +192,8 @@ class Estimator:
         self.calibration: Calibration | None = None
 
     @classmethod
-    def of_config(cls, config: Config, task: Any, sample: Batch) -> tuple[Self, nn.Module]:
-        """Return that of a config's model, and the model; a ConfigError if they do not fit."""
+    def of_config(cls, config: Config, task: Any, sample: Batch) -> Self:
+        """Return that of a config's model; a ConfigError if the task or the sample do not fit."""
         blocks = config.parallel.blocks
         build = build_of(config.model, config.train.lora, config.optimizer, blocks)
         model = build_on_meta(build)
@@ -203,7 +203,7 @@ class Estimator:
         half = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
         dtype = half.get(config.precision.compute)
         measured = Measured(build, task, sample, dtype, config.train, blocks)
-        return cls(model, facts, measured), model
+        return cls(model, facts, measured)
 
     def least(self, config: Config, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""

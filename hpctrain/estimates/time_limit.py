@@ -29,11 +29,6 @@ class _Duration:
     steps: int
     run: MeasuredRun
 
-    @property
-    def limit_min(self) -> float:
-        """The minutes with the margin, without the time in which a job saves before its limit."""
-        return self.seconds * _MARGIN / 60
-
 
 def expected(config: Config) -> _Duration | None:
     """Return the time of a run; None without a measured run that is like it, or without an end."""
@@ -57,8 +52,9 @@ def pin(config: Config) -> None:
             f"{config.data.path}, but the measured run {run.path.name} had other data, so the "
             "steps of an epoch are unknown: give train.max_steps, or a number of minutes"
         )
-    duration = _duration(config, run, steps)
-    config.launch.time_min = math.ceil(duration.limit_min + config.launch.warn_s / 60)
+    seconds = _duration(config, run, steps).seconds
+    # A job saves in the time of `warn_s` before its limit.
+    config.launch.time_min = math.ceil(seconds * _MARGIN / 60 + config.launch.warn_s / 60)
 
 
 def note(config: Config) -> str:

@@ -235,7 +235,8 @@ def _print_layouts(console: Console, estimates: list[Estimate]) -> None:
     console.print(f"\nestimates on {first.hardware.title}{told}")
     shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
-    _print_mark(console, shown)
+    if line := uncompared_line(shown):
+        console.print(f"* {line}")
     if more := len(estimates) - len(shown):
         console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
@@ -282,7 +283,8 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     after = {"prices of": [date.strip() for date in dates]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
-    _print_mark(console, [one for one in found if one])
+    if line := uncompared_line(filter(None, found)):
+        console.print(f"* {line}")
 
 
 def _print_estimates(
@@ -307,6 +309,13 @@ def _name(one: Estimate) -> str:
     return one.layout.name + " *" * bool(one.uncompared)
 
 
+def _step(one: Estimate) -> str:
+    if one.time is None:
+        return "unknown"
+    seconds = one.time.step_s
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
 _CELLS: dict[str, Callable[[Estimate], str]] = {
     "layout": _name,
     "nodes": lambda one: str(one.layout.nodes),
@@ -315,7 +324,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
-    "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
+    "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
     "trained": lambda one: _trained(one) if one.budget.is_time else "unknown",
@@ -325,15 +334,6 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "cost": lambda one: number(one.cost(one.price)),
     "spot": lambda one: number(one.cost(one.hardware.spot)),
 }
-
-
-def _step(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
-def _print_mark(console: Console, rows: Sequence[Estimate]) -> None:
-    if line := uncompared_line(rows):
-        console.print(f"* {line}")
 
 
 def _how(estimate: Estimate) -> str:

@@ -8,7 +8,6 @@ the logits: both are computed, and the larger counts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -220,9 +219,13 @@ class _StageSizes:
         needed = degrees.ranks > degrees.dp_replicate
         blocks = blocks_of(model, parallel.blocks, needed=needed)
         styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
-        of_experts: dict[str, Any] = {"experts": experts, "ep": parallel.ep}
-        about = model, blocks, styles, degrees.tp
-        whole = ModelSizes.of(*about, **of_experts, trained=trained, without=packed)
+        whole = ModelSizes.of(
+            *(model, blocks, styles, degrees.tp),
+            experts=experts,
+            ep=parallel.ep,
+            trained=trained,
+            without=packed,
+        )
         if degrees.pp == 1 or plan is None:
             return [whole]
         counts = block_counts(model, plan, parallel, degrees.pp)

@@ -100,7 +100,7 @@ class Figures(Record, frozen=True):
         """Read a file of `--save`, for which a text has asked. ConfigError: it is none."""
         try:
             return read(cls, path, parts=0)
-        except FileNotFoundError as error:
+        except OSError as error:
             raise ConfigError(f"{asked}{path}: {error.strerror}") from None
         except DamageError as error:
             raise ConfigError(f"{asked}{path}: not a file of bench --save ({error})") from None

@@ -96,22 +96,22 @@ class Figures(Record, frozen=True):
             raise StorageError(f"--save {path}: {error.strerror}") from error
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a file of `--save`. ConfigError: it is none."""
+    def load(cls, path: Path, asked: str = "--against ") -> Self:
+        """Read a file of `--save`, for which a text has asked. ConfigError: it is none."""
         try:
             return read(cls, path, parts=0)
-        except FileNotFoundError as error:
-            raise ConfigError(f"--against {path}: {error.strerror}") from None
+        except OSError as error:
+            raise ConfigError(f"{asked}{path}: {error.strerror}") from None
         except DamageError as error:
-            raise ConfigError(f"--against {path}: not a file of bench --save ({error})") from None
+            raise ConfigError(f"{asked}{path}: not a file of bench --save ({error})") from None
 
     def check_comparable(self, before: Figures, path: Path) -> None:
         """Raise a ConfigError that names what differs, unless both measure the same."""
-        names = self.setup.keys() | before.setup.keys()
+        old, new = before.setup, self.setup
         differ = [
-            f"{name} was {before.setup.get(name)} and is {self.setup.get(name)}"
-            for name in sorted(names)
-            if self.setup.get(name) != before.setup.get(name)
+            f"{name} was {old.get(name)} and is {new.get(name)}"
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)
         ]
         if differ:
             raise ConfigError(f"--against {path}: another benchmark: {'; '.join(differ)}")
@@ -119,27 +119,25 @@ class Figures(Record, frozen=True):
     def slower(self, before: Figures, tolerance: float) -> list[str]:
         """Return a sentence for each part that is slower than before."""
         found = []
-        for name, part in self.parts.items():
-            if (old := before.parts.get(name)) is None:
-                continue
-            change = 100 * (part.samples_per_s / old.samples_per_s - 1)
-            if change < -tolerance:
-                found.append(
-                    f"{name}: {part.samples_per_s:,.0f} samples/s, {-change:.0f}% less than "
-                    f"{old.samples_per_s:,.0f}"
-                )
+        for name in (name for name in self.parts if name in before.parts):
+            now, old = self.parts[name].samples_per_s, before.parts[name].samples_per_s
+            if (change := 100 * (now / old - 1)) < -tolerance:
+                found.append(f"{name}: {now:,.0f} samples/s, {-change:.0f}% less than {old:,.0f}")
         return found
 
     def limit(self) -> str:
         """Return what limits the training, in one sentence; "" if too little was measured."""
-        data, compute = self.parts.get("data"), self.parts.get("compute")
+        data, compute, sent = map(self.parts.get, ("data", "compute", "communication"))
         if compute is None:
             return ""
         if data is not None and data.samples_per_s < _CLOSE * compute.samples_per_s:
             ratio = data.samples_per_s / compute.samples_per_s
             text = f"The loader limits: it brings {ratio:.2f} times what the steps take."
             return self._cured(text, "data")
-        sent, alone = self.parts.get("communication"), self._alone_ms()
+        # In this time the slowest rank computes its share of a step alone.
+        rank_s = self.facts.rank_s
+        rows = int(self.setup["train.global_batch_size"]) / len(rank_s) if rank_s else 0.0
+        alone = 1000 * rows * max(rank_s, default=0.0)
         if sent is not None and alone and alone < (1 - _MOST) * compute.p50_ms:
             text = (
                 f"Communication limits: a step takes {compute.p50_ms:.0f} ms, and its forward and "
@@ -179,14 +177,6 @@ class Figures(Record, frozen=True):
                 "repeat it with more --steps before you compare."
             )
         return found
-
-    def _alone_ms(self) -> float | None:
-        """Return the time in which the slowest rank computes its share of a step alone."""
-        seconds = self.facts.rank_s
-        if not seconds:
-            return None
-        samples = int(self.setup["train.global_batch_size"]) / len(seconds)
-        return 1000 * samples * float(max(seconds))
 
     def _cured(self, text: str, kind: str) -> str:
         cures = self.facts.cures.get(kind)

@@ -33,13 +33,17 @@ def of_sweep(configs: Iterable[Config]) -> list[str]:
     """Return the warnings of all runs, each once, with the number of runs if not all have it."""
     kinds: dict[str, list[str]] = {}
     found: Counter[str] = Counter()
-    count = 0
-    for config in configs:
-        count += 1
-        key = _what_decides(config)
+    every = list(configs)
+    for config in every:
+        optimizer = config.optimizer
+        rule = optimizer.lr_scaling, optimizer.base_batch_size, bool(optimizer.groups)
+        sections = config.model, config.launch, config.train, config.parallel, config.precision
+        own = optimizer._target_, optimizer.options, *rule, config.hardware, config.data
+        key = repr((*own, *sections))
         if key not in kinds:
             kinds[key] = list(cautions(config))
         found.update(kinds[key])
+    count = len(every)
     return [f"{text} ({n} of {count} runs)" if n < count else text for text, n in found.items()]
 
 
@@ -68,16 +72,8 @@ def cautions(config: Config) -> Iterator[str]:
     yield from _time(config, degrees, hardware)
 
 
-def _what_decides(config: Config) -> str:
-    optimizer = config.optimizer
-    parts = (optimizer._target_, optimizer.options, optimizer.lr_scaling, optimizer.base_batch_size)
-    sections = (config.model, config.launch, config.train, config.parallel, config.precision)
-    return repr((*parts, bool(optimizer.groups), *sections, config.hardware, config.data))
-
-
 def _host(config: Config) -> Iterator[str]:
-    launch = config.launch
-    gpus = launch.gpus_per_node
+    launch, gpus = config.launch, config.launch.gpus_per_node
     if gpus and launch.cpus_per_task * launch.tasks_per_node < CORES_PER_GPU * gpus:
         least = -(-CORES_PER_GPU * gpus // launch.tasks_per_node)
         yield (
@@ -110,8 +106,7 @@ def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
 
 def _learning_rate(config: Config) -> Iterator[str]:
     optimizer, batch = config.optimizer, config.train.global_batch_size
-    base = optimizer.base_batch_size
-    if base is None:
+    if (base := optimizer.base_batch_size) is None:
         return
     if optimizer.lr_scaling == "none" and batch > base:
         yield (
@@ -137,7 +132,9 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
         return
     if (launch.mem_gb if offload else memory) is None:
         return
-    count = _parameters(config)
+    count = parameter_count(config.model)
+    if count is None:
+        count = next((run.parameters for run in runs_of_model(config) if run.parameters), None)
     if count is None:
         return
     # Frozen parameters have no state, and how many they are is not known here.
@@ -145,8 +142,7 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
     partly |= config.train.lora.match is not None
     # Gradients on a GPU come as activations go.
     states = 0 if partly else offload + optimizer_states(config.optimizer)
-    ranks, divided = degrees.dp_shard * degrees.tp * degrees.pp, degrees.dp_shard > 1 or offload
-    ranks *= degrees.cp if divided else 1  # without dp_shard they are replicas
+    ranks = degrees.tp * degrees.pp * degrees.shards(parallel)
     needed = count * ELEMENT_BYTES[config.precision.params] * (1 + states) / ranks
     optimizer = config.optimizer._target_.rpartition(".")[2]
     of_model = f"{count:,} parameters" + f" and the state of {optimizer}" * (states > 0)
@@ -163,13 +159,6 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
             f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
             "`python -m hpctrain plan` shows layouts that fit"
         )
-
-
-def _parameters(config: Config) -> int | None:
-    count = parameter_count(config.model)
-    if count is None:
-        count = next((run.parameters for run in runs_of_model(config) if run.parameters), None)
-    return count
 
 
 def _tokens(config: Config) -> int:
@@ -200,8 +189,7 @@ def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardwar
 
 
 def _time(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
-    limit = config.launch.time_min
-    if not isinstance(limit, int):
+    if not isinstance(limit := config.launch.time_min, int):
         return
     if (duration := time_limit.expected(config)) is not None:
         if duration.seconds > 60 * limit:
@@ -223,14 +211,14 @@ def _time(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterat
 def _least_seconds(config: Config, degrees: Degrees, hardware: Hardware | None) -> float | None:
     """Return the seconds that no run can beat: those of its matrix products at the peak."""
     peak = None if hardware is None else hardware.peak(config.precision.compute)
-    steps, tokens = config.train.max_steps, _tokens(config)
-    count = parameter_count(config.model)
+    steps, tokens, model = config.train.max_steps, _tokens(config), config.model
+    count = parameter_count(model)
     if peak is None or steps is None or not tokens or count is None:
         return None
-    if "vocab_size" not in config.model or config.model.get("experts"):
+    if "vocab_size" not in model or model.get("experts"):
         return None
-    if not config.model.get("tied"):  # a table in which rows are looked up multiplies nothing
-        count -= int(config.model["vocab_size"]) * int(config.model["dim"])
+    if not model.get("tied"):  # a table in which rows are looked up multiplies nothing
+        count -= int(model["vocab_size"]) * int(model["dim"])
     flops = 6.0 * count * tokens * ramp_of(config.train).samples(steps)
     return flops / (peak * degrees.ranks)
 
@@ -255,19 +243,17 @@ def parameter_count(model: Mapping[str, Any]) -> int | None:
 
 def _of_transformer(model: Mapping[str, Any]) -> int:
     dim, layers, vocabulary = model["dim"], model["layers"], model["vocab_size"]
-    hidden, kind = model.get("hidden"), model.get("mlp", "swiglu")
+    hidden, gelu = model.get("hidden"), model.get("mlp") == "gelu"
     if hidden is None:
-        hidden = 4 * dim if kind == "gelu" else -(-8 * dim // (3 * 32)) * 32
-    bias = bool(model.get("bias"))
-    heads = model["heads"]
+        hidden = 4 * dim if gelu else -(-8 * dim // (3 * 32)) * 32
+    heads, bias = model["heads"], bool(model.get("bias"))
     width = (model.get("kv_heads") or heads) * (dim // heads)  # of keys, and of values
     attention = 2 * dim * dim + 2 * dim * width + bias * (2 * dim + 2 * width)
     norm = dim * (2 if bias and model.get("norm", "rms") == "layer" else 1)
-    dense = _mlp(dim, hidden, bias, 2 if kind == "gelu" else 3)
-    experts, wide = model.get("experts"), model.get("expert_hidden") or hidden
+    dense = _mlp(dim, hidden, bias, 2 if gelu else 3)
     mixed, without = dense, layers
-    if experts is not None:
-        shared = model.get("shared_experts", 0)
+    if (experts := model.get("experts")) is not None:
+        wide, shared = model.get("expert_hidden") or hidden, model.get("shared_experts", 0)
         mixed = experts * (dim + _mlp(dim, wide, False, 3))
         mixed += _mlp(dim, shared * wide, bias, 3) if shared else 0
         without = min(layers, model.get("dense_layers", 0))

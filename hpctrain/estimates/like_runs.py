@@ -6,6 +6,7 @@ Only the newest runs of `output_dir` are looked at, and their names are read onc
 import functools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,23 @@ def like_run(config: Config) -> MeasuredRun | None:
     machine. The number of ranks and the batch are those nearest to the config, whose `output_dir`
     is absolute.
     """
+    ranks, cores = config.asked_world_sizes.start, config.launch.cpus_per_task
+
+    def distance(run: MeasuredRun) -> tuple[float, float, float]:
+        others = abs(run.config.launch.cpus_per_task - cores)
+        return abs(run.ranks - ranks), others, abs(run.batch.share - share_of(config, ranks))
+
     found = [run for run in runs_of_model(config) if not differences(config, run.config)]
-    ranks = config.asked_world_sizes.start
-    return min(found, key=lambda run: _distance(config, ranks, run), default=None)
+    return min(found, key=distance, default=None)
 
 
 def differences(config: Config, other: Config) -> list[str]:
     """Return what decides the time of a sample and differs between two configs."""
-    first, second = kind(config), kind(other)
+    there = kind(other)
     return [
-        f"{name} is {first[name]}, and there {second[name]}"
-        for name in first
-        if first[name] != second[name]
+        f"{name} is {here}, and there {there[name]}"
+        for name, here in kind(config).items()
+        if here != there[name]
     ]
 
 
@@ -80,14 +86,6 @@ def kind(config: Config) -> dict[str, Any]:
     }
 
 
-def _distance(config: Config, ranks: int, run: MeasuredRun) -> tuple[float, float, float]:
-    return (
-        abs(run.ranks - ranks),
-        abs(run.config.launch.cpus_per_task - config.launch.cpus_per_task),
-        abs(run.batch.share - share_of(config, ranks)),
-    )
-
-
 def share_of(config: Config, ranks: int) -> float:
     """Return the samples of a data-parallel rank in a step; those of a wrong config are 0."""
     try:
@@ -100,16 +98,10 @@ def share_of(config: Config, ranks: int) -> float:
 def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
     """Return the newest runs that have a journal, each with the lines of its model."""
     found: list[tuple[float, Path]] = []
-    try:
-        with os.scandir(output_dir) as entries:
-            for entry in entries:
-                journal = Path(entry.path, "journal", "events.jsonl")
-                try:
-                    found.append((journal.stat().st_mtime, Path(entry.path)))
-                except OSError:
-                    continue
-    except OSError:
-        return ()
+    with suppress(OSError), os.scandir(output_dir) as entries:
+        for run in (Path(entry.path) for entry in entries):
+            with suppress(OSError):
+                found.append((Path(run, "journal", "events.jsonl").stat().st_mtime, run))
     newest = [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
     return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
 

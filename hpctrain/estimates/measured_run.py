@@ -14,10 +14,8 @@ import functools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.frozen import load
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
@@ -29,6 +27,11 @@ from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.units import GIB
 
 ENOUGH_STEPS = 20
+_PAUSES = {"perf/evaluation_s", "perf/checkpoint_s"}
+_OF_STEPS = {
+    *("perf/step_ms_p50", "perf/samples_per_s", "perf/data_wait_fraction"),
+    *("perf/communication_fraction", "perf/mfu_percent", "perf/memory_peak_gib"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,9 @@ class MeasuredRun:
     hosts: tuple[str, ...] = ()  # of its last attempt, by rank
 
     @property
-    def degrees(self) -> Degrees:
-        """The degrees of parallelism."""
-        return Degrees.of(self.config.parallel, self.ranks)
-
-    @property
     def batch(self) -> BatchSizes:
         """The sizes of the batch."""
-        return BatchSizes.of(self.config, self.degrees)
+        return BatchSizes.of(self.config, Degrees.of(self.config.parallel, self.ranks))
 
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
@@ -82,7 +80,7 @@ def measured_run(path: Path) -> MeasuredRun:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
     config = load(path / "config.yaml", ChosenLayout.of(path).overrides)
     ramp = sum(steps for _, steps in ramp_of(config.train).stages)
-    told = _Told.read(path, ramp)
+    told = _Told(path, ramp)
     if told.steps < ENOUGH_STEPS:
         cure = (
             f"train longer, or report more often than every {config.train.log_every} steps "
@@ -124,49 +122,30 @@ def measured_run(path: Path) -> MeasuredRun:
 
 
 class _Told:
-    """What the journal of a run tells."""
+    """What the journal of a run tells; its first `ramp` steps, of other batches, do not count."""
 
-    def __init__(self, ramp: int) -> None:
-        self._ramp = ramp
+    def __init__(self, path: Path, ramp: int) -> None:
         self.params: dict[str, str] = {}
         self.steps, self.startup_s = 0, 0.0
         self._values: dict[str, list[float]] = defaultdict(list)
-        self._before: tuple[int, int] | None = None  # the attempt and the step of the last report
-
-    @classmethod
-    def read(cls, path: Path, ramp: int) -> _Told:
-        """Read the journal; the first `ramp` steps have other batches, and do not count."""
-        told = cls(ramp)
-        for record in read_all(journal_path(path)):
-            told._add(record.body)
-        return told
-
-    def _add(self, body: Mapping[str, Any]) -> None:
-        if body["kind"] == "params":
-            self.params |= body["params"]
-        elif body["kind"] == "time":
-            seconds = body["seconds"]
-            self.startup_s = max(
-                self.startup_s, seconds.get("startup", 0.0) + seconds.get("compile", 0.0)
-            )
-        elif body["kind"] == "metrics":
-            self._add_metrics(body)
-
-    def _add_metrics(self, body: Mapping[str, Any]) -> None:
-        metrics = {key: float(value) for key, value in body["metrics"].items()}
-        for key in ("perf/evaluation_s", "perf/checkpoint_s"):
-            if key in metrics:
-                self._values[key].append(metrics[key])
-        if "perf/step_ms_p50" not in metrics:
-            return
-        attempt, step = int(body["attempt"]), int(body["step"])
-        before = self._before
-        if before is not None and before[0] == attempt and before[1] >= self._ramp:
-            self.steps += max(0, step - before[1])
-            for key in _MEDIANS:
-                if key in metrics:
-                    self._values[key].append(metrics[key])
-        self._before = attempt, step
+        before: tuple[int, int] | None = None  # the attempt and the step of the last report
+        for body in (record.body for record in read_all(journal_path(path))):
+            if body["kind"] == "params":
+                self.params |= body["params"]
+            elif body["kind"] == "time":
+                seconds = body["seconds"]
+                started = seconds.get("startup", 0.0) + seconds.get("compile", 0.0)
+                self.startup_s = max(self.startup_s, started)
+            elif body["kind"] == "metrics":
+                keys = _PAUSES
+                if "perf/step_ms_p50" in body["metrics"]:
+                    attempt, step = int(body["attempt"]), int(body["step"])
+                    if before is not None and before[0] == attempt and before[1] >= ramp:
+                        self.steps += max(0, step - before[1])
+                        keys = _PAUSES | _OF_STEPS
+                    before = attempt, step
+                for key in keys & body["metrics"].keys():
+                    self._values[key].append(float(body["metrics"][key]))
 
     def median(self, key: str) -> float | None:
         """Return the median of a metric over the reports; None if there is none."""
@@ -179,9 +158,3 @@ class _Told:
             return float(self.params[key])
         except (KeyError, ValueError):
             return None
-
-
-_MEDIANS = (
-    *("perf/step_ms_p50", "perf/samples_per_s", "perf/data_wait_fraction"),
-    *("perf/communication_fraction", "perf/mfu_percent", "perf/memory_peak_gib"),
-)

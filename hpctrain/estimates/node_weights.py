@@ -15,11 +15,10 @@ from pathlib import Path
 from hpctrain.config.rules.batch_sizes import named_sizes
 from hpctrain.config.schema import Config
 from hpctrain.disk import expanded
-from hpctrain.errors import ConfigError, DamageError
+from hpctrain.errors import ConfigError
 from hpctrain.estimates.bench_figures import Figures
 from hpctrain.estimates.like_runs import differences, runs_of_model
-from hpctrain.estimates.measured_run import MeasuredRun, measured_run
-from hpctrain.record import read
+from hpctrain.estimates.measured_run import measured_run
 
 AUTO = "auto"
 _LARGEST = 8  # the mean weight: larger sums make smaller micro-batches
@@ -74,20 +73,20 @@ def pin(config: Config) -> None:
 
 def note(config: Config) -> str:
     """Return what `parallel.weights=auto` has taken, for a reader, after `pin`."""
-    parallel = config.parallel
-    if parallel.weights is None:
+    weights, hosts = config.parallel.weights, ",".join(config.parallel.weights_hosts)
+    if weights is None:
         return "parallel.weights=auto: the nodes are alike, so each gets the same share"
-    text = f"parallel.weights=auto is {parallel.weights}"
-    if parallel.weights_hosts:
-        hosts = ",".join(parallel.weights_hosts)
-        text += f", for the nodes {hosts} in this order: +site.sbatch.nodelist={hosts} asks for "
-        text += "them, and a job on others warns"
-    return text
+    if not hosts:
+        return f"parallel.weights=auto is {weights}"
+    return (
+        f"parallel.weights=auto is {weights}, for the nodes {hosts} in this order: "
+        f"+site.sbatch.nodelist={hosts} asks for them, and a job on others warns"
+    )
 
 
 def _best(node_s: Sequence[float], sums: Iterable[int]) -> list[int]:
     """Return the weights with the shortest step; a larger sum only where it saves enough."""
-    best: list[int] = [1] * len(node_s)
+    best = [1] * len(node_s)
     for total in sums:
         weights = [1] * len(node_s)
         for _ in range(total - len(node_s)):
@@ -109,12 +108,10 @@ def _sums(config: Config, per_node: int) -> list[int]:
     train, nodes = config.train, config.launch.node_numbers.start
     size = train.micro_batch_size
     number = int(size) if size is not None and size.isdecimal() else train.accumulate
-    batches = named_sizes(train).values()
-    most = _LARGEST * nodes
     return [
         total
-        for total in range(nodes + 1, most + 1)
-        if all(batch % (total * per_node * number) == 0 for batch in batches)
+        for total in range(nodes + 1, _LARGEST * nodes + 1)
+        if all(batch % (total * per_node * number) == 0 for batch in named_sizes(train).values())
     ]
 
 
@@ -126,11 +123,10 @@ def _speeds(config: Config, asked: str) -> _Speeds:
     if path.is_file():
         return _of_bench(config, path)
     run = measured_run(path)
-    if different := [*differences(config, run.config)]:
-        raise ConfigError(f"parallel.weights=auto:{path}: {'; '.join(different)}")
-    if not run.rank_s:
-        raise ConfigError(f"parallel.weights=auto:{path}: {_UNKNOWN}")
-    return _of_run(run)
+    different = "; ".join(differences(config, run.config))
+    if different or not run.rank_s:
+        raise ConfigError(f"parallel.weights=auto:{path}: {different or _UNKNOWN}")
+    return _Speeds(path.name, run.nodes, run.rank_s, run.hosts)
 
 
 def _newest(config: Config) -> _Speeds:
@@ -138,14 +134,15 @@ def _newest(config: Config) -> _Speeds:
     size = config.launch.node_numbers.start, config.asked_world_sizes.start
     others = "no run there has measured this model"
     for run in runs_of_model(config):
+        name = run.path.name
         if different := differences(config, run.config):
-            others = f"{run.path.name} has the same model, but {'; '.join(different)}"
+            others = f"{name} has the same model, but {'; '.join(different)}"
         elif (run.nodes, run.ranks) != size:
-            others = f"{run.path.name} had {run.ranks} ranks on {run.nodes} nodes"
+            others = f"{name} had {run.ranks} ranks on {run.nodes} nodes"
         elif run.rank_s:
-            return _of_run(run)
+            return _Speeds(name, run.nodes, run.rank_s, run.hosts)
         else:
-            others = f"{run.path.name}: {_UNKNOWN}"
+            others = f"{name}: {_UNKNOWN}"
     raise ConfigError(
         f"parallel.weights=auto: no run in {config.output_dir} tells how fast each rank is "
         f"({others}); train 40 steps with equal shares (train.max_steps=40 train.log_every=5), or "
@@ -153,17 +150,10 @@ def _newest(config: Config) -> _Speeds:
     )
 
 
-def _of_run(run: MeasuredRun) -> _Speeds:
-    return _Speeds(run.path.name, run.nodes, run.rank_s, run.hosts)
-
-
 def _of_bench(config: Config, path: Path) -> _Speeds:
     """Return the speeds in a file of `bench --save`."""
     what = f"parallel.weights=auto:{path}"
-    try:
-        file = read(Figures, path, parts=0)
-    except (OSError, DamageError) as error:
-        raise ConfigError(f"{what}: not a file of bench --save ({error})") from error
+    file = Figures.load(path, "parallel.weights=auto:")
     found = _Speeds(path.name, file.setup.get("nodes") or 0, file.facts.rank_s, file.facts.hosts)
     model, compute = (file.setup.get(key) for key in ("model", "precision.compute"))
     if (model, compute) != (config.model, config.precision.compute):

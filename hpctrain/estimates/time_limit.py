@@ -29,17 +29,12 @@ class _Duration:
     steps: int
     run: MeasuredRun
 
-    @property
-    def limit_min(self) -> float:
-        """The minutes with the margin, without the time in which a job saves before its limit."""
-        return self.seconds * _MARGIN / 60
-
 
 def expected(config: Config) -> _Duration | None:
     """Return the time of a run; None without a measured run that is like it, or without an end."""
-    run = like_run(config)
-    steps = None if run is None else _steps(config, run)
-    return None if run is None or steps is None else _duration(config, run, steps)
+    if (run := like_run(config)) is None or (steps := _steps(config, run)) is None:
+        return None
+    return _duration(config, run, steps)
 
 
 def pin(config: Config) -> None:
@@ -49,24 +44,22 @@ def pin(config: Config) -> None:
     """
     if config.launch.time_min != AUTO:
         return
-    run = like_run(config)
-    if run is None:
+    if (run := like_run(config)) is None:
         raise ConfigError(f"launch.time_min=auto: {_why_none(config)}")
-    steps = _steps(config, run)
-    if steps is None:
+    if (steps := _steps(config, run)) is None:
         raise ConfigError(
             f"launch.time_min=auto: train.max_epochs={config.train.max_epochs} of "
             f"{config.data.path}, but the measured run {run.path.name} had other data, so the "
             "steps of an epoch are unknown: give train.max_steps, or a number of minutes"
         )
-    duration = _duration(config, run, steps)
-    config.launch.time_min = math.ceil(duration.limit_min + config.launch.warn_s / 60)
+    seconds = _duration(config, run, steps).seconds
+    # A job saves in the time of `warn_s` before its limit.
+    config.launch.time_min = math.ceil(seconds * _MARGIN / 60 + config.launch.warn_s / 60)
 
 
 def note(config: Config) -> str:
     """Return what `launch.time_min=auto` has taken, for a reader."""
-    duration = expected(config)
-    if duration is None:
+    if (duration := expected(config)) is None:
         return ""
     return (
         f"launch.time_min=auto is {config.launch.time_min} minutes: {duration.steps} steps as "
@@ -90,10 +83,8 @@ def _why_none(config: Config) -> str:
 
 
 def _duration(config: Config, run: MeasuredRun, steps: int) -> _Duration:
-    train = config.train
-    ranks = config.asked_world_sizes.start
-    share = share_of(config, ranks) or run.batch.share
-    ramp = ramp_of(config.train)
+    train, ramp = config.train, ramp_of(config.train)
+    share = share_of(config, config.asked_world_sizes.start) or run.batch.share
     whole = ramp.samples(steps) / ramp.final
     seconds = run.startup_s + whole * run.mean_step_s * share / run.batch.share
     per_epoch = (run.samples_per_epoch or 0) // ramp.final
@@ -112,17 +103,12 @@ def _steps(config: Config, run: MeasuredRun) -> int | None:
         lengths.append(train.max_steps)
     if train.max_epochs is not None:
         if _data(config) == _data(run.config) and run.samples_per_epoch is not None:
-            lengths.append(max(1, _steps_of_epochs(config, run.samples_per_epoch)))
+            # Each epoch ends with whole steps only.
+            whole = run.samples_per_epoch // train.global_batch_size * train.global_batch_size
+            lengths.append(max(1, ramp_of(train).steps(train.max_epochs * whole)))
         elif not lengths:
             return None
     return min(lengths, default=None)
-
-
-def _steps_of_epochs(config: Config, samples: int) -> int:
-    """Return the steps of all epochs, of which each ends with whole steps only."""
-    final = config.train.global_batch_size
-    whole = samples // final * final
-    return ramp_of(config.train).steps((config.train.max_epochs or 0) * whole)
 
 
 def _data(config: Config) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
 from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
+from hpctrain.hardware import Hardware
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
 _HOURS = {"m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}  # by the first letter of the unit
@@ -60,27 +61,28 @@ class Limits:
             raise ConfigError(f"--max-cost={max_cost}: it must be an amount such as 500 or 500USD")
         return cls(hours, None if max_cost is None else float(cost[1]), cost[2] or "")
 
-    def check(self, budget: Budget, price: str | None) -> None:
+    def check(self, budget: Budget, hardware: Hardware | None) -> None:
         """Raise a ConfigError if the run's length or price is unknown, or has another currency."""
-        if self == Limits():
-            return
-        if budget.steps is None and not budget.is_time:
+        if self != Limits() and budget.steps is None and not budget.is_time:
             raise ConfigError("--deadline and --max-cost need the length of the run: add --budget")
-        if self.cost is not None and price is not None and price != (self.currency or price or "-"):
-            why = f"the price is in {price}" if price else "the hardware has no price"
+        if self.cost is None or hardware is None:
+            return
+        price = hardware.price_per_hour
+        if price is None or self.currency not in ("", price.currency):
+            why = f"the price is in {price.currency}" if price else "the hardware has no price"
             raise ConfigError(f"--max-cost: {why}; hardware.price.own='1.20 EUR' sets yours")
 
     def excess(self, hours: float | None, cost: float | None, currency: str) -> float | None:
         """Return how many times a run takes what it may; None if that is unknown."""
         shares = [share for share, _ in self._parts(hours, cost, currency)]
-        most = max((share or 0.0 for share in shares), default=0.0)
+        most = max(filter(None, shares), default=0.0)
         return None if most <= 1 and None in shares else most
 
     def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
         """Return what a run takes more than it may, for a reader; "" if nothing is known."""
         parts = self._parts(hours, cost, currency)
-        found = [text for share, text in parts if share and share > 1]
-        return f"takes {' and '.join(found)}" if found else ""
+        found = " and ".join(text for share, text in parts if share and share > 1)
+        return found and f"takes {found}"
 
     def _parts(
         self, hours: float | None, cost: float | None, currency: str

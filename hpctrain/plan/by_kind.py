@@ -37,7 +37,7 @@ _NOT_CHOSEN = ("device", "backend", "timeout_s", "sync")  # keys of parallel tha
 
 def _estimator(config: Config) -> Estimator:
     task = instantiate("task", config.task)
-    return Estimator.of_config(config, task, of_data(config.data))[0]
+    return Estimator.of_config(config, task, of_data(config.data))
 
 
 def choices(
@@ -54,11 +54,11 @@ def choices(
         if not ranking.best:
             yield "; ".join(f"{name}: {reason}" for name, reason in ranking.excluded.items())
             continue
-        best = ranking.best[0]
-        added = [text for text in best.layout.overrides if not _is_kept(text, kept)]
-        micro = f"micro-batches of {best.layout.batch.micro} samples"
-        text = f"{hardware.title}: {best.layout.label}, {micro} ({best.reason})"
-        yield ChosenLayout(text=text, overrides=tuple(added))
+        layout, reason = ranking.best[0].layout, ranking.best[0].reason
+        micro = f"micro-batches of {layout.batch.micro} samples"
+        text = f"{hardware.title}: {layout.label}, {micro} ({reason})"
+        added = tuple(text for text in layout.overrides if not _is_kept(text, kept))
+        yield ChosenLayout(text=text, overrides=added)
 
 
 def lines(config: Config, overrides: Iterable[str]) -> Iterator[str]:
@@ -90,11 +90,11 @@ def _hours(config: Config) -> float | None:
 
 def _kept(config: Config, named: list[str]) -> set[str]:
     """Return what was set: in the command, or in the config to something else than the default."""
-    usual, train = vars(ParallelConfig()), vars(TrainConfig())
-    own = vars(config.parallel)
-    changed = {f"parallel.{key}" for key in usual if own[key] != usual[key]}
-    changed |= {f"train.{key}" for key in train if getattr(config.train, key) != train[key]}
-    changed |= {name.lstrip("+") for name in named}
+    sections = {"parallel": ParallelConfig(), "train": TrainConfig()}
+    changed = {name.lstrip("+") for name in named}
+    for section, usual in sections.items():
+        own = vars(getattr(config, section))
+        changed |= {f"{section}.{key}" for key, value in vars(usual).items() if own[key] != value}
     changed -= {f"parallel.{key}" for key in _NOT_CHOSEN}
     kept = {"parallel"} if any(name.startswith("parallel") for name in changed) else set[str]()
     kept |= {"accumulate"} if any(f"train.{key}" in changed for key in _BATCH) else set()
@@ -146,10 +146,9 @@ def main(argv: list[str]) -> int:
                 print(*str(error).splitlines(), f"[{about}]")
                 return error.exit_code
         return 0
-    runs = [RunDir.open(Path(each)) for each in argv[1:]]
+    title, runs = _title(), [RunDir.open(Path(each)) for each in argv[1:]]
     for run in runs:  # what an attempt on another kind has chosen
         (run.path / "layout.json").unlink(missing_ok=True)
-    title = _title()
     for run in runs:
         try:
             _choose(run, title)

@@ -81,9 +81,8 @@ class Failures:
         restart, why = _RESTART_S, "an assumption; --restart sets it"
         for run, saved in measured:
             restart, why = run.startup_s, f"the start of {run.path.name}, without the queue"
-            ranks, launch = run.ranks // run.nodes, run.config.launch
-            staging = run.config.checkpoint.staging_gb
-            waited = not staged_bytes(saved / run.nodes, 0, ranks, staging, launch.mem_gb)
+            room = run.config.checkpoint.staging_gb, run.config.launch.mem_gb
+            waited = not staged_bytes(saved / run.nodes, 0, run.ranks // run.nodes, *room)
             if run.checkpoint_s and waited and nbytes <= _MOST_LARGER * saved:
                 rate, source = saved / run.nodes / run.checkpoint_s, f"saves of {run.path.name}"
         if rate is None:
@@ -91,7 +90,8 @@ class Failures:
                 "--mtbf: how long a save takes is unknown: give hardware.storage_mb_per_s (of a "
                 "node), measure it with doctor, or give --from-run a run that has saved as much"
             )
-        restart, why = (restart, why) if asked is None else (3600 * asked, "--restart")
+        if asked is not None:
+            restart, why = 3600 * asked, "--restart"
         text = (
             f"of a node every {duration(mtbf)}, at random (Daly 2006); a node saves and reads "
             f"{rate / 1e6:,.0f} MB/s ({source}); the next start is after "

@@ -15,6 +15,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
+from hpctrain.plan.inspecting.model_facts import ModelFacts
 
 _DEGREES = tuple(Degrees.__dataclass_fields__)
 _MOST_PARTS = 4096  # micro-batches of a share
@@ -71,18 +72,6 @@ class Layout:
         return _label(self.kind, self.ranks)
 
 
-@dataclass(frozen=True)
-class Divisible:
-    """What can be divided of a model and its samples."""
-
-    experts: int = 0  # of a layer; 0 if there are none
-    positions: int = 0  # of a sample, for context parallel; 0 if it cannot
-
-    def parts(self, cp: int) -> bool:
-        """Return whether context parallel of `cp` ranks can divide the positions."""
-        return self.positions > 0 and self.positions % (2 * cp) == 0
-
-
 def of_command_line(config: Config, nodes: int) -> Layout:
     """Return the layout of a config itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(config, nodes, (), named=True)
@@ -94,22 +83,23 @@ def layouts(
     config: Config,
     nodes: int,
     per_node: int,
-    modes: Sequence[str],
+    facts: ModelFacts,
     excluded: dict[str, str],
-    divisible: Divisible | None = None,
     kept: Collection[str] = (),
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
     least memory. `excluded` gets what is not possible, with the reason. What is `kept` is as in the
-    config: the degrees ("parallel"), or the micro-batches ("accumulate").
+    config: "parallel" (the degrees), "accumulate" (the micro-batches), "activation_checkpointing".
     """
-    divisible = divisible or Divisible()
-    excluded |= _left_out(nodes, divisible)
+    excluded |= _left_out(nodes, facts)
+    modes: Sequence[str] = ("none", "selective", "full") if facts.blocks else ("none",)
+    if "activation_checkpointing" in kept:
+        modes = (config.train.activation_checkpointing,)
     own = {key: getattr(config.parallel, key) for key in (*_DEGREES, "zero", "ep", "weights")}
     own |= {"offload": True} if config.parallel.fsdp.offload else {}
-    for degrees in [own] if "parallel" in kept else _degrees(nodes, per_node, divisible):
+    for degrees in [own] if "parallel" in kept else _degrees(nodes, per_node, facts):
         # torch cannot choose which results of experts to keep.
         possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
@@ -127,7 +117,7 @@ def layouts(
             yield found
 
 
-def _degrees(nodes: int, per_node: int, divisible: Divisible) -> Iterator[dict[str, int]]:
+def _degrees(nodes: int, per_node: int, facts: ModelFacts) -> Iterator[dict[str, int]]:
     """Yield the degrees that are worth a look; `offload` stands beside them."""
     ranks, whole = nodes * per_node, {"dp_replicate": 1, "dp_shard": -1}
     zero3 = whole | {"zero": 3}
@@ -145,8 +135,8 @@ def _degrees(nodes: int, per_node: int, divisible: Divisible) -> Iterator[dict[s
         yield zero3 | {"tp": tp}
         if nodes > 1:
             yield hybrid | {"dp_shard": per_node // tp, "tp": tp}
-    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and divisible.parts(cp)]
-    eps = [ep for ep in (2, 4, 8, 16, 32, 64) if divisible.experts and divisible.experts % ep == 0]
+    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and facts.divides_by(cp)]
+    eps = [ep for ep in (2, 4, 8, 16, 32, 64) if facts.experts and facts.experts % ep == 0]
     eps = [ep for ep in eps if ranks % ep == 0]
     narrow = inside[:-1][-1:]  # tensor parallel that leaves room for another dimension in a node
     for pp in (pp for pp in (2, 4, 8, 16) if nodes >= pp and nodes % pp == 0):
@@ -180,18 +170,19 @@ def _label(kind: str, ranks: int) -> str:
     return f"{kind} on {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
+def _left_out(nodes: int, facts: ModelFacts) -> dict[str, str]:
     """Return the kinds of parallelism that no layout here has, with the reason."""
-    reasons, positions = {}, divisible.positions
-    if not divisible.experts:
+    reasons = {}
+    if not facts.experts:
         reasons["ep"] = "the model has no experts that could be divided"
-    if not positions:
+    if not (facts.context and facts.tokens):
         reasons["cp"] = "the model cannot divide its sequences, or its samples have none"
-    elif not divisible.parts(2):
-        reasons["cp"] = f"{positions} positions are not divisible by 2 x cp"
+    elif not facts.divides_by(2):
+        reasons["cp"] = f"{facts.tokens} positions are not divisible by 2 x cp"
     if nodes == 1:
-        what = "a pipeline is looked at across nodes"
-        reasons["pp"] = f"{what}; inside one, tp needs no micro-batches"
+        reasons["pp"] = (
+            "a pipeline is looked at across nodes; inside one, tp needs no micro-batches"
+        )
     return reasons
 
 
@@ -210,9 +201,8 @@ def _parts(config: Config, degrees: dict[str, int], ranks: int, kept: Collection
 def _layout(
     config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
 ) -> Layout:
-    fsdp = replace(config.parallel.fsdp, offload="offload" in degrees)
     sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "weights": None} | degrees
-    sizes.pop("offload", None)
+    fsdp = replace(config.parallel.fsdp, offload=bool(sizes.pop("offload", False)))
     parallel = replace(config.parallel, fsdp=fsdp, **sizes)
     batch: dict[str, Any] = {"accumulate": parts, "micro_batch_size": None}
     train = replace(config.train, activation_checkpointing=mode, **batch)

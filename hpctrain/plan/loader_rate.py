@@ -12,7 +12,7 @@ from hpctrain.config.schema import DataConfig
 from hpctrain.doctor import history
 from hpctrain.hardware import Hardware
 from hpctrain.plan.inspecting.sample_shape import parts_of, samples_of_epoch
-from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.predicting.estimator import Estimate
 
 _READING = "read_mb_s"  # the figure of `doctor`, for each host
 

@@ -42,11 +42,6 @@ class Memory:
     begin: int  # what is there beside `base` and the activations when the backward pass begins
     end: int  # what is there beside `base` and the first block's work when it ends
 
-    @property
-    def states(self) -> int:
-        """The model states of the ZeRO paper: parameters, gradients and optimizer state."""
-        return self.parameters + self.gradients + self.optimizer
-
     def peak_with(self, activations: int, working: int) -> int:
         """Return the largest sum of a step in bytes, with those of all activations.
 
@@ -75,17 +70,10 @@ def memory_of(
 
 def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
     """Return whether FSDP2 spreads the model, which converts its parameters for computing."""
-    if shards(degrees, parallel) > 1 or parallel.fsdp.offload:
+    if degrees.shards(parallel) > 1 or parallel.fsdp.offload:
         return True
     divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
     return divided and degrees.dp_replicate * degrees.cp > 1
-
-
-def shards(degrees: Degrees, parallel: ParallelConfig) -> int:
-    """Return the number of ranks that divide each parameter, beside tp and pp."""
-    # Those of context parallel divide them with dp_shard, and without it are replicas.
-    divides = degrees.dp_shard > 1 or parallel.fsdp.offload
-    return degrees.dp_shard * degrees.cp if divides else 1
 
 
 def _whole(
@@ -123,7 +111,7 @@ def _divided(
 ) -> Memory:
     stored, computed, reduced = _formats(config.precision)
     parallel, offload = config.parallel, config.parallel.fsdp.offload
-    ranks = shards(degrees, parallel)
+    ranks = degrees.shards(parallel)
     replicas = ranks == 1 and not offload  # FSDP2 keeps parameters, and a copy for computing
     zero = 2 if replicas else parallel.zero
     part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside

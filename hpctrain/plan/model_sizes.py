@@ -34,11 +34,6 @@ class ModelSizes:
     ep: int = 1  # the ranks that divide the experts
 
     @classmethod
-    def counted(cls, block: int, blocks: int, rest: int) -> ModelSizes:
-        """Return the sizes of a model of equal blocks."""
-        return cls((((block,),),) * blocks, ((rest,),))
-
-    @classmethod
     def of(
         cls,
         model: Any,

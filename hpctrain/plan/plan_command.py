@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,9 @@ def main(argv: list[str]) -> int:
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.plan import by_kind
     from hpctrain.plan.answer import Query, answer
-    from hpctrain.plan.measured.comparison import Comparison
-    from hpctrain.plan.measured.measurement import measure
-    from hpctrain.plan.simulating.simulation import simulate
+    from hpctrain.plan.measurement import Comparison, measure
+    from hpctrain.plan.printing import show
+    from hpctrain.plan.simulation import simulate
 
     # What was imported stays, so no collection needs to look at it, which would take seconds.
     gc.freeze()
@@ -98,10 +98,10 @@ def main(argv: list[str]) -> int:
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
-        body |= {"simulation": simulated.as_json()} if simulated else {}
+        body |= {"simulation": asdict(simulated)} if simulated else {}
     else:
-        found.show(console, trained)
-        for line in () if simulated is None else simulated.lines():
+        show(console, found, trained)
+        for line in simulated.lines() if simulated else ():
             console.print(line)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"))
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
         except KeyboardInterrupt:
             return _INTERRUPTED  # it has told what was cancelled
         compared = Comparison(results, trained)
-        exit_code = compared.exit_code
+        exit_code = 0 if compared.fastest else LaunchError.exit_code
         if given.json:
             compared.put_into(body, found.layouts)
         else:

@@ -1,5 +1,6 @@
 """The answer for a reader: the first sentences, and the tables below them."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -8,17 +9,65 @@ from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.console import Console, Table
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Price
+from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import duration, number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.predicting.estimate import Estimate, uncompared_line
-from hpctrain.plan.ranking import Kind
+from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
+from hpctrain.plan.ranking import Kind, currencies, scaling
 from hpctrain.units import MIB, readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 
 
-def print_summaries(
-    console: Console, parameters: int, layouts: list[Estimate], overrides: Sequence[str]
+def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
+    """Print what a beginner asks first, then the tables, and what they rest on."""
+    assumed, facts = answer.assumptions, answer.estimator.facts
+    _print_first(console, answer, overrides)
+    if answer.layouts and answer.hardware:
+        _print_layouts(console, answer.layouts)
+        print_scaling(console, scaling(answer.ranking.best))
+    if answer.kinds:
+        _print_hardware(console, answer.kinds)
+    if answer.named is not None:
+        _print_memory(console, answer.named)
+    console.print()
+    _print_model(console, facts)
+    if answer.layers:
+        _print_layers(console, answer.layers)
+    if answer.layouts and answer.hardware:
+        told = "off published runs: {accuracy}; memory: {memory accuracy}"
+        console.print(told.format_map(assumed), soft_wrap=True)
+        console.print(answer.loader.text(answer.layouts[0]))
+    _print_excluded(console, answer.ranking.excluded)
+    console.print("\nassumptions")
+    for name, text in assumed.items():
+        if "accuracy" not in name:  # they stand below the table
+            console.print(f"  {name}: {text}")
+
+
+def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
+    """Print the sentences, and the commands that take the layouts."""
+    size, limits = f"{_big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
+    named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
+    if hardware is None and named is not None:
+        most = max((kind.memory_bytes or 0 for kind, _ in kinds), default=math.inf)
+        console.print(f"{_needs(size, named, most)}; hardware=NAME shows layouts that fit")
+    elif hardware is not None and layouts:
+        _print_summaries(console, size, layouts, overrides)
+    elif hardware is not None:
+        console.print(f"no layout of {size} on {hardware.title} is possible")
+    if hardware and named and (exceeded := limits.exceeded(*named.bill)):
+        console.print(f"it {exceeded}", soft_wrap=True)
+    if hardware and layouts and limits.excess(*layouts[0].bill) is None:
+        console.print("whether that is within --deadline and --max-cost is unknown")
+    if one := kinds[0][1] if kinds else None:
+        cheapest = one.price and one.time and len(currencies(kinds)) == 1
+        which = "the cheapest" if cheapest else "that of the fewest GPUs"
+        console.print(f"of all known hardware {which}: {_sentences(size, one)[0]}")
+
+
+def _print_summaries(
+    console: Console, size: str, layouts: list[Estimate], overrides: Sequence[str]
 ) -> None:
     """Print the first layout of each number of ranks in a sentence, and the command that takes it.
 
@@ -31,7 +80,7 @@ def print_summaries(
             if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
-        sentence, *others = _sentences(parameters, one)
+        sentence, *others = _sentences(size, one)
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
@@ -45,25 +94,13 @@ def command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "hpctrain", "-m", *kept, *others])
 
 
-def print_first_kind(console: Console, parameters: int, rows: list[Kind]) -> None:
-    """Print the first of all known hardware in a sentence, if one is enough."""
-    if one := rows[0][1] if rows else None:
-        cheapest = one.price and one.time and len(_currencies(rows)) == 1
-        which = "the cheapest" if cheapest else "that of the fewest GPUs"
-        console.print(f"of all known hardware {which}: {_sentences(parameters, one)[0]}")
-
-
-def _currencies(rows: list[Kind]) -> set[str]:
-    return {one.price.currency for _, one in rows if one and one.price}
-
-
-def needs(parameters: int, one: Estimate, most: float) -> str:
+def _needs(size: str, one: Estimate, most: float) -> str:
     """Return the memory of a layout; `most` is that of the largest GPU that is known."""
     ranks, needed = one.layout.ranks, readable(one.memory.total)
     if ranks == 1 and one.memory.total > most:
         return f"one GPU alone would need {needed}, more than any has"
     where = f"each of {ranks} ranks" if ranks > 1 else "one rank"
-    return f"{big(parameters)} parameters need {needed} on {where}{_divided(one)}"
+    return f"{size} need {needed} on {where}{_divided(one)}"
 
 
 def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
@@ -72,18 +109,18 @@ def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
     return [list(alike) for _, alike in groups]
 
 
-def trained(one: Estimate) -> str:
+def _trained(one: Estimate) -> str:
     """Return the tokens of the budget, or the samples if these have no tokens."""
-    return big((one.steps or 0) * one.layout.batch.global_size * max(1, one.tokens))
+    return _big((one.steps or 0) * one.layout.batch.global_size * max(1, one.tokens))
 
 
-def costs(one: Estimate, amount: Callable[[Price], str]) -> list[str]:
+def _costs(one: Estimate, amount: Callable[[Price], str]) -> list[str]:
     """Return amounts at the price that counts and at that of spot capacity, where known."""
-    prices = dict.fromkeys(each for each in (one.price, one.spot) if each is not None)
+    prices = dict.fromkeys(filter(None, (one.price, one.hardware.spot)))
     return [f"{amount(each)} {each.currency} {each.kind.replace('_', ' ')}" for each in prices]
 
 
-def big(value: float, letters: Sequence[str] = ("", "k", "M", "B", "T")) -> str:
+def _big(value: float, letters: Sequence[str] = ("", "k", "M", "B", "T")) -> str:
     """Return a number with three digits and a letter for thousands, millions and so on: 8.03B."""
     power = next((n for n in range(len(letters)) if value < 999.5 * 1000**n), len(letters) - 1)
     return f"{value / 1000**power:.3g}{letters[power]}"
@@ -97,10 +134,9 @@ def _divided(one: Estimate) -> str:
     return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
 
 
-def _sentences(parameters: int, one: Estimate) -> list[str]:
+def _sentences(size: str, one: Estimate) -> list[str]:
     """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
-    size, layout, hardware = f"{big(parameters)} parameters", one.layout, one.hardware
-    assert hardware is not None
+    layout, hardware = one.layout, one.hardware
     needed, limit = readable(one.memory.total), _known(hardware.memory_bytes)
     # What has no GPU of its own is a CPU, or described by its user.
     gpus = f"{layout.ranks} {'' if hardware.devices else 'ranks of '}{hardware.title}"
@@ -128,16 +164,16 @@ def _taken(one: Estimate) -> str:
         return f"a step takes {step}, and --budget 1e9tokens or 20epochs tells hours and cost"
     parts = [duration(one.hours), f"{number(one.gpu_hours)} GPU-hours"]
     parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
-    if prices := costs(one, lambda price: number(one.cost(price))):
+    if prices := _costs(one, lambda price: number(one.cost(price))):
         parts.append(f"about {' or '.join(prices)}")
     if budget.is_time:
-        what = f"{trained(one)} {'tokens' if one.tokens else 'samples'}"
+        what = f"{_trained(one)} {'tokens' if one.tokens else 'samples'}"
         return f"{text} give {one.steps:,} steps ({what}) in {', '.join(parts)}"
     what = f"{one.steps:,} steps ({text})" if text.startswith("train.") else text
     return f"{what} take {', '.join(parts)}"
 
 
-def print_model(console: Console, facts: ModelFacts) -> None:
+def _print_model(console: Console, facts: ModelFacts) -> None:
     """Print the sizes of the model."""
     others = [f"{facts.trainable:,} trained", f"{facts.embedding:,} in embeddings"]
     if facts.active != facts.parameters:
@@ -152,7 +188,7 @@ def print_model(console: Console, facts: ModelFacts) -> None:
     console.print(f"{text} ({flops.convention})")
 
 
-def print_layers(console: Console, layers: list[Layer]) -> None:
+def _print_layers(console: Console, layers: list[Layer]) -> None:
     """Print the table of layers."""
     table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations")
     for layer in layers:
@@ -163,7 +199,7 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     console.print(table)
 
 
-def print_memory(console: Console, estimate: Estimate) -> None:
+def _print_memory(console: Console, estimate: Estimate) -> None:
     """Print the memory of a layout by part."""
     layout, batch, memory = estimate.layout, estimate.layout.batch, estimate.memory
     console.print(
@@ -191,21 +227,21 @@ def print_memory(console: Console, estimate: Estimate) -> None:
         )
 
 
-def print_layouts(console: Console, estimates: list[Estimate]) -> None:
+def _print_layouts(console: Console, estimates: list[Estimate]) -> None:
     """Print the best layouts of each number of ranks."""
     first = estimates[0]
-    assert first.hardware is not None
-    amounts, price = costs(first, lambda each: f"{each.amount:g}"), first.price
+    amounts, price = _costs(first, lambda each: f"{each.amount:g}"), first.price
     told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
     console.print(f"\nestimates on {first.hardware.title}{told}")
     shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
-    _print_mark(console, shown)
+    if line := uncompared_line(shown):
+        console.print(f"* {line}")
     if more := len(estimates) - len(shown):
         console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
 
-def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
+def _print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
     """Print what is not possible, each layout once, on the most ranks; one line for a reason."""
     names: dict[str, list[str]] = {}
     for name in {name.partition(" ")[0]: name for name in excluded}.values():
@@ -232,9 +268,9 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
         )
 
 
-def print_hardware(console: Console, rows: list[Kind]) -> None:
+def _print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    units, found = _currencies(rows), [one for _, one in rows]
+    units, found = currencies(rows), [one for _, one in rows]
     unit = f", in {min(units)}" if len(units) == 1 else ""
     console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
@@ -247,7 +283,8 @@ def print_hardware(console: Console, rows: list[Kind]) -> None:
     after = {"prices of": [date.strip() for date in dates]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
-    _print_mark(console, [one for one in found if one])
+    if line := uncompared_line(filter(None, found)):
+        console.print(f"* {line}")
 
 
 def _print_estimates(
@@ -267,38 +304,36 @@ def _print_estimates(
     console.print(table)
 
 
+def _name(one: Estimate) -> str:
+    """Return the name of a layout, with a mark if it was compared with nothing."""
+    return one.layout.name + " *" * bool(one.uncompared)
+
+
+def _step(one: Estimate) -> str:
+    if one.time is None:
+        return "unknown"
+    seconds = one.time.step_s
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
 _CELLS: dict[str, Callable[[Estimate], str]] = {
-    "layout": lambda one: _name(one),
+    "layout": _name,
     "nodes": lambda one: str(one.layout.nodes),
     "ranks": lambda one: str(one.layout.ranks),
     "memory": lambda one: (
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
-    "step": lambda one: _step(one.time.step_s) if one.time else "unknown",
+    "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
-    "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
+    "trained": lambda one: _trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
     "GPU-hours": lambda one: number(one.gpu_hours),
     "kWh": lambda one: number(one.kwh),
     "cost": lambda one: number(one.cost(one.price)),
-    "spot": lambda one: number(one.cost(one.spot)),
+    "spot": lambda one: number(one.cost(one.hardware.spot)),
 }
-
-
-def _step(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
-def _name(one: Estimate) -> str:
-    """Return the name of a layout, with a mark if it was compared with nothing."""
-    return one.layout.name + " *" * bool(one.uncompared)
-
-
-def _print_mark(console: Console, rows: Sequence[Estimate]) -> None:
-    if line := uncompared_line(rows):
-        console.print(f"* {line}")
 
 
 def _how(estimate: Estimate) -> str:
@@ -309,4 +344,4 @@ def _how(estimate: Estimate) -> str:
 
 
 def _si(number: float) -> str:
-    return f"{big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"
+    return f"{_big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"

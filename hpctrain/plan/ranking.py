@@ -5,6 +5,7 @@ it. Efficiency is the speed of a GPU as a part of that on the smallest number of
 """
 
 import copy
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -16,8 +17,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.estimate import Estimate
-from hpctrain.plan.predicting.estimator import Estimator
+from hpctrain.plan.predicting.estimator import Estimate, Estimator
 
 _NODES = tuple(2**n for n in range(1, 13))
 Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible
@@ -44,18 +44,14 @@ def rank(
     over: list[float] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
-        own = "activation_checkpointing" in kept
-        modes = (config.train.activation_checkpointing,) if own else estimator.modes
-        groups = layouts(config, nodes, per_node, modes, excluded, estimator.divisible, kept)
-        for group in groups:
+        for group in layouts(config, nodes, per_node, estimator.facts, excluded, kept):
             name = group[0].label
             try:
                 estimates = _of_group(group, estimator, hardware)
             except ConfigError as error:
                 excluded[name] = str(error).splitlines()[0]
                 continue
-            possible = [estimate for estimate in estimates if estimate.fits is not False]
-            if not possible:
+            if not (possible := [one for one in estimates if one.fits is not False]):
                 full = group[-1].config.train.activation_checkpointing == "full"
                 also = f"{'full activation checkpointing and ' * full}the smallest micro-batch"
                 excluded[name] = f"{estimates[-1].fit.reason}, also with {also}"
@@ -113,10 +109,10 @@ def smallest(
     What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    whole, nearest = per_node or hardware.gpus_per_node or 1, None
-    sizes = sizes_of(hardware, None, per_node)[:-2]
-    for size in (*sizes, *((nodes, whole) for nodes in _NODES)):
-        ranks = size[0] * size[1]
+    whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
+    few = sizes_of(hardware, None, per_node)[:-2]
+    for size in (*few, *((nodes, whole) for nodes in _NODES)):
+        ranks = math.prod(size)
         if ranks > config.train.global_batch_size * whole:
             break
         least = estimator.least(config, ranks)
@@ -126,26 +122,31 @@ def smallest(
         if roomy := [each for each in found.best if each.has_room]:
             return roomy[0]
         tight = tight or next(iter(found.best), None)
-        # More GPUs may be faster, until they are not.
-        if found.nearest is not None and nearest is not None and found.nearest >= nearest:
-            break
-        nearest = found.nearest if found.nearest is not None else nearest
+        if found.nearest is not None:
+            if found.nearest >= nearest:  # more GPUs may be faster, until they are not
+                break
+            nearest = found.nearest
     return tight
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     """Return that whose steps are cheapest first; without that, that of the fewest GPUs."""
     found = [*kinds]
-    several = len({one.price.currency for _, one in found if one and one.price}) > 1
+    several = len(currencies(found)) > 1
 
-    def cost(one: Estimate | None) -> tuple[int, float]:
-        if one is None:
+    def cost(kind: Kind) -> tuple[int, float]:
+        if (one := kind[1]) is None:
             return 2, 0.0
         if one.price is None or one.time is None or several:
             return 1, one.layout.ranks
         return 0, one.price.amount * one.layout.ranks * one.time.step_s
 
-    return sorted(found, key=lambda kind: cost(kind[1]))
+    return sorted(found, key=cost)
+
+
+def currencies(kinds: Iterable[Kind]) -> set[str]:
+    """Return the currencies of the prices."""
+    return {one.price.currency for _, one in kinds if one and one.price}
 
 
 def on(config: Config, hardware: Hardware) -> Config:

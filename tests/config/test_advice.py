@@ -107,7 +107,7 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return Estimator.of_config(base["ddp"], task, of_shape(task, {"": (1025,)}))[0]
+    return Estimator.of_config(base["ddp"], task, of_shape(task, {"": (1025,)}))
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:

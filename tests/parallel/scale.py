@@ -1,4 +1,4 @@
-"""Lets `plan.simulating` look at ranks of large worlds, and puts the formulas beside what it finds.
+"""Lets `plan.simulation` look at ranks of large worlds, and puts the formulas beside what it finds.
 
 A test gets the reports as JSON. The following command prints a table:
 
@@ -26,7 +26,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import skeleton
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.simulating.simulation import RankPart, enter, part_of
+from hpctrain.plan.simulation import RankPart, enter, part_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node

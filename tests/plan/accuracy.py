@@ -15,6 +15,7 @@ from torch import distributed, nn
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.faults.stop import Stop
+from hpctrain.hardware import of_section
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
@@ -127,7 +128,7 @@ def predicted(case: Case) -> RankMemory:
     dtype = torch.bfloat16 if case.compute == "bf16" else None
     activations = Measured(build, task, sample, dtype, config.train)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
-    return memory.of(Layout(config, 1, ()), None)
+    return memory.of(Layout(config, 1, ()), of_section({}))
 
 
 def measured(case: Case) -> int:

@@ -24,7 +24,7 @@ from hpctrain.console import Console
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.memory_fit import Fit
-from hpctrain.hardware import Hardware, known, load
+from hpctrain.hardware import Hardware, known, load, of_section
 from hpctrain.job.building.flops import Flops
 from hpctrain.plan.budget import Budget, Limits, budget_of, duration
 from hpctrain.plan.failures import best_interval, stretch
@@ -36,8 +36,7 @@ from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
 from hpctrain.plan.predicting import accuracy
-from hpctrain.plan.predicting.estimate import Estimate
-from hpctrain.plan.predicting.estimator import Estimator
+from hpctrain.plan.predicting.estimator import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import (
     Efficiencies,
@@ -196,7 +195,7 @@ def test_the_fastest_of_all_micro_batches(
     estimator, _, hardware = asked[0]
     config, all_layouts = composed_for(words, None, "257"), 0
     best = {}
-    for group in layouts(config, 2, 4, estimator.modes, {}, estimator.divisible):
+    for group in layouts(config, 2, 4, estimator.facts, {}):
         with suppress(ConfigError):
             estimates = [of(estimator, layout, hardware) for layout in group]
             all_layouts += len(group)
@@ -253,7 +252,7 @@ def test_more_than_all_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
         memory = RankMemory(0, 0, 0, 0, 0, 0, 0, 0, 1)
         layout = Layout(changed, nodes, ())
         budget = Budget(None, "no budget")
-        estimates.append(Estimate(layout, memory, Fit(True), time, budget, None, 0))
+        estimates.append(Estimate(layout, memory, Fit(True), time, budget, of_section({}), 0))
     print_scaling(Console(width=200), scaling(estimates))
     text = capsys.readouterr().out
     assert "200.0%" in text
@@ -357,7 +356,7 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
 
 
 def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:
-    config, sizes = Config(), ModelSizes.counted(1000, 4, 0)
+    config, sizes = Config(), ModelSizes((((1000,),),) * 4, ())
     config.parallel.zero = 3
     assert memory_of(sizes, Degrees(cp=2), config).parameters == 4 * 4000
     assert memory_of(sizes, Degrees(dp_shard=2, cp=2), config).parameters == 4 * 1000

@@ -73,12 +73,13 @@ def test_the_rows_of_deepspeeds_estimators(zero: int, published: float) -> None:
     count, layer = 2_851_000_000, 32_000_000
     config = Config()
     config.parallel.zero, config.precision.compute = zero, "bf16"
-    sizes = ModelSizes.counted(layer, 1, count - layer)
+    sizes = ModelSizes((((layer,),),), ((count - layer,),))
     found = memory_of(sizes, Degrees(dp_shard=8), config)
-    assert found.states == 16 * count // 8
+    states = found.parameters + found.gradients + found.optimizer
+    assert states == 16 * count // 8
     if zero == 2:
         assert found.gathered == 2 * count
-        total = found.states + found.gathered + 2 * count
+        total = states + found.gathered + 2 * count
     else:
-        total = found.states + 2 * count // 8 + 4 * layer
+        total = states + 2 * count // 8 + 4 * layer
     assert total / 2**30 == pytest.approx(published, abs=0.01)

@@ -10,8 +10,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.plan.plan_command import main
-from hpctrain.plan.simulating.collective_counter import coordinates, dimensions
-from hpctrain.plan.simulating.simulation import picture
+from hpctrain.plan.simulation import coordinates, dimensions, picture
 
 LM = ["model=lm_small", "--sample-shape", "65", "train.global_batch_size=64", "precision=bf16"]
 LM += ["launch.nodes=8", "--nodes", "8", "launch.tasks_per_node=8", "train.clip_norm=1.0"]

@@ -59,6 +59,12 @@ class Degrees:
         """The product of all degrees."""
         return math.prod(vars(self).values())  # asdict takes 20 us in each step
 
+    def shards(self, parallel: ParallelConfig) -> int:
+        """Return the number of ranks that divide each parameter, beside tp and pp."""
+        # Those of context parallel divide them with dp_shard, and without it are replicas.
+        divides = self.dp_shard > 1 or parallel.fsdp.offload
+        return self.dp_shard * self.cp if divides else 1
+
     def __str__(self) -> str:
         product = " x ".join(f"{name} {degree}" for name, degree in asdict(self).items())
         return f"{product} = {self.ranks}"

@@ -1,15 +1,22 @@
-"""What is known of a model without memory: its parameters, its FLOPs and its layers."""
+"""What is known of a model without memory: parameters, FLOPs, layers, and sizes of its products.
+
+A linear layer multiplies each token, a convolution each position of its output, and one of E
+experts, of which a token uses k, k / E of the tokens. Blocks that the pass leaves out because they
+are alike have the positions of the one that is there.
+"""
 
 import contextlib
 import copy
+import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 import hpctrain
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
@@ -22,14 +29,16 @@ from hpctrain.models.plan import Plan
 from hpctrain.parallel.precision import float8_layers
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.identical_blocks import alike
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import check_layers
-from hpctrain.plan.inspecting.matrices import Matrix, Positions
 from hpctrain.shards.types import Batch
 
 Shape = tuple[int, ...]
+# The positions of a sample that pass a layer, and the elements that a convolution moves.
+_Passed = dict[nn.Module, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,24 @@ class Layer:
     parameters: int  # elements
     flops: int | None = None  # of the forward pass of a sample; None if not counted
     activations: int | None = None  # bytes of its output for a sample; None if it was not called
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight, or several of one size, each with its own positions."""
+
+    rows: int
+    columns: int
+    positions: float  # of a sample, which are multiplied by it
+    number: int = 1  # of equal weights: the experts of a layer, the groups of a convolution
+    fp8: bool = False  # whether precision.compute=fp8 computes it so
+    moved: float = 0.0  # elements of a sample that a convolution reads and writes; 0 for others
+    channels_last: bool = True  # otherwise cuDNN turns them around for products in 16 bits
+
+    @property
+    def flops(self) -> float:
+        """The operations of the forward pass of a sample."""
+        return 2.0 * self.rows * self.columns * self.positions * self.number
 
 
 @dataclass(frozen=True)
@@ -68,6 +95,10 @@ class ModelFacts:
     def tokens(self) -> int:
         """The tokens of a sample; 0 if its samples have none."""
         return self.flops.tokens if self.flops else 0
+
+    def divides_by(self, cp: int) -> bool:
+        """Return whether context parallel of `cp` ranks can divide the tokens."""
+        return self.context and self.tokens > 0 and self.tokens % (2 * cp) == 0
 
 
 def build_of(
@@ -102,11 +133,13 @@ def build_on_meta(build: Build) -> nn.Module:
         raise ConfigError(f"{error}\n{how} be read") from error
 
 
-def blocks_of(model: nn.Module, classes: Sequence[str] = ()) -> list[nn.Module]:
-    """Return the blocks, which `parallel.blocks` may name; none if they cannot be found."""
+def blocks_of(model: nn.Module, classes: Sequence[str], *, needed: bool = False) -> list[nn.Module]:
+    """Return the blocks, which `parallel.blocks` may name; none if they are not found or needed."""
     try:
         return [block for _, block in find_blocks(model, [*classes])]
     except ConfigError:
+        if needed:
+            raise
         return []
 
 
@@ -120,7 +153,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] 
     vectors = [p.numel() for block in blocks[:1] for p in block.parameters() if p.ndim == 1]
     width, numbers = next(iter(vectors), 0), plan.numbers if isinstance(plan, Plan) else {}
     heads, batch = numbers.get("heads", 1), meta_batch(sample)
-    with Positions(model, len(batch["mask"])) as positions:
+    with _noted_positions(model, len(batch["mask"])) as seen:
         flops = count_flops(model, task, batch)
     again = _again(model, task, batch, flops, blocks) if flops and blocks else 0
     in_fp8: list[str] = []
@@ -132,7 +165,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] 
         embedding=sum(table.numel() for table in tables.values()),
         active=summary.parameters - sum(held // n * (n - used) for n, used, held in experts),
         flops=flops,
-        matrices=positions.matrices(flops.tokens if flops else 1, in_fp8),
+        matrices=_matrices_of(model, seen, flops.tokens if flops else 1, in_fp8),
         width=width,
         keys_values=2 * width * numbers.get("kv_heads", heads) // heads,
         experts=min((n for n, _, _ in experts), default=0),
@@ -143,6 +176,62 @@ def facts_of(model: nn.Module, task: Any, sample: Batch, classes: Sequence[str] 
         again=again,
         blocks=len(blocks),
     )
+
+
+@contextlib.contextmanager
+def _noted_positions(model: nn.Module, samples: int) -> Iterator[_Passed]:
+    """Note what passes the layers in a call of the model with so many samples."""
+    seen: _Passed = {}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.ndim > 1:
+            size, convolves = output.numel() / samples, isinstance(module, _ConvNd)
+            moved = args[0].numel() / samples + size if convolves else 0.0
+            seen[module] = size / output.shape[1 if convolves else -1], moved
+
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_hook(note).remove)
+        yield seen
+
+
+def _matrices_of(
+    model: nn.Module, seen: _Passed, otherwise: int, fp8: Collection[str]
+) -> tuple[Matrix, ...]:
+    """Return the weights, each once; `fp8` are the names of layers that can compute in it.
+
+    `otherwise` are the positions of layers that were not called.
+    """
+    found, known = [], set()
+    groups = [[model.get_submodule(name) for name in names] for names in alike(model)]
+    called = {  # a layer of a block that was left out, and that of the first block
+        part: first
+        for first_block, *others in groups
+        for block in others
+        for part, first in zip(block.modules(), first_block.modules(), strict=True)
+    }
+    convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
+    channels_last = any(not layer.weight.is_contiguous() for layer in convolutions)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        first = module if module in seen else called.get(module, module)
+        positions, moved = seen.get(first, (float(otherwise), 0.0))
+        for weight in module.parameters(recurse=False):
+            if weight.ndim < 2 or id(weight) in known:
+                continue
+            known.add(id(weight))
+            rows, *others = weight.shape
+            number, last, each = 1, True, positions
+            if isinstance(module, _ConvNd):
+                number, last = module.groups, channels_last
+                rows //= number
+            elif weight.ndim == 3:  # of experts
+                number, rows, *others = weight.shape
+                each = positions / number
+            columns, in_fp8 = math.prod(others), name in fp8
+            found.append(Matrix(rows, columns, each, number, in_fp8, moved, last))
+    return tuple(found)
 
 
 def _again(

@@ -26,19 +26,15 @@ _Shapes = dict[str, tuple[int, ...]]  # by the name of the field; "" is the mode
 
 def parse_shape(text: str) -> _Shapes:
     """Return the shapes of `--sample-shape`."""
-    found: _Shapes = {}
+    found, asked = _Shapes(), f"--sample-shape={text}"
     for part in text.split(","):
         name, _, shape = part.rpartition("=")
         one = name and not shape  # a field of one number
         if not one and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-            raise ConfigError(
-                f"--sample-shape={text}: it must be numbers with x between: {_EXAMPLES}"
-            )
+            raise ConfigError(f"{asked}: it must be numbers with x between: {_EXAMPLES}")
         found[name] = () if one else tuple(map(int, shape.split("x")))
     if len(found) != text.count(",") + 1 or ("" in found and len(found) > 1):
-        raise ConfigError(
-            f"--sample-shape={text}: several shapes have names of fields: {_EXAMPLES}"
-        )
+        raise ConfigError(f"{asked}: several shapes have names of fields: {_EXAMPLES}")
     return found
 
 
@@ -75,9 +71,8 @@ def of_shape(task: Any, shapes: _Shapes) -> Batch:
         targets = _names(getattr(task, "target", None))
         whole.update(targets)
         shapes = dict.fromkeys(_names(task.input), shapes[""]) | dict.fromkeys(targets, ())
-    return _sample(
-        {n: (s, torch.int64 if n in whole else torch.float32) for n, s in shapes.items()}
-    )
+    dtypes = {name: torch.int64 if name in whole else torch.float32 for name in shapes}
+    return _sample({name: (shape, dtypes[name]) for name, shape in shapes.items()})
 
 
 def _names(field: Any) -> list[str]:

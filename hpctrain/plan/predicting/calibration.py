@@ -19,7 +19,6 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.hardware import Hardware, Link, of_device, of_section
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime
 
@@ -64,14 +63,14 @@ class Calibration:
     @property
     def assumptions(self) -> dict[str, str]:
         """What the answer says about the runs."""
-        sent = "unknown: the runs had one rank"
-        if self.communication is not None:
-            sent = f"{self.communication:.3g} times the exposed part of the link's formula"
+        sent = self.communication
         told = {
             "measured": "; ".join(map(str, self.runs)),
             "factors": f"matrix products take {self.compute:.3g} times, the rest {self.rest:.3g} "
             "times as long as the data sheet would let them",
-            "communication": sent,
+            "communication": "unknown: the runs had one rank"
+            if sent is None
+            else f"{sent:.3g} times the exposed part of the link's formula",
             "data": f"{self.data_wait:.1%} of a step waits for data",
         }
         if self.memory is not None:
@@ -81,9 +80,9 @@ class Calibration:
         return told
 
 
-def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
+def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
-    first, config, mine = runs[0], layout.config, _alike(layout.config)
+    first, mine = runs[0], _alike(config)
     what, on_cpu = f"--from-run {first.path}", first.device == "CPU"
     for run in runs:
         its = f"--from-run {run.path}"
@@ -105,7 +104,16 @@ def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[Measur
         other = f"hardware={known.name} ({known.title})"
         raise ConfigError(f"{what}: it ran on {first.device}, which is not {other}")
     if on_cpu and (known is None or not known.peak_flops):
-        return _cpu(known, config.precision.compute)
+        return replace(
+            known or of_section({}),
+            name="cpu",
+            title="the CPU of the run",
+            peak_flops={config.precision.compute: _CPU_FLOPS},
+            memory_bandwidth=_CPU_BYTES_PER_S,
+            inside=_CPU_LINK,
+            between=_CPU_LINK,
+            matmul_efficiency=0.8,
+        )
     if known is None:
         missing = f"conf/hardware has no file for {first.device}"
         raise ConfigError(f"{what}: {missing}; write one, and name it with hardware=NAME")
@@ -120,10 +128,12 @@ def layout_of(run: MeasuredRun) -> Layout:
 
 
 def calibrated(
-    runs: Sequence[MeasuredRun], estimates: Sequence[Estimate], hardware: Hardware
+    runs: Sequence[MeasuredRun],
+    predicted: Sequence[tuple[StepTime | None, RankMemory]],
+    hardware: Hardware,
 ) -> Calibration:
     """Return what the runs say, beside what is predicted for them."""
-    times = [one.time for one in estimates if one.time]
+    times = [time for time, _ in predicted if time]
     if len(times) < len(runs):
         raise ConfigError(
             f"--from-run: the FLOPs of the runs, or a figure of hardware={hardware.name}, are "
@@ -140,8 +150,8 @@ def calibrated(
     on_gpus = any(time.comm_s > 0 for time in times) and runs[0].device != "CPU"
     communication = mean(sent) if sent else (compute if on_gpus else None)
     ratios = [
-        run.peak_bytes / one.memory.tensors
-        for run, one in zip(runs, estimates, strict=True)
+        run.peak_bytes / memory.tensors
+        for run, (_, memory) in zip(runs, predicted, strict=True)
         if run.peak_bytes is not None
     ]
     factors = compute, rest, communication, mean(run.data_wait for run in runs)
@@ -179,16 +189,3 @@ def _alike(config: Config) -> dict[str, object]:
         "precision.compute": config.precision.compute,
         "train.compile": config.train.compile,
     }
-
-
-def _cpu(known: Hardware | None, compute: str) -> Hardware:
-    return replace(
-        known or of_section({}),
-        name="cpu",
-        title="the CPU of the run",
-        peak_flops={compute: _CPU_FLOPS},
-        memory_bandwidth=_CPU_BYTES_PER_S,
-        inside=_CPU_LINK,
-        between=_CPU_LINK,
-        matmul_efficiency=0.8,
-    )

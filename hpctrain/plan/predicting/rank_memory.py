@@ -25,11 +25,10 @@ from hpctrain.models.quantized import packed_bytes
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
-from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import by_fsdp, computed_bytes, memory_of, shards, stored_bytes
+from hpctrain.plan.memory import by_fsdp, computed_bytes, memory_of, stored_bytes
 from hpctrain.plan.model_sizes import ModelSizes
 
 GAPS = 0.04  # of a GPU's memory: what the allocator loses
@@ -63,45 +62,42 @@ class MemoryModel:
     """Computes the memory of layouts of one model, which is on the meta device."""
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
-        self._model, self._facts, self._activations = model, facts, activations
+        self._facts, self._activations = facts, activations
         self._stages, self._blocks = _StageSizes(model), max(1, facts.blocks)
 
-    def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
+    def of(self, layout: Layout, hardware: Hardware) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
         config = layout.config
         for problem in adapter_problems(config.train, config.parallel, config.precision):
             raise ConfigError(problem)
         stages = self._stages.of(layout)
-        of_stages = [self._stage(layout, hardware, both, i) for i, both in enumerate(stages)]
+        of_stages = (self._stage(layout, hardware, both, i) for i, both in enumerate(stages))
         most = max(of_stages, key=lambda memory: memory.total)
         assert min(v for v in vars(most).values() if v is not None) >= 0, f"below 0: {most}"
         if not config.parallel.fsdp.offload:
             return most
         return replace(most, host=max(_on_host(layout, *both) for both in stages))
 
-    def _stage(
-        self, layout: Layout, hardware: Hardware | None, both: Sizes, stage: int
-    ) -> RankMemory:
+    def _stage(self, layout: Layout, hardware: Hardware, both: Sizes, stage: int) -> RankMemory:
         config, degrees, batch = layout.config, layout.degrees, layout.batch
-        (sizes, trained), parallel = both, config.parallel
+        (sizes, trained), parallel, cp = both, config.parallel, layout.degrees.cp
         states = memory_of(sizes, degrees, config, batch.accumulate, trained)
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(config.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
         flying, measured = _in_flight(layout, stage), self._measured(layout)
-        divided = degrees.cp * degrees.tp
         saved = int(self._saved(layout) * of_stage * batch.micro * flying)
         outputs = of_loss = 0
         if stage == degrees.pp - 1:
-            by_tp = degrees.tp if config.parallel.loss_parallel else 1
-            outputs = measured.outputs * batch.micro // degrees.cp // by_tp
-            of_loss = measured.of_loss(batch.micro / degrees.cp) // by_tp
-            of_loss += int(measured.outside * batch.micro / degrees.cp / by_tp * (flying - 1))
-        working = measured.working // divided
-        if degrees.cp > 1 and config.train.activation_checkpointing != "none":
+            by_tp = degrees.tp if parallel.loss_parallel else 1
+            outputs = measured.outputs * batch.micro // cp // by_tp
+            of_loss = measured.of_loss(batch.micro / cp) // by_tp
+            of_loss += int(measured.outside * batch.micro / cp / by_tp * (flying - 1))
+        working = measured.working // (cp * degrees.tp)
+        if cp > 1 and config.train.activation_checkpointing != "none":
             working += self._gathered_keys(layout) // self._blocks
-        own = measured.saved // self._blocks // divided
+        own = measured.saved // self._blocks // (cp * degrees.tp)
         received = held = 0
         if degrees.pp > 1:  # torch's stages hold their outputs until the backward pass has ended
             received, held = self._received(layout, stage), outputs
@@ -109,8 +105,7 @@ class MemoryModel:
         most = saved + received + max(of_loss, working * batch.micro + held)
         kept = most - of_loss
         peak = states.peak_with(most, received + (working + own) * batch.micro)
-        on_gpu = hardware is not None and hardware.memory_bytes is not None
-        on_gpu = on_gpu and parallel.device != "cpu"
+        on_gpu = hardware.memory_bytes is not None and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
         return RankMemory(
             *(states.parameters, states.gradients, states.optimizer, states.gathered),
@@ -125,22 +120,19 @@ class MemoryModel:
 
     def _saved(self, layout: Layout) -> int:
         """Return the bytes of a sample that the blocks of a rank keep until the backward pass."""
-        config, degrees = layout.config, layout.degrees
-        mode = config.train.activation_checkpointing
-        saved = self._measured(layout).saved // degrees.cp // degrees.tp
+        cp, tp = layout.degrees.cp, layout.degrees.tp
+        mode = layout.config.train.activation_checkpointing
+        saved = self._measured(layout).saved // cp // tp
         # What layers get is put together from all ranks, and kept so for the backward pass.
-        if degrees.tp > 1 and mode != "full":
-            saved += self._whole_inputs(layout) // degrees.cp * (degrees.tp - 1) // degrees.tp
-        if degrees.cp > 1 and mode == "none":
-            saved += self._gathered_keys(layout)
-        return saved
+        if tp > 1 and mode != "full":
+            saved += self._whole_inputs(layout) // cp * (tp - 1) // tp
+        return saved + (self._gathered_keys(layout) if cp > 1 and mode == "none" else 0)
 
     def _received(self, layout: Layout, stage: int) -> int:
         """Return the bytes of a pipeline's buffers: for input and gradient of each micro-batch."""
         degrees, schedule = layout.degrees, layout.config.parallel.pipeline.schedule
-        numbers = numbers_of(schedule, degrees.pp, stage)
-        count = degrees.pp * SCHEDULES[schedule]
-        buffers = sum((n > 0) + (n < count - 1) for n in numbers)
+        last = degrees.pp * SCHEDULES[schedule] - 1
+        buffers = sum((n > 0) + (n < last) for n in numbers_of(schedule, degrees.pp, stage))
         return buffers * layout.batch.share * self._residual(layout) // degrees.cp
 
     def _gathered_keys(self, layout: Layout) -> int:
@@ -169,8 +161,8 @@ class MemoryModel:
 
 def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
     """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
-    config = layout.config
-    ranks, stored = shards(layout.degrees, config.parallel), stored_bytes(config.precision)
+    config, stored = layout.config, stored_bytes(layout.config.precision)
+    ranks = layout.degrees.shards(config.parallel)
     state = optimizer_states(config.optimizer) * stored * trained.part(ranks)
     if config.parallel.device == "cpu":
         return stored * (sizes.part(ranks) + trained.part(ranks)) + state
@@ -219,13 +211,11 @@ class _StageSizes:
     def _divided(
         self, parallel: ParallelConfig, degrees: Degrees, packed: list[torch.Tensor], trained: bool
     ) -> list[ModelSizes]:
-        model, plan = self._model, None
-        if degrees.ranks > degrees.dp or parallel.ep > 1:
-            plan = find_plan(model, parallel, degrees)
-        if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
-            blocks = [block for _, block in find_blocks(model, parallel.blocks)]
-        else:
-            blocks = blocks_of(model, parallel.blocks)
+        model, has_plan = self._model, degrees.ranks > degrees.dp or parallel.ep > 1
+        plan = find_plan(model, parallel, degrees) if has_plan else None
+        # What is divided is divided by blocks.
+        needed = degrees.ranks > degrees.dp_replicate
+        blocks = blocks_of(model, parallel.blocks, needed=needed)
         styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
         whole = ModelSizes.of(
             *(model, blocks, styles, degrees.tp),
@@ -268,7 +258,7 @@ class _StageSizes:
 
 def _check_experts(sizes: ModelSizes, parallel: ParallelConfig, degrees: Degrees) -> None:
     """Raise the ConfigError of a training whose ranks cannot divide the same experts."""
-    ranks = shards(degrees, parallel) // parallel.ep if degrees.dp_shard > 1 else 1
+    ranks = degrees.shards(parallel) // parallel.ep if degrees.dp_shard > 1 else 1
     for number, width, *_ in {shape for held in sizes.experts for shape in held}:
         if number % ranks and width % ranks:
             raise ConfigError(

@@ -19,6 +19,7 @@ docs/published.md; the others judge.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 from hpctrain.config.rules.combinations import async_tp_problems
@@ -27,10 +28,9 @@ from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.job.building.flops import Flops
 from hpctrain.plan.inspecting.activations import Activations
-from hpctrain.plan.inspecting.matrices import Matrix
-from hpctrain.plan.inspecting.model_facts import ModelFacts
+from hpctrain.plan.inspecting.model_facts import Matrix, ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import computed_bytes, reduced_bytes, shards, stored_bytes
+from hpctrain.plan.memory import computed_bytes, reduced_bytes, stored_bytes
 from hpctrain.units import ELEMENT_BYTES
 
 LINK = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
@@ -126,8 +126,9 @@ class _Step:
         # Attention, and the products that precision.compute=fp8 leaves out, have this format.
         self.usual = self.compute.replace("fp8", "bf16")
         self.per_node, self.blocks = self.config.launch.tasks_per_node, max(1, facts.blocks)
+        self.link = partial(link_of, hardware, self.per_node)
         self.rate = (hardware.memory_bandwidth or 0.0) * self.efficiencies.memory
-        self.divided = self.degrees.tp * self.degrees.pp * shards(self.degrees, self.parallel)
+        self.divided = self.degrees.tp * self.degrees.pp * self.degrees.shards(self.parallel)
 
     def time(self, activations: Activations) -> StepTime | None:
         """Return all of it; None if a figure is unknown."""
@@ -150,14 +151,16 @@ class _Step:
         if not math.isfinite(hidden + open_s):  # the bandwidth of a link is unknown
             return None
         moved, rate_of_states = 0.0, self.rate
-        if self.parallel.fsdp.offload:
-            moved, rate_of_states = self._moved() / constants.host_link, constants.host_memory
+        if self.parallel.fsdp.offload:  # between host and GPU
+            down = (2 * batch.accumulate if self.parallel.zero == 3 else 1) * facts.parameters
+            sent = stored_bytes(config.precision) * (down + batch.accumulate * facts.trainable)
+            moved = sent / self.divided / constants.host_link
+            rate_of_states = constants.host_memory
         # The first gather, and the last reduction, have nothing to hide behind.
         once, behind = hidden / self.blocks, min(hidden, constants.overlap * busy)
         exposed = open_s + max(once, hidden - behind) + constants.contention * behind
-        waiting = 0.0
-        if degrees.pp > 1:
-            waiting = bubble(self.parallel.pipeline.schedule, degrees.pp, batch.accumulate)
+        schedule, pp = self.parallel.pipeline.schedule, degrees.pp
+        waiting = bubble(schedule, pp, batch.accumulate) if pp > 1 else 0.0
         step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
         # Clipping and the optimizer read and write all states.
         tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
@@ -217,12 +220,12 @@ class _Step:
         ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
         for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
             own = whole / (degrees.tp * degrees.pp)
-            shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
-            link = self._link(inner, shard)
+            shard, inner = max(1, degrees.shards(parallel) // apart), degrees.tp * apart
+            link = self.link(inner, shard)
             total += self._by_block(gathers, own * size, shard, link)
             total += self._by_block(scatters, own * learnt, shard, link)
             replicas = degrees.dp * degrees.cp // (shard * apart)
-            outer = self._link(inner * shard, replicas)
+            outer = self.link(inner * shard, replicas)
             total += self._by_block(2, own * learnt / shard, replicas, outer)
         return total
 
@@ -238,40 +241,26 @@ class _Step:
         times, total = passes * facts.blocks / degrees.pp * batch.accumulate, 0.0
         if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
             exposed = 0.5 if self._overlaps() else 1.0
-            total += gather_s(residual, degrees.tp, self._link(1, degrees.tp)) * 4 * times * exposed
+            total += gather_s(residual, degrees.tp, self.link(1, degrees.tp)) * 4 * times * exposed
         if degrees.cp > 1:  # a gather of keys and values, and a scatter of their gradients
             keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
-            total += gather_s(keys, degrees.cp, self._link(degrees.tp, degrees.cp)) * times
+            total += gather_s(keys, degrees.cp, self.link(degrees.tp, degrees.cp)) * times
         if ep > 1:  # tokens go to their experts and back, in each pass
-            nodes = (
-                degrees.tp * ep // self.per_node
-            )  # of several, what leaves a node takes the time
-            link, groups = (
-                (self.hardware.between, nodes) if nodes > 1 else (self.hardware.inside, ep)
-            )
+            link, groups = self.hardware.inside, ep
+            if (nodes := degrees.tp * ep // self.per_node) > 1:  # what leaves a node takes the time
+                link, groups = self.hardware.between, nodes
             total += gather_s(residual * facts.per_token, groups, link) * 2 * times
         if degrees.pp > 1:
-            link = self._link(self.per_node if degrees.ranks > self.per_node else 1, degrees.pp)
+            link = self.link(self.per_node if degrees.ranks > self.per_node else 1, degrees.pp)
             # Half of what two ranks gather goes from one to the other.
             total += gather_s(2 * residual / degrees.tp, 2, link) * batch.accumulate
         return total
 
-    def _link(self, inner: int, ranks: int) -> Link:
-        return link_of(self.hardware, self.per_node, inner, ranks)
-
     def _overlaps(self) -> bool:
         """Return whether tensor parallel overlaps with products, which takes GPUs of one node."""
-        if not self.parallel.async_tp or self.hardware.name == "cpu":
-            return False
-        inside = self.degrees.tp <= self.per_node
+        on_gpus = self.parallel.async_tp and self.hardware.name != "cpu"
+        inside = on_gpus and self.degrees.tp <= self.per_node
         return inside and not any(async_tp_problems(self.config, self.degrees))
-
-    def _moved(self) -> float:
-        """Return the bytes that offload sends between host and GPU in a step."""
-        parts = self.batch.accumulate
-        down = (2 * parts if self.parallel.zero == 3 else 1) * self.facts.parameters
-        up = parts * self.facts.trainable
-        return stored_bytes(self.config.precision) * (down + up) / self.divided
 
 
 def gather_s(nbytes: float, ranks: int, link: Link) -> float:
@@ -290,10 +279,7 @@ def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:
         return hardware.inside
     # A ring enters each node once, and all ranks of the group in a node share the work of sending.
     together = max(1, per_node // inner)
-    between, inside = hardware.between, hardware.inside.bandwidth
-    if between.bandwidth is None or (together > 1 and inside is None):
+    between, inside = hardware.between, hardware.inside.bandwidth if together > 1 else math.inf
+    if between.bandwidth is None or inside is None:
         return Link(between.kind)
-    rate = between.bandwidth * together
-    if together > 1 and inside is not None:
-        rate = min(inside, rate)
-    return Link(between.kind, rate, between.latency_s)
+    return Link(between.kind, min(inside, between.bandwidth * together), between.latency_s)

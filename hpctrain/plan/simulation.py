@@ -3,14 +3,16 @@
 fake process group (collectives do nothing) ── one rank of the world
 part_of() ── what the rank holds                          (meta tensors)
 step      ── collectives by kind and dimension of the mesh (fake tensors)
+
+rank = (((pp x dp_replicate + r) x dp_shard + s) x cp + c) x tp + t        as hpctrain.parallel.mesh
 """
 
 import math
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +20,11 @@ from unittest.mock import patch
 import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 from torch.distributed.tensor import DTensor, Shard, debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -35,21 +40,15 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.plan.inspecting.activations import NEED_VALUES
 from hpctrain.plan.inspecting.sample_shape import task_and_sample
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.simulating.collective_counter import (
-    ORDER,
-    CollectiveCounter,
-    Traffic,
-    coordinates,
-)
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums, Task, on_part
 from hpctrain.units import MIB
 
+_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # the outermost first
+# They are in the names of torch's operators, with or without underscores. The first counts.
+_KINDS = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "broadcast", "send")
+_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _SHOWN_NODES = 8
-_SHOWN = (
-    *("rank", "ranks", "degrees", "holds", "part", "collectives", "not_simulated", "mesh"),
-    *("seconds", "max_rss"),
-)
 _HOLDS = {
     "pp": "the layers of stage {0}",
     "dp_shard": "part {0} of {1} of each parameter",
@@ -57,6 +56,68 @@ _HOLDS = {
     "cp": "part {0} of {1} of each sequence",
     "tp": "part {0} of {1} of each layer",
 }
+
+
+@dataclass
+class _Traffic:
+    """The operations of one kind over one group of ranks."""
+
+    kind: str  # such as all-gather
+    dimensions: str  # the degrees that the group crosses, such as dp_shard, joined by x
+    ranks: int
+    calls: int = 0
+    # The sum of the messages; for a gather or scatter that of the whole, not of a rank's part.
+    nbytes: int = 0
+
+
+class _CollectiveCounter(TorchDispatchMode):
+    """Counts while it is entered, by the degrees of the mesh."""
+
+    def __init__(self, degrees: Degrees) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._degrees = degrees
+        self._found: dict[tuple[str, tuple[int, ...]], _Traffic] = {}
+
+    @property
+    def traffic(self) -> list[_Traffic]:
+        """What was counted, most bytes first."""
+        return sorted(self._found.values(), key=lambda each: -each.nbytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation, and count it if it is one of a process group."""
+        found = func(*args, **(kwargs or {}))
+        if func.namespace in _SPACES:
+            self._count(str(func), (args, kwargs, found))
+        return found
+
+    def _count(self, name: str, values: Any) -> None:
+        bare, leaves = name.replace("_", ""), tree_leaves(values)
+        kind = next((kind for kind in _KINDS if kind.replace("-", "") in bare), None)
+        ranks = _ranks(leaves)
+        if kind is None or ranks is None:
+            return
+        if (kind, ranks) not in self._found:
+            crossed = dimensions(self._degrees, ranks)
+            self._found[kind, ranks] = _Traffic(kind, crossed, len(ranks))
+        traffic = self._found[kind, ranks]
+        traffic.calls += 1
+        sizes = (t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor))
+        traffic.nbytes += max(sizes, default=0)
+
+
+def _ranks(leaves: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the ranks of the group among the arguments of an operation."""
+    for leaf in leaves:
+        group: Any = leaf
+        # The operation of a reduction is a script object, too, and "sum" is no name of a group.
+        with suppress(RuntimeError, TypeError, ValueError, KeyError):
+            if isinstance(leaf, torch.ScriptObject):
+                group = distributed.ProcessGroup.unbox(leaf)
+            elif isinstance(leaf, str):
+                group = _resolve_process_group(GroupName(leaf))
+        if isinstance(group, distributed.ProcessGroup):
+            return tuple(distributed.get_process_group_ranks(group))
+    return None
 
 
 @dataclass(frozen=True)
@@ -74,30 +135,25 @@ class RankPart:
 
 @dataclass(frozen=True)
 class _Simulation:
-    """One rank of a world."""
+    """One rank of a world, as `--json` prints it, in bytes and seconds."""
 
     rank: int
+    ranks: int
     degrees: Degrees
-    per_node: int  # ranks of a node
+    holds: str  # in words
     part: RankPart
-    traffic: list[Traffic] = field(default_factory=list)  # of a step, most bytes first
-    not_simulated: str = ""  # why a step without values could not be made; "" if it was
-    seconds: float = 0.0
-    max_rss: int = 0  # bytes, of this process so far
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the object for `--json`, in bytes and seconds."""
-        found, degrees = asdict(self), self.degrees
-        found |= {"ranks": degrees.ranks, "holds": _held_by(degrees, self.rank)}
-        found |= {"collectives": found["traffic"], "mesh": [*picture(degrees, self.per_node)]}
-        return {name: found[name] for name in _SHOWN}
+    collectives: list[_Traffic]  # of a step, most bytes first
+    not_simulated: str  # why a step without values could not be made; "" if it was
+    mesh: list[str]  # a picture of it, in lines
+    seconds: float
+    max_rss: int  # bytes, of this process so far
 
     def lines(self) -> Iterator[str]:
         """Yield the lines for a reader."""
         part = self.part
-        yield f"simulation of rank {self.rank} of {self.degrees.ranks} ({self.seconds:.1f} s)"
-        yield from picture(self.degrees, self.per_node)
-        yield f"rank {self.rank} holds {_held_by(self.degrees, self.rank)}:"
+        yield f"simulation of rank {self.rank} of {self.ranks} ({self.seconds:.1f} s)"
+        yield from self.mesh
+        yield f"rank {self.rank} holds {self.holds}:"
         sizes = (part.local_parameters, part.local_gradients, part.local_optimizer)
         told = (f"{size / MIB:,.1f} MiB" for size in sizes)
         yield "  parameters {}, gradients {}, AdamW's state {}".format(*told)
@@ -105,12 +161,12 @@ class _Simulation:
             yield f"its step cannot be made without values: {self.not_simulated}"
             return
         yield "collectives of a step (MiB of the whole messages)"
-        for each in self.traffic:
+        for each in self.collectives:
             yield (
                 f"  {each.kind:<15} over {each.dimensions} ({each.ranks} ranks): "
                 f"{each.calls:,} calls, {each.nbytes / MIB:,.3f} MiB"
             )
-        if not self.traffic:
+        if not self.collectives:
             yield "  none"
 
 
@@ -119,8 +175,8 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
 
     It raises a ConfigError if the model cannot be divided so, there is no such rank, or it is ddp.
     """
-    config, degrees, began = layout.config, layout.degrees, time.perf_counter()
-    per_node, world = config.launch.tasks_per_node, layout.ranks
+    config, degrees, world = layout.config, layout.degrees, layout.ranks
+    began = time.perf_counter()
     if not 0 <= rank < world:
         raise ConfigError(f"--simulate={rank}: the layout has the ranks 0 to {world - 1}")
     if layout.kind == "ddp":
@@ -134,16 +190,19 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
         task, sample = task_and_sample(config, shape)
         build = partial(instantiate, "model", config.model)
         part, model = part_of(build, config, loss_parallel=getattr(task, "loss_parallel", False))
-        counter, why = CollectiveCounter(degrees), ""
+        counter, why = _CollectiveCounter(degrees), ""
         try:
             _step(model, layout, task, sample, counter)
         except NEED_VALUES as error:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     finally:
         _leave()
-    traffic, seconds = [] if why else counter.traffic, time.perf_counter() - began
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return _Simulation(rank, degrees, per_node, part, traffic, why, seconds, rss)
+    return _Simulation(
+        *(rank, world, degrees, _held_by(degrees, rank), part, [] if why else counter.traffic, why),
+        mesh=[*picture(degrees, config.launch.tasks_per_node)],
+        seconds=time.perf_counter() - began,
+        max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def part_of(
@@ -194,7 +253,7 @@ def _divided(parameter: torch.Tensor, degrees: Degrees) -> bool:
 
 
 def _step(
-    model: ParallelModel, layout: Layout, task: Task, sample: Batch, counter: CollectiveCounter
+    model: ParallelModel, layout: Layout, task: Task, sample: Batch, counter: _CollectiveCounter
 ) -> None:
     mesh, rows = model.mesh, layout.batch.share
     # Fake tensors are of a CPU, where FSDP2 runs; those of meta are refused by it.
@@ -217,7 +276,6 @@ def enter(rank: int, world: int) -> None:
 
 
 def _leave() -> None:
-    """End the world, if there is one."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
@@ -236,7 +294,6 @@ def _without_values() -> Iterator[None]:
 
 
 def _held_by(degrees: Degrees, rank: int) -> str:
-    """Return what a rank holds, in words."""
     place, sizes = coordinates(degrees, rank), vars(degrees)
     parts = [text.format(place[n], sizes[n]) for n, text in _HOLDS.items() if sizes[n] > 1]
     return ", ".join(parts) or "everything"
@@ -244,7 +301,7 @@ def _held_by(degrees: Degrees, rank: int) -> str:
 
 def picture(degrees: Degrees, per_node: int) -> Iterator[str]:
     """Yield the lines of a picture: a line for each node, with the place of each of its ranks."""
-    names = [name for name in ORDER if getattr(degrees, name) > 1] or ["dp_replicate"]
+    names = [name for name in _ORDER if getattr(degrees, name) > 1] or ["dp_replicate"]
     yield f"ranks by {' . '.join(names)} (the last one are neighbours)"
     nodes, width = -(-degrees.ranks // per_node), len(str(degrees.ranks - 1))
     left_out = max(0, nodes - _SHOWN_NODES)
@@ -256,3 +313,18 @@ def picture(degrees: Degrees, per_node: int) -> Iterator[str]:
             place = coordinates(degrees, rank)
             cells.append(f"{rank:>{width}}:{'.'.join(str(place[name]) for name in names)}")
         yield f"  node {node:<3} {'  '.join(cells)}"
+
+
+def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
+    """Return the place of a rank, by the names of the degrees."""
+    found = {}
+    for name in reversed(_ORDER):
+        rank, found[name] = divmod(rank, getattr(degrees, name))
+    return dict(reversed(found.items()))
+
+
+def dimensions(degrees: Degrees, ranks: Sequence[int]) -> str:
+    """Return which degrees distinguish these ranks, such as `dp_shard` or `dp_shard x cp`."""
+    places = [coordinates(degrees, rank) for rank in ranks]
+    crossed = [name for name in _ORDER if len({place[name] for place in places}) > 1]
+    return " x ".join(crossed) or "one rank"

@@ -1,6 +1,6 @@
-"""`plan --measure`: short trainings of the best layouts, submitted together, and what they measure.
+"""`plan --measure`: short trainings of the best layouts, and what they measure beside predictions.
 
-best layouts ── short_run ── Sweep: one array for each number of nodes ── wait ── measured_run
+best layouts ── short_run ── Sweep: one array for each number of nodes ── wait ── Comparison
                                 └── Ctrl-C, or a refused job: those in the queue are cancelled
 
 A short training makes 5 steps that start everything, and after a report 20 steps in 4 reports,
@@ -9,6 +9,7 @@ which count. A learning rate that rises over all steps keeps the numbers finite,
 
 import copy
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -22,22 +23,25 @@ from typing import Any
 from hpctrain import run_record
 from hpctrain.causes import one_line
 from hpctrain.config.schema import Config
+from hpctrain.console import Console, Table
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import RunJob
 from hpctrain.launch.output import Bars, say
 from hpctrain.launch.sweeps.sweep import Sweep
-from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.predicting.estimator import Estimate
 from hpctrain.plan.predicting.timing import StepTime
+from hpctrain.plan.printing import command_of
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.slurm import queue
+from hpctrain.units import GIB
 
 _POLL_S = (1.0, 5.0)  # seconds between two looks at the jobs: at first, and at most
 _ENDED = ("finished", "failed")
-MOST = 3  # layouts that are measured on each number of ranks
+_MOST = 3  # layouts that are measured on each number of ranks
 _REPORT = 5
 STEPS = _REPORT + ENOUGH_STEPS
 _START_S, _SLOWER = 600.0, 3.0  # what the time limit allows beside the predicted time
@@ -152,8 +156,7 @@ def _state(job: RunJob) -> str:
     if state == "failed" and not ended and job.state == "PENDING":
         # Out of memory: it would start again with smaller micro-batches, as another layout.
         job.cancel(check=False)
-        ended = True
-    if not ended:
+    elif not ended:
         return job.state.lower()
     return "finished" if state == "finished" else "failed"
 
@@ -213,7 +216,7 @@ def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
     for one in estimates:
         if one.fits is not False:
             found.setdefault((one.layout.nodes, one.layout.ranks), []).append(one)
-    return [group[:MOST] for group in found.values()]
+    return [group[:_MOST] for group in found.values()]
 
 
 def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
@@ -247,3 +250,92 @@ def minutes(estimates: Sequence[Estimate]) -> int:
     slowest = max(math.inf if one.time is None else one.time.step_s for one in estimates)
     seconds = _START_S + _SLOWER * STEPS * slowest + launch.warn_s
     return math.ceil(min(60 * launch.limit_min, seconds) / 60)
+
+
+class Comparison:
+    """The layouts that were measured; `overrides` are those of the command line.
+
+    They are ranked by nodes and ranks, then by the measured step; a failed one is last.
+    """
+
+    def __init__(self, results: Sequence[Measured], overrides: Sequence[str]) -> None:
+        self._overrides = overrides
+        self.ranked = sorted(results, key=lambda one: (*_size(one), one.step_s or math.inf))
+
+    @property
+    def fastest(self) -> list[Measured]:
+        """The fastest layout of each number of nodes and ranks, of those that were measured."""
+        good = [one for one in self.ranked if one.found is not None]
+        return [next(group) for _, group in itertools.groupby(good, _size)]
+
+    def put_into(self, answer: dict[str, Any], estimates: Sequence[Estimate]) -> None:
+        """Add what was measured to the object that `--json` prints."""
+        by_id = {id(one.estimate): one for one in self.ranked}
+        for entry, estimate in zip(answer["layouts"], estimates, strict=True):
+            one = by_id.get(id(estimate))
+            entry["measured"] = one and one.as_json()
+            if one is None:
+                entry["not_measured"] = f"not one of the first {_MOST} on its number of ranks"
+            elif one.found is None:
+                entry["not_measured"] = one.cause
+            elif one.cause:
+                entry["measured"]["note"] = one.cause
+        fastest = [
+            {
+                "nodes": layout.nodes,
+                "ranks": layout.ranks,
+                "overrides": [*layout.overrides],
+                "command": command_of(self._overrides, layout.overrides),
+                "step_s": one.step_s,
+            }
+            for one in self.fastest
+            for layout in [one.estimate.layout]
+        ]
+        answer["measurement"] = {"fastest": fastest, "runs": [str(one.run) for one in self.ranked]}
+
+    def show(self, console: Console) -> None:
+        """Print the table, and the commands that follow from it."""
+        console.print("\nmeasured beside predicted; an error is that of the prediction")
+        console.print(self._table())
+        for one in filter(lambda one: one.cause, self.ranked):
+            console.print(f"{one.estimate.layout.name}: {one.cause}")
+            if one.found is None:
+                console.print(f"  its log: python -m hpctrain logs {one.run}", soft_wrap=True)
+        for one in self.fastest:
+            layout = one.estimate.layout
+            ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
+            console.print(f"\nthe fastest on {ranks}: {layout.name}")
+            console.print(f"  {command_of(self._overrides, layout.overrides)}", soft_wrap=True)
+        if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
+            console.print("\nfor other sizes, plan takes what these runs have measured:")
+            console.print(f"  {' '.join(given)}", soft_wrap=True)
+
+    def _table(self) -> Table:
+        tokens = any(one.estimate.tokens for one in self.ranked)
+        peaks = any(one.found and one.found.peak_bytes for one in self.ranked)
+        speed = "tokens/s/GPU" if tokens else "samples/s"
+        of_peaks = ("predicted", "peak", "error") if peaks else ()
+        table = Table("layout", "ranks", "predicted", "step", "error", speed, *of_peaks)
+        for one in self.ranked:
+            layout, time = one.estimate.layout, one.estimate.time
+            rate = one.speed.tokens_per_s_per_gpu if tokens else one.speed.samples_per_s
+            cells = [
+                *(layout.name, str(layout.ranks), _text(time.step_s if time else None, "{:.4f} s")),
+                *(_text(one.step_s, "{:.4f} s", "failed"), _text(one.step_error, "{:+.1%}")),
+                _text(rate, "{:,.0f}"),
+            ]
+            if peaks:
+                peak = one.found.peak_bytes if one.found else None
+                sizes = one.estimate.memory.tensors / GIB, peak and peak / GIB
+                cells += [_text(size, "{:.2f} GiB") for size in sizes]
+                cells += [_text(one.peak_error, "{:+.1%}")]
+            table.add_row(*cells)
+        return table
+
+
+def _size(one: Measured) -> tuple[int, int]:
+    return one.estimate.layout.nodes, one.estimate.layout.ranks
+
+
+def _text(value: float | None, form: str, without: str = "-") -> str:
+    return without if value is None else form.format(value)

@@ -1,1 +1,0 @@
-"""Short jobs that measure layouts, and what they measured beside what was predicted."""

@@ -160,7 +160,7 @@ def test_pieces_are_whole_characters(generator: Generator) -> None:
 def test_text_ends_with_the_document(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.zeros(300)
     logits[generator.tokenizer.eod] = 1e9  # type: ignore[index]
-    monkeypatch.setattr(Generator, "_logits", lambda self, ids: logits)
+    monkeypatch.setattr(generator.model, "forward", lambda ids: logits.expand(*ids.shape, -1))
     # The last token of the prompt is drawn again, but never as the end of the document.
     found = "".join(generator("return x", 50, temperature=1.0, top_k=None, seed=0))
     assert found.startswith("return x")

@@ -92,11 +92,11 @@ def test_the_ranks_of_a_run_here_see_the_gpus_of_the_command(
     monkeypatch.setattr(
         here, "train_frozen", lambda path, until: seen.append(dict(environment)) or 0
     )
-    assert cli._run(["a run"]) == 0
+    assert cli._dispatch(["run", "a run"]) == 0
     assert seen == [{} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}]
     # A rank that Slurm or torchrun has started keeps its own.
     environment["CUDA_VISIBLE_DEVICES"] = "7"
-    cli._run(["a run"])
+    cli._dispatch(["run", "a run"])
     assert seen[1] == {"CUDA_VISIBLE_DEVICES": "7"}
 
 

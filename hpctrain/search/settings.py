@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import operator
 import sys
@@ -16,9 +17,11 @@ from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.metric_names import better
 from hpctrain.record import Count, Record
 from hpctrain.runs.data_digest import most_samples
 
+log = logging.getLogger(__name__)
 _DIRECTIONS = "minimize", "maximize"
 # If these are searched, the trials have epochs of different numbers of steps.
 _VARY_EPOCHS = "data", "train.global_batch_size", "train.batch_size_ramp"
@@ -73,6 +76,12 @@ class Settings(Record, frozen=True, kw_only=True):
         ):
             if not fits:
                 _refuse(key, given, allowed)
+        known = better(metric)
+        if known and (known == "lower") != (given["direction"] == "minimize"):
+            log.warning(
+                "hydra.sweeper.direction=%s, but by its name %s has better values where it is %s",
+                *(given["direction"], metric, known),
+            )
         etas = _listed(given, "eta", 2)
         if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
             _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")

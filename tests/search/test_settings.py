@@ -44,6 +44,22 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
 
 
 @pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"direction": "minimize"}, False),
+        ({"direction": "maximize"}, True),
+        ({"direction": "minimize", "metric": "val/accuracy"}, True),
+        ({"direction": "maximize", "metric": "val/width"}, False),  # nobody knows
+    ],
+)
+def test_the_wrong_direction_is_told(
+    given: dict[str, Any], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings(**given)
+    assert told is ("has better values where it is" in caplog.text)
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"rungs": [500, 500]}, "rungs=[500, 500]: rungs must increase, but 500 follows 500"),

@@ -126,7 +126,11 @@ def _learning_rate(config: Config) -> Iterator[str]:
 def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
     """Yield a warning if parameters and their states alone do not fit: on a GPU, or on the host."""
     parallel, launch, offload = config.parallel, config.launch, config.parallel.fsdp.offload
-    memory = hardware.memory_bytes if hardware is not None else None
+    memory, machine = None, ""
+    if hardware is not None and hardware.memory_bytes is not None:
+        share = launch.gpus_per_run
+        memory = int(hardware.memory_bytes * (share or 1))
+        machine = f"{share:g} of hardware={hardware.name}" if share else f"hardware={hardware.name}"
     # How many weights are packed in 4 bits is not known here.
     if parallel.ep > 1 or config.train.lora.quantize:
         return
@@ -151,11 +155,11 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
         if fit.reason:
             verdict = "is tight" if fit.possible else "does not fit"
             yield f"{verdict}: {of_model}: offload {fit.reason}; raise it, or use more launch.nodes"
-    elif hardware and memory and on_gpu(needed, memory, complete=False).possible is False:
+    elif memory and on_gpu(needed, memory, complete=False).possible is False:
         yield (
             f"does not fit: {of_model} alone take "
             f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
-            f"hardware={hardware.name} has {memory / GIB:.1f} GiB: "
+            f"{machine} has {memory / GIB:.1f} GiB: "
             f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
             "`python -m hpctrain plan` shows layouts that fit"
         )

@@ -44,5 +44,6 @@ def _deciding(config: Config) -> str:
     if not known or not launch.gpus_per_node or launch.gpus_per_run is not None:
         return ""
     length = train.max_steps, train.max_epochs, train.global_batch_size, train.batch_size_ramp
-    size = launch.nodes, launch.tasks_per_node, launch.gpu_type, train.micro_batch_size
-    return repr((kind(config), length, size, config.data.path))
+    size = launch.nodes, launch.tasks_per_node, launch.gpu_type
+    micro = train.accumulate, train.micro_batch_size
+    return repr((kind(config), length, size, micro, config.data, config.parallel))

@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from hpctrain.config.frozen import load
@@ -82,8 +83,8 @@ def _hours(config: Config) -> float | None:
         estimator.budget = budget_of(None, config.train, tokens, samples)
         layout = of_command_line(config, config.launch.node_numbers[0])
         found = [estimator.of(layout, kind).hours for kind in kinds]
-    except HpctrainError as error:
-        log.warning("%s", error)
+    except Exception as error:  # the model and the task may be a user's
+        log.warning("%s: %s", config.name or config.model.get("_target_"), error)
         return None
     return max((each for each in found if each is not None), default=None)
 
@@ -135,7 +136,9 @@ def main(argv: list[str]) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if argv[0] == "--hours":
-        print(json.dumps([_hours(load(Path(each))) for each in argv[1:]]))
+        with redirect_stdout(sys.stderr):  # for what a user's model prints
+            hours = [_hours(load(Path(each))) for each in argv[1:]]
+        print(json.dumps(hours))
         return 0
     if argv[0] != "--run":
         for about, path, *overrides in map(json.loads, argv):

@@ -8,6 +8,7 @@ import math
 import operator
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 
 from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.rules.batch_sizes import ramp_of
+from hpctrain.config.rules.job import resources
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import better
@@ -104,7 +106,11 @@ class Settings(Record, frozen=True, kw_only=True):
     def check_trial(self, config: Config) -> None:
         """Raise a ConfigError if the config of a trial cannot have one of the widths or rungs."""
         for nodes in dict.fromkeys(self.widths):
-            for problem in size_problems(config, nodes * config.launch.tasks_per_node):
+            launch = replace(config.launch, nodes=nodes)
+            for problem in (
+                *size_problems(config, nodes * launch.tasks_per_node),
+                *resources(launch, config.site, config.network, config.train),
+            ):
                 raise ConfigError(
                     f"hydra.sweeper.widths={[*self.widths]}: {nodes} nodes: {problem}"
                 )

@@ -82,6 +82,7 @@ class Worker:
         """
         with suppress(Stopped):
             return self._next()
+        self._owned.close()
         return None
 
     def settle(self, piece: Piece, error: str = "") -> None:

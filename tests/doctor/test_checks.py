@@ -140,6 +140,14 @@ def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"compileall -q -j 0 {tmp_path.parent}" in found.cure
     py_compile.compile(str(source))
     assert not told()
+    # A folder of the user for it, which is not there before the first start.
+    (tmp_path / "home").mkdir()
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "home/cache"))
+    assert told()
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    writable = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: p != source.parent and writable(p, mode))
+    assert not told()
 
 
 def test_clocks() -> None:

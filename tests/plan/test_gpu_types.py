@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.frozen import dump
 from hpctrain.config.frozen import load as load_config
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -123,6 +124,19 @@ def test_the_choice_of_a_job_is_in_its_run_directory(
     monkeypatch.setattr(by_kind, "_title", lambda: "NVIDIA X1")
     by_kind.main(["--run", str(run.path)])
     assert ChosenLayout.of(run.path).overrides == ()
+
+
+def test_what_a_model_prints_or_raises_disturbs_no_budget(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def estimator(config: Config) -> None:
+        print("the code of a user")
+        raise TypeError("of a model of a user")
+
+    (tmp_path / "0.yaml").write_text(dump(made()))
+    monkeypatch.setattr(by_kind, "_estimator", estimator)
+    assert by_kind.main(["--hours", str(tmp_path / "0.yaml")]) == 0
+    assert json.loads(capsys.readouterr().out) == [None]
 
 
 @pytest.mark.slow

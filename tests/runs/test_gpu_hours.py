@@ -9,9 +9,11 @@ import pytest
 
 from hpctrain.commands import status
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.estimates import planned_hours
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.sweeps.before_queueing import within_budget
 from hpctrain.lock import file_lock
@@ -176,6 +178,22 @@ def test_a_piece_beyond_its_forecast_counts_until_its_rung(
         assert whole.standing(sweep).coming == pytest.approx(2 * 2000 / 3600)
     late = Budget(hours=9.0, search=True, pieces={"1": Piece(devices=2, end=NOW + 1800)})
     assert late.standing(sweep).coming == pytest.approx(1)
+
+
+def test_runs_of_other_lengths_are_planned_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreseen(command: list[str], **_: object) -> SimpleNamespace:  # a stand-in for `plan`
+        configs = [load(Path(file)) for file in command[4:]]
+        hours = [each.data.repeat / each.parallel.tp for each in configs]
+        return SimpleNamespace(returncode=0, stdout=json.dumps(hours))
+
+    monkeypatch.setattr(planned_hours.subprocess, "run", foreseen)
+    some = [entry.config for entry in entries(tmp_path, 4, 2.5)]
+    some[1].data.repeat, some[2].parallel.tp = 5, 2
+    for config in some:
+        config.hardware = {"name": "h100_sxm"}
+    assert planned_hours.planned_hours(some) == [1, 5, 0.5, 1]
 
 
 @pytest.mark.slow

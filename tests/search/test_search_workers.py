@@ -157,6 +157,8 @@ def test_a_stop_ends_each_wait_of_a_worker(begin: Begin) -> None:
     (trial,) = Found.of(sweep).trials
     assert (trial.state, trial.values) == ("waiting", {}), "another worker reports it"
     waits_for(piece.run / "lock")  # another command trains it
+    (trial,) = Found.of(sweep).trials
+    assert trial.state == "waiting", "the worker, which still waits for uploads, has given it back"
 
 
 def _die(*_: object, **__: object) -> None:

@@ -67,7 +67,7 @@ def checked() -> list[Finding]:
 def _keeps_bytecode(source: Path) -> bool:
     """Return whether Python finds or leaves the bytecode of a source file beside it."""
     cached = Path(cache_from_source(source))
-    may_write = os.access(cached.parent if cached.parent.exists() else source.parent, os.W_OK)
+    may_write = os.access(next(folder for folder in cached.parents if folder.exists()), os.W_OK)
     return cached.exists() or (may_write and not sys.dont_write_bytecode)
 
 

@@ -134,6 +134,31 @@ def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
         assert torch.equal(p.grad, q.grad)
 
 
+class Broken(nn.Sequential):
+    """A block that the compiler cannot compile as a whole, so that it leaves it alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
+    block = Broken(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    checkpoint_activations([block], mode, 1)
+    block.compile(backend="eager")
+    block(torch.randn(8, 4)).square().sum().backward()
+    assert int(block[1].num_batches_tracked) == 1
+
+
+def test_a_copy_computes_with_its_own_parameters() -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    checkpoint_activations([block], "full", 1)
+    copied = copy.deepcopy(block).eval()
+    nn.init.zeros_(copied[1].weight)
+    assert not copied(torch.randn(8, 4)).any()
+
+
 @pytest.mark.usefixtures("group_of_one")
 def test_modes_of_the_constructor_hold(caplog: pytest.LogCaptureFixture) -> None:
     whole, part = Normed().eval(), Normed()

@@ -4,13 +4,14 @@ The forward function of a block is replaced, not the block, so that all paramete
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.attention.varlen  # makes its operation known
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import (
 )
 
 from hpctrain.models.dry_run import same_buffers, stored_buffers
+from hpctrain.parallel.second_gradients import in_backward
 
 _Context = AbstractContextManager[object]
 _ops = torch.ops.aten
@@ -35,45 +37,54 @@ _KEPT = {
 }
 
 
-def checkpoint_activations(
-    blocks: Sequence[nn.Module], mode: str, every: int, *, compiled: bool = False
-) -> None:
+def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -> None:
     """Let blocks compute activations again in the backward pass instead of keeping them.
 
     The mode is "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
     results of matrix products and attention too. Of `every` so many blocks the first is changed.
-    The compiler computes again what has no effect on buffers, and knows no contexts of ours.
     """
     if mode == "none":
         return
     for block in blocks[::every]:
+        forward, buffers = block.forward, any(True for _ in stored_buffers(block))
         options: dict[str, Any] = {"use_reentrant": False}
         if mode == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-        if not compiled and any(True for _ in stored_buffers(block)):
-            options["context_fn"] = partial(_contexts, block, options.get("context_fn"))
-        block.forward = _checkpointed(block.forward, options)
+            options["context_fn"] = partial(_contexts, block if buffers else None)
+        elif buffers:
+            forward = partial(_once, block, forward)
+        # Partials, unlike closures, refer to the copy in a copy of the block.
+        block.forward = partial(_checkpointed, forward, options)
 
 
-def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _checkpointed(
+    forward: Callable[..., Any], options: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
     # A function of ours: where torch's `checkpoint` itself is the forward function of what is
     # compiled, the compiler leaves it and all below it alone, without a word.
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
-
-    return checkpointed
+    return checkpoint(forward, *args, **options, **kwargs)
 
 
-def _contexts(
-    block: nn.Module, contexts: Callable[[], tuple[_Context, _Context]] | None
-) -> tuple[_Context, _Context]:
-    """Return the contexts of both passes, of which only the first changes buffers."""
-    first, second = (nullcontext(), nullcontext()) if contexts is None else contexts()
-    return first, _once(block, second)
+# In both modes only the first pass changes the buffers of a block. The compiler computes again what
+# has no effect on buffers, but a block that it cannot compile is computed again by `checkpoint`.
+
+
+def _once(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling() or not in_backward():
+        return forward(*args, **kwargs)
+    with same_buffers(block, stored=True):
+        return forward(*args, **kwargs)
+
+
+def _contexts(block: nn.Module | None) -> tuple[_Context, _Context]:
+    first, second = create_selective_checkpoint_contexts(_policy)
+    # The compiler takes torch's contexts alone.
+    compiling = get_proxy_mode() is not None
+    return first, second if block is None or compiling else _around(second, block)
 
 
 @contextmanager
-def _once(block: nn.Module, second: _Context) -> Iterator[None]:
+def _around(second: _Context, block: nn.Module) -> Iterator[None]:
+    # Torch's second context refuses operations that the first pass has not made, as on buffers.
     with same_buffers(block, stored=True), second:
         yield
 

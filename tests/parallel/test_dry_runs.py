@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models.dry_run import Buffers, dry_run
@@ -149,6 +150,18 @@ def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
     block.compile(backend="eager")
     block(torch.randn(8, 4)).square().sum().backward()
     assert int(block[1].num_batches_tracked) == 1
+
+
+def test_alike_blocks_are_compiled_once() -> None:
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4)]
+    checkpoint_activations(blocks, "selective", 1)
+    torch._dynamo.reset()
+    counters.clear()
+    images = torch.randn(8, 4)
+    for block in blocks:
+        block.compile(backend="eager")
+        images = block(images)
+    assert counters["stats"]["unique_graphs"] == 2  # the first input needs no gradient
 
 
 def test_a_copy_computes_with_its_own_parameters() -> None:

@@ -3,25 +3,23 @@
 The forward function of a block is replaced, not the block, so that all parameters keep their names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.attention.varlen  # makes its operation known
 from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from hpctrain.models.dry_run import same_buffers, stored_buffers
+from hpctrain.models.dry_run import Buffers, stored_buffers
 from hpctrain.parallel.second_gradients import in_backward
 
-_Context = AbstractContextManager[object]
 _ops = torch.ops.aten
 # Matrix products and attention take most of the time of a block, but their results are few.
 _KEPT = {
@@ -46,11 +44,11 @@ def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -
     if mode == "none":
         return
     for block in blocks[::every]:
-        forward, buffers = block.forward, any(True for _ in stored_buffers(block))
+        forward: Callable[..., Any] = block.forward
         options: dict[str, Any] = {"use_reentrant": False}
         if mode == "selective":
-            options["context_fn"] = partial(_contexts, block if buffers else None)
-        elif buffers:
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        if any(True for _ in stored_buffers(block)):
             forward = partial(_once, block, forward)
         # Partials, unlike closures, refer to the copy in a copy of the block.
         block.forward = partial(_checkpointed, forward, options)
@@ -64,29 +62,21 @@ def _checkpointed(
     return checkpoint(forward, *args, **options, **kwargs)
 
 
-# In both modes only the first pass changes the buffers of a block. The compiler computes again what
-# has no effect on buffers, but a block that it cannot compile is computed again by `checkpoint`.
-
-
 def _once(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the forward function of a block, of which only the first pass changes buffers."""
+    # The compiler computes again what has no effect on buffers; a block that it cannot compile is
+    # computed again by `checkpoint`. It knows no contexts of ours.
     if torch.compiler.is_compiling() or not in_backward():
         return forward(*args, **kwargs)
-    with same_buffers(block, stored=True):
+    buffers = Buffers(block, stored=True)
+    # Selective checkpointing refuses operations that the first pass has not made.
+    with _disable_current_modes():
+        buffers.keep()
+    try:
         return forward(*args, **kwargs)
-
-
-def _contexts(block: nn.Module | None) -> tuple[_Context, _Context]:
-    first, second = create_selective_checkpoint_contexts(_policy)
-    # The compiler takes torch's contexts alone.
-    compiling = get_proxy_mode() is not None
-    return first, second if block is None or compiling else _around(second, block)
-
-
-@contextmanager
-def _around(second: _Context, block: nn.Module) -> Iterator[None]:
-    # Torch's second context refuses operations that the first pass has not made, as on buffers.
-    with same_buffers(block, stored=True), second:
-        yield
+    finally:
+        with _disable_current_modes():
+            buffers.restore()
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

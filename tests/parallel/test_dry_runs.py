@@ -157,11 +157,10 @@ def test_alike_blocks_are_compiled_once() -> None:
     checkpoint_activations(blocks, "selective", 1)
     torch._dynamo.reset()
     counters.clear()
-    images = torch.randn(8, 4)
     for block in blocks:
         block.compile(backend="eager")
-        images = block(images)
-    assert counters["stats"]["unique_graphs"] == 2  # the first input needs no gradient
+        block(torch.randn(8, 4))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_copy_computes_with_its_own_parameters() -> None:

@@ -69,9 +69,9 @@ class Buffers:
 
 
 @contextmanager
-def same_buffers(*models: nn.Module, stored: bool = False) -> Iterator[None]:
-    """Leave the buffers of the models as they are before; the arguments are those of `Buffers`."""
-    buffers = Buffers(*models, stored=stored)
+def _same_buffers(*models: nn.Module) -> Iterator[None]:
+    """Leave the buffers of the models as they are before."""
+    buffers = Buffers(*models)
     buffers.keep()
     try:
         yield
@@ -95,7 +95,7 @@ def dry_run(*models: nn.Module) -> Iterator[None]:
     """Leave the buffers and modes of the models, and the random state, as they are before."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = [torch.cuda.current_device()] if used else []
-    with same_modes(nn.ModuleList(models)), torch.random.fork_rng(devices), same_buffers(*models):
+    with same_modes(nn.ModuleList(models)), torch.random.fork_rng(devices), _same_buffers(*models):
         yield
 
 

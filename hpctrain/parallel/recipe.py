@@ -149,8 +149,7 @@ class _Recipe:
             compute_in_float8(model, layers)
         blocks = list(present(model, names))
         checkpoint_activations(
-            *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
-            compiled=train.compile != "off",
+            blocks, train.activation_checkpointing, train.activation_checkpointing_every
         )
         if train.compile == "off":  # torch refuses by itself what is compiled
             second_gradients.refuse(blocks, mesh)

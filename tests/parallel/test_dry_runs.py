@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models.dry_run import Buffers, dry_run
@@ -132,6 +133,42 @@ def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
         assert torch.equal(a, b)
     for p, q in zip(once.parameters(), twice.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+class Broken(nn.Sequential):
+    """A block that the compiler cannot compile as a whole, so that it leaves it alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
+    block = Broken(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    checkpoint_activations([block], mode, 1)
+    block.compile(backend="eager")
+    block(torch.randn(8, 4)).square().sum().backward()
+    assert int(block[1].num_batches_tracked) == 1
+
+
+def test_alike_blocks_are_compiled_once() -> None:
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4)]
+    checkpoint_activations(blocks, "selective", 1)
+    torch._dynamo.reset()
+    counters.clear()
+    for block in blocks:
+        block.compile(backend="eager")
+        block(torch.randn(8, 4))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_copy_computes_with_its_own_parameters() -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    checkpoint_activations([block], "full", 1)
+    copied = copy.deepcopy(block).eval()
+    nn.init.zeros_(copied[1].weight)
+    assert not copied(torch.randn(8, 4)).any()
 
 
 @pytest.mark.usefixtures("group_of_one")

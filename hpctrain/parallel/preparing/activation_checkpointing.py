@@ -3,23 +3,23 @@
 The forward function of a block is replaced, not the block, so that all parameters keep their names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.attention.varlen  # makes its operation known
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from hpctrain.models.dry_run import same_buffers, stored_buffers
+from hpctrain.models.dry_run import Buffers, stored_buffers
+from hpctrain.parallel.second_gradients import in_backward
 
-_Context = AbstractContextManager[object]
 _ops = torch.ops.aten
 # Matrix products and attention take most of the time of a block, but their results are few.
 _KEPT = {
@@ -35,47 +35,48 @@ _KEPT = {
 }
 
 
-def checkpoint_activations(
-    blocks: Sequence[nn.Module], mode: str, every: int, *, compiled: bool = False
-) -> None:
+def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -> None:
     """Let blocks compute activations again in the backward pass instead of keeping them.
 
     The mode is "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
     results of matrix products and attention too. Of `every` so many blocks the first is changed.
-    The compiler computes again what has no effect on buffers, and knows no contexts of ours.
     """
     if mode == "none":
         return
     for block in blocks[::every]:
+        forward: Callable[..., Any] = block.forward
         options: dict[str, Any] = {"use_reentrant": False}
         if mode == "selective":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-        if not compiled and any(True for _ in stored_buffers(block)):
-            options["context_fn"] = partial(_contexts, block, options.get("context_fn"))
-        block.forward = _checkpointed(block.forward, options)
+        if any(True for _ in stored_buffers(block)):
+            forward = partial(_once, block, forward)
+        # Partials, unlike closures, refer to the copy in a copy of the block.
+        block.forward = partial(_checkpointed, forward, options)
 
 
-def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _checkpointed(
+    forward: Callable[..., Any], options: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
     # A function of ours: where torch's `checkpoint` itself is the forward function of what is
     # compiled, the compiler leaves it and all below it alone, without a word.
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
-
-    return checkpointed
+    return checkpoint(forward, *args, **options, **kwargs)
 
 
-def _contexts(
-    block: nn.Module, contexts: Callable[[], tuple[_Context, _Context]] | None
-) -> tuple[_Context, _Context]:
-    """Return the contexts of both passes, of which only the first changes buffers."""
-    first, second = (nullcontext(), nullcontext()) if contexts is None else contexts()
-    return first, _once(block, second)
-
-
-@contextmanager
-def _once(block: nn.Module, second: _Context) -> Iterator[None]:
-    with same_buffers(block, stored=True), second:
-        yield
+def _once(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the forward function of a block, of which only the first pass changes buffers."""
+    # The compiler computes again what has no effect on buffers; a block that it cannot compile is
+    # computed again by `checkpoint`. It knows no contexts of ours.
+    if torch.compiler.is_compiling() or not in_backward():
+        return forward(*args, **kwargs)
+    buffers = Buffers(block, stored=True)
+    # Selective checkpointing refuses operations that the first pass has not made.
+    with _disable_current_modes():
+        buffers.keep()
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        with _disable_current_modes():
+            buffers.restore()
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

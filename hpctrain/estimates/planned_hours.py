@@ -14,6 +14,7 @@ from hpctrain.estimates.like_runs import kind
 
 log = logging.getLogger(__name__)
 _MOST = 8  # unlike runs that are looked at: each takes seconds
+_LIMIT_S = 300.0  # other submissions wait meanwhile
 
 
 def planned_hours(configs: Collection[Config]) -> list[float | None]:
@@ -30,10 +31,15 @@ def planned_hours(configs: Collection[Config]) -> list[float | None]:
         for number, config in enumerate([*unlike.values()][:_MOST]):
             command.append(f"{folder}/{number}.yaml")
             Path(command[-1]).write_text(dump(config))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        log.warning("launch.budget_gpu_hours: plan has failed: %s", done.stderr[-2000:])
-    hours = dict(zip(unlike, json.loads(done.stdout or "[]"), strict=False))
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=_LIMIT_S
+            )
+        except subprocess.SubprocessError as error:
+            why = getattr(error, "stderr", None) or error
+            log.warning("launch.budget_gpu_hours: plan has failed: %s", str(why)[-2000:])
+            return [None] * len(keys)
+    hours = dict(zip(unlike, json.loads(done.stdout), strict=False))
     return [hours.get(key) for key in keys]
 
 

@@ -258,3 +258,5 @@ def test_a_process_keeps_to_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert Memory().size() == pytest.approx(19 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 80 * GIB))
     assert Memory().size() == pytest.approx(7 * GIB)  # others have taken more than theirs
+    with pytest.raises(ConfigError, match=r"launch.gpus_per_run=0.01: of this GPU that is 0.8 GiB"):
+        devices.keep_to_share(0.01, torch.device("cuda", 0))

@@ -115,9 +115,8 @@ def _trials(runs: list[Facts]) -> set[Path]:
     listed = set[Path]()
     for folder in {run.path.parent for run in runs}:
         for search in searches_of(folder):
-            with suppress(
-                StorageError
-            ):  # its list is damaged, and keeps no other run from going on
+            # A damaged list keeps no other run from going on.
+            with suppress(StorageError):
                 listed |= {folder / trial.name for trial in runs_of(search)}
     return {
         run.path

@@ -167,7 +167,8 @@ class DevicePrefetcher:
             copied.record(stream)
             if self._transform is not None:
                 made = self._transform(batch, Draws(self._seed, *self.loader.where))
-                batch = {name: x.to(self._device) for name, x in made.items()}  # NumPy's draws, too
+                # A transform may have made tensors of the CPU.
+                batch = {name: x.to(self._device) for name, x in made.items()}
             there.record(stream)
         size = sum(value.nbytes for value in host.values())
         return _Sent(batch, host, size, copied, there, self.loader.state_dict(), self.loader.last)

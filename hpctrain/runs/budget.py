@@ -10,11 +10,10 @@ GPUs count their ranks, in rank-hours.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as dc_replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -85,7 +84,7 @@ class Piece(Record, frozen=True):
     until: int | None = None  # a step, or the last one
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Standing:
     """What has become of a budget, in its unit."""
 
@@ -190,7 +189,9 @@ class Budget(Record, frozen=True):
         """
         if facts and RunDir(facts.path).is_locked():
             last = piece.until or facts.progress.max_steps
-            left_s = eta_s(dc_replace(facts, progress=replace(facts.progress, max_steps=last)), now)
+            left_s = eta_s(
+                dataclasses.replace(facts, progress=replace(facts.progress, max_steps=last)), now
+            )
             if left_s is not None:
                 return piece.devices * max(0.0, left_s) / 3600
             if piece.end <= now:

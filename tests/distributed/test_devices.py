@@ -243,7 +243,7 @@ def test_ranks_that_do_not_come_are_named(
 
 
 def test_a_process_keeps_to_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for CUDA, of which tests/gpu/test_memory_gpu.py asks the real one."""
+    """A stand-in for CUDA, of which tests/gpu/test_group_gpu.py asks the real one."""
     limits: list[float] = []
     size = SimpleNamespace(total_memory=80 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: size)

@@ -19,7 +19,7 @@ from hpctrain import yaml_file
 from hpctrain.errors import ConfigError
 from hpctrain.units import GIB
 
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 _PRICES = ("own", "on_demand", "spot")  # the first that a file gives is the one that counts
 
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
@@ -100,11 +100,12 @@ class Hardware:
         return self.peak_flops.get(compute)
 
     def lacks(self, compute: str) -> Iterator[str]:
-        """Yield a warning if the GPU has no such number format, though its file has others."""
+        """Yield a warning if the file has no peak for a number format, though it has others."""
         if self.peak_flops and compute not in self.peak_flops:
+            known = ", ".join(self.peak_flops)
             yield (
-                f"precision.compute={compute}: {self.title} has none (hardware={self.name} gives "
-                f"{', '.join(self.peak_flops)}), so step time, MFU and cost are unknown"
+                f"precision.compute={compute}: hardware={self.name} has no peak for it "
+                f"({self.title}: {known}), so step time, MFU and cost are unknown"
             )
 
     @property

@@ -3,7 +3,7 @@
 MIB = 2**20
 GIB = 2**30
 # Of an element, by number format; what fp8 does not compute stays in bf16.
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 
 
 def readable(nbytes: float) -> str:

@@ -32,6 +32,7 @@ from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
 from hpctrain.job.building.flops import flops_of_training
 from hpctrain.job.building.instantiate import instantiate
+from hpctrain.parallel.precision import default_dtype, in_default_dtype
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.types import Batch
@@ -74,7 +75,7 @@ class Bench:
     def measured(self, parts: list[str]) -> dict[str, Part]:
         """Return the figures of these parts, the same on all ranks."""
         found: dict[str, Part] = {}
-        with Stop() as stop:
+        with Stop() as stop, default_dtype(self.config.precision):
             trainer = self._trainer(stop)
             batches = self._batches(trainer.loader)
             try:
@@ -195,7 +196,7 @@ class Bench:
 
         def work() -> None:
             with precision.forward():
-                total, _ = task(model, batch)["loss"]
+                total, _ = task(model, in_default_dtype(batch))["loss"]
             torch.autograd.grad(total, wanted, allow_unused=True)
 
         return list(step_times.measured(work, self.device, self.warm_up, self.steps))

@@ -72,13 +72,13 @@ class Mix:
         inside, covered = _rectangles(height, width, share, draws.uniform(), draws.uniform())
         share = torch.where(cut, 1 - covered, share)
         weight = torch.where(cut.view(-1, 1, 1), ~inside, share.view(-1, 1, 1).expand_as(inside))
-        device = images.device
+        device, dtype = images.device, torch.get_default_dtype()
         mixed_with = batch["mask"].flip(0) if "mask" in batch else labels.new_ones(len(labels))
         alone = ~mixed_with.bool()
         share = torch.where(alone, 1.0, share.to(device))
-        weight = torch.where(alone.view(-1, 1, 1), 1.0, weight.float().to(device)).unsqueeze(1)
-        own = images.float()
-        hot = F.one_hot(labels.long(), self._classes).float()
+        weight = torch.where(alone.view(-1, 1, 1), 1.0, weight.to(device, dtype)).unsqueeze(1)
+        own = images.to(dtype)
+        hot = F.one_hot(labels.long(), self._classes).to(dtype)
         mixed = own * weight + own.flip(0) * (1 - weight)
         classes = hot * share[:, None] + hot.flip(0) * (1 - share[:, None])
         return batch | {self._image: mixed, self._label: classes}

@@ -37,6 +37,7 @@ from hpctrain.job.explain_error import explained
 from hpctrain.job.preflight import preflight, wait_for_gpus
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.parallel.precision import default_dtype
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.code import modules, trained_code
@@ -144,6 +145,7 @@ def _fit(
         named_if_late(run.path, ranks, config.parallel.timeout_s),
         lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
         deterministic(config.train.deterministic, device),
+        default_dtype(config.precision),
         ending_here(),
     ):
         while True:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention.bias import CausalBias
 from torch.nn.attention.varlen import varlen_attn
 
+from hpctrain.models.formats import wide
 from hpctrain.models.gpu_support import can
 from hpctrain.models.layers import Linear
 
@@ -178,10 +179,10 @@ def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
 
     They are computed in each forward pass, because a buffer would lose precision in bfloat16, and
     need care on the meta device. The positions are integers, (batch or 1, length); pair i of a head
-    turns by theta^(-2 i / head_dim) for each. Both results are float32 (batch or 1, 1, length,
-    head_dim / 2).
+    turns by theta^(-2 i / head_dim) for each. Both results are (batch or 1, 1, length,
+    head_dim / 2), in torch's default dtype.
     """
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.get_default_dtype(), device=positions.device)
     angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
     return angles.cos(), angles.sin()
 
@@ -190,8 +191,8 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate the pairs (i, i + head_dim / 2) of each head by the angles of its position.
 
     Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order. `x`
-    is (batch, heads, length, head_dim), as is the result, computed in float32.
+    is (batch, heads, length, head_dim), as is the result, computed in float32 or float64.
     """
     cos, sin = rotation
-    first, second = x.float().chunk(2, -1)
+    first, second = wide(x).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.models.expert_bank import Bank, inverted, mix_counted, mix_masked, own_part, permuted
+from hpctrain.models.formats import wide
 
 
 class Experts(nn.Module):
@@ -36,7 +37,7 @@ class Experts(nn.Module):
     too.
 
     Attributes:
-        balance: The bias of each expert, float32 (experts,).
+        balance: The bias of each expert, float32 or float64 (experts,).
         load_size: The number of elements that `take_loads` returns.
     """
 
@@ -125,14 +126,15 @@ class Experts(nn.Module):
         `loads` are the first `experts` elements of `take_loads`, added over all ranks.
         """
         # Whole numbers are compared, so that the sign does not depend on rounding.
-        self.balance += self.balance_rate * (loads.sum() - loads * self.experts).sign().float()
+        signs = (loads.sum() - loads * self.experts).sign()
+        self.balance += self.balance_rate * signs.to(self.balance.dtype)
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the chosen experts, int64, and their weights, float32: (batch, length, k)."""
+        """Return the chosen experts, int64, and their weights: (batch, length, k)."""
         # The meta device, where models are counted, has no autocast.
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-            # Near ties flip by rounding, so the router computes in fp32 (as in DeepSeek-V3).
-            logits = F.linear(x.float(), own_part(self.router).float())
+            # Near ties flip by rounding, so the router computes in fp32 or more (as DeepSeek-V3).
+            logits = F.linear(wide(x), wide(own_part(self.router)))
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
         chosen = (scores.detach() + self.balance).topk(self.per_token, -1).indices
         weights = scores.gather(-1, chosen)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.models.formats import wide
 from hpctrain.models.model import Model
 
 
@@ -87,8 +88,8 @@ class _Layer(nn.Module):
 class _SpectralConvolution(nn.Module):
     """A complex matrix for each of the lowest modes, as real tensors with a last axis of two parts.
 
-    So every optimizer, file format and way to divide parameters takes them. The transform is always
-    in float32: half precision has no transforms of most sizes, and would lose the small modes.
+    So every optimizer, file format and way to divide parameters takes them. The transform is in
+    float32 or float64: half precision has none of most sizes, and would lose the small modes.
     """
 
     def __init__(self, width: int, modes: Sequence[int]) -> None:
@@ -108,8 +109,8 @@ class _SpectralConvolution(nn.Module):
         self._check(grid)
         mixed_precision = torch.is_autocast_enabled(x.device.type)
         with torch.autocast(x.device.type, enabled=False):
-            waves = torch.fft.rfftn(x.float(), dim=dims, norm="forward")
-            weight = torch.view_as_complex(self.weight.float().contiguous())
+            waves = torch.fft.rfftn(wide(x), dim=dims, norm="forward")
+            weight = torch.view_as_complex(wide(self.weight).contiguous())
             mixed = torch.zeros_like(waves)
             for corner, matrix in zip(self._corners(), weight, strict=True):
                 mixed[corner] = torch.einsum("bi...,io...->bo...", waves[corner], matrix)

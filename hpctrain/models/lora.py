@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.models.formats import wide
 
 _ADAPTERS = ("lora_A", "lora_B")
 _SHOWN = 6
@@ -54,8 +55,8 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.lora_B)
 
     def change(self) -> torch.Tensor:
-        """Return what the adapter adds to the weight, in float32 and in the shape of the weight."""
-        change = self.lora_B.float() @ self.lora_A.float() * self.lora_scale
+        """Return what the adapter adds to the weight, in its shape, in float32 or float64."""
+        change = wide(self.lora_B) @ wide(self.lora_A) * self.lora_scale
         return change.T if _is_conv1d(self) else change
 
 

@@ -5,8 +5,8 @@ Reduced precision follows Micikevicius et al., "Mixed Precision Training" (2018)
 
 import math
 import os
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,12 +16,41 @@ from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpu_support import lack
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.shards.types import Batch
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 _FIRST_SCALE = 65536.0
 _GROWTH_STEPS = 2000  # steps without an overflow after which the scale is doubled
 _LEAST_SCALE = 2.0**-14  # the smallest normal number of fp16: 30 overflows in a row lead to it
+
+
+@contextmanager
+def default_dtype(config: PrecisionConfig) -> Iterator[None]:
+    """Let torch's default dtype be float64 within a run that computes in it.
+
+    So what models, tasks and transforms make themselves (constants, buffers, random numbers) has
+    this format, too.
+    """
+    before = torch.get_default_dtype()
+    if config.compute == "fp64":
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def in_default_dtype(batch: Batch) -> Batch:
+    """Return a batch whose floating-point fields are float64 if torch's default dtype is."""
+    if torch.get_default_dtype() != torch.float64:
+        return batch
+    return {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
 
 
 class Precision:

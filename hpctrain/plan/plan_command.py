@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
     runs = [*map(_measured, given.from_run)]
 
     gc.disable()  # importing torch makes many objects and drops few
+    from hpctrain.parallel.precision import default_dtype
     from hpctrain.plan import by_kind
     from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measurement import Comparison, measure
@@ -81,14 +82,16 @@ def main(argv: list[str]) -> int:
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
     others = () if alone else (load(name, folders) for name in known(folders))
-    found = answer(asked, [other for other in others if other.memory_bytes is not None])
+    with default_dtype(config.precision):
+        found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
     warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
     simulated = None
     if given.simulate is not None:
         if not found.layouts:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
-        simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
+        with default_dtype(config.precision):
+            simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()

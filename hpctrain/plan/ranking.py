@@ -152,7 +152,8 @@ def currencies(kinds: Iterable[Kind]) -> set[str]:
 def on(config: Config, hardware: Hardware) -> Config:
     """Return the config for another kind of GPU, in a number format that it has."""
     changed = copy.deepcopy(config)
-    if hardware.peak(changed.precision.compute) is None and hardware.peak_flops:
+    unknown = hardware.peak(changed.precision.compute) is None and hardware.peak_flops
+    if unknown and changed.precision.compute != "fp64":
         changed.precision.compute = "bf16"
     return changed
 

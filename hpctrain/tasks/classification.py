@@ -10,7 +10,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
 from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import Sums, field
+from hpctrain.tasks.task import Sums, field, in_default_dtype
 
 
 class Classification(LabelTask):
@@ -63,7 +63,7 @@ class Classification(LabelTask):
 
         The outputs are logits, a floating dtype (batch, classes, ...).
         """
-        # The loss is computed in float32 in every precision.
+        # The loss is computed in float32, or in float64, in every precision.
         logits, target = self._read(outputs, batch)
         kinds = logits.shape[1]
         weights = self._weights_of(logits, kinds, "class_weights", "classes")
@@ -106,7 +106,8 @@ class Classification(LabelTask):
                 f"{described(target)}: logits are (batch, classes, ...), and targets are integers "
                 "(batch, ...) or probabilities (batch, classes)"
             )
-        return logits.float(), target.float() if target.is_floating_point() else target.long()
+        classes = in_default_dtype(target) if target.is_floating_point() else target.long()
+        return in_default_dtype(logits), classes
 
     def _losses(
         self, logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None
@@ -116,7 +117,7 @@ class Classification(LabelTask):
 
 
 def _weights(class_weights: Sequence[float]) -> torch.Tensor:
-    weights = torch.tensor(class_weights, dtype=torch.float32)
+    weights = torch.tensor(class_weights, dtype=torch.float64)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
         raise ValueError(f"class_weights={[*class_weights]}: 0 or more, and one of them above 0")
     return weights

@@ -22,7 +22,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks.linear_waves import LinearWaves
 from hpctrain.tasks.outputs import described, prediction
 from hpctrain.tasks.regression import relative_l2
-from hpctrain.tasks.task import SplitTask, Sums, field
+from hpctrain.tasks.task import SplitTask, Sums, field, in_default_dtype
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Evolution(SplitTask):
                 f"the model returned {described(change)}; the change of task.field={self.field} is "
                 f"{described(after)}"
             )
-        found, pairs = before + change.float(), len(before) // len(batch["mask"])
+        found, pairs = before + in_default_dtype(change), len(before) // len(batch["mask"])
         mask = batch["mask"].repeat_interleave(pairs)
         count = mask.sum()
         loss = (relative_l2(found - after, after) * mask).sum()
@@ -128,7 +128,7 @@ class Evolution(SplitTask):
 
     def _pairs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return scaled snapshots, those that follow, and the standardised constants."""
-        x = field(batch, self.field, "task.field").float() * self._scale
+        x = in_default_dtype(field(batch, self.field, "task.field")) * self._scale
         if x.dim() == self.dims + 2:
             x = x.unsqueeze(2)
         if x.dim() != self.dims + 3 or x.shape[1] < 2:
@@ -144,7 +144,7 @@ class Evolution(SplitTask):
         return before, after, constants.repeat_interleave(each, 0)
 
     def _standard(self, batch: Batch, name: str) -> torch.Tensor:
-        values = field(batch, name, "task.constants").float()
+        values = in_default_dtype(field(batch, name, "task.constants"))
         if values.dim() != 1:
             raise ConfigError(
                 f"task.constants: {name} is {described(values)}; it must be one number for each "

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.outputs import described
-from hpctrain.tasks.task import SplitTask, field
+from hpctrain.tasks.task import SplitTask, field, in_default_dtype
 
 _FIRST = 8  # batches, or micro-batches
 _ROUNDED = 1e-2  # probabilities that were mixed in bf16
@@ -89,7 +89,7 @@ class LabelTask(SplitTask):
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
         field(batch, self.target, "task.target")  # before the model has worked in vain
-        return (field(batch, self.input, "task.input").float() * self.scale,)
+        return (in_default_dtype(field(batch, self.input, "task.input")) * self.scale,)
 
     def _counted(self, labels: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the labels, with 0 in place of those that are ignored, and which of them count."""
@@ -110,5 +110,5 @@ class LabelTask(SplitTask):
                 f"task.{key} has {len(self._weights)} numbers, but the model returned "
                 f"{described(logits)}, with {count} {many}: give one for each of them"
             )
-        self._weights = self._weights.to(logits.device)
+        self._weights = self._weights.to(logits)
         return self._weights

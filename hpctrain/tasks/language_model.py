@@ -15,7 +15,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import Labels
-from hpctrain.tasks.task import Part, SplitTask, Sums, field
+from hpctrain.tasks.task import Part, SplitTask, Sums, field, in_default_dtype
 
 log = logging.getLogger(__name__)
 DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.sources.windows
@@ -154,5 +154,5 @@ class LanguageModel(SplitTask):
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    losses = F.cross_entropy(logits.float(), targets, reduction="none")
+    losses = F.cross_entropy(in_default_dtype(logits), targets, reduction="none")
     return losses.to_local() if isinstance(losses, DTensor) else losses  # all ranks have them

@@ -19,7 +19,7 @@ _RIDGE = 1e-6  # relative to the mean power of the mode: modes without power are
 
 @dataclass
 class LinearWaves:
-    """The fitted maps, complex64 (*modes, inputs, channels).
+    """The fitted maps, complex128 (*modes, inputs, channels).
 
     The modes are those of `torch.fft.rfftn`, and the inputs are the channels times (1 + constants).
     """
@@ -38,12 +38,13 @@ class LinearWaves:
         largest = power.max()
         ridge = (_RIDGE * power).clamp(min=float(largest) * 1e-14)
         maps = torch.linalg.solve(square + ridge * torch.eye(size, dtype=square.dtype), mixed)
-        return cls(maps.to(torch.complex64))
+        return cls(maps)
 
     def __call__(self, before: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
         """Return the predicted snapshots; the arguments and the result are those of `fit`."""
         self.maps = self.maps.to(before.device)
-        modes = torch.einsum("p...i,...ic->p...c", _inputs(_modes(before), constants), self.maps)
+        inputs = _inputs(_modes(before), constants)
+        modes = torch.einsum("p...i,...ic->p...c", inputs, self.maps.to(inputs.dtype))
         grid, axes = before.shape[2:], tuple(range(2, before.dim()))
         found: torch.Tensor = torch.fft.irfftn(modes.movedim(-1, 1), s=grid, dim=axes)
         return found

@@ -10,7 +10,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
 from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import Sums, field
+from hpctrain.tasks.task import Sums, field, in_default_dtype
 
 
 class MultiLabel(LabelTask):
@@ -65,7 +65,7 @@ class MultiLabel(LabelTask):
         # torch computes with any number, so that a loss may even be negative.
         wrong = self._labels.outside(labels, 2, "each is there or not")
         losses = F.binary_cross_entropy_with_logits(
-            logits, labels.float(), reduction="none", pos_weight=weights
+            logits, labels.to(logits.dtype), reduction="none", pos_weight=weights
         )
         losses = torch.where(wrong, torch.nan, losses)
         found, there = (logits.sigmoid() > self.threshold) & counted, (labels > 0) & counted
@@ -94,4 +94,4 @@ class MultiLabel(LabelTask):
                 f"the model returned {described(logits)} for task.target={self.target}, which is "
                 f"{described(labels)}: a logit for each label is needed"
             )
-        return shaped.float(), labels if labels.is_floating_point() else labels.long()
+        return in_default_dtype(shaped), labels if labels.is_floating_point() else labels.long()

@@ -9,7 +9,7 @@ import torch
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import SplitTask, Sums, field
+from hpctrain.tasks.task import SplitTask, Sums, field, in_default_dtype
 
 _LOSSES = ("mse", "l1", "relative_l2")
 
@@ -71,7 +71,8 @@ class Regression(SplitTask):
         self.metrics = metrics or {}
         # With a mean of 1, equal weights are the same as none.
         total = sum(given) / max(len(given), 1)
-        self._weights = torch.tensor([weight / total for weight in given]) if weights else None
+        shares = [weight / total for weight in given]
+        self._weights = torch.tensor(shares, dtype=torch.float64) if weights else None
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled input, float32 (batch, ...); see `SplitTask`."""
@@ -115,7 +116,7 @@ class Regression(SplitTask):
                 f"the model returned {described(found)} for task.target={self.target}, which is "
                 f"{described(target)}: a prediction has the shape of its target"
             )
-        return found.float(), target
+        return in_default_dtype(found), target
 
     def derived(self, means: dict[str, float]) -> dict[str, float]:
         """Return the root of the mean square error over all samples."""
@@ -130,7 +131,7 @@ class Regression(SplitTask):
             )
         if self._weights is None:
             return None
-        self._weights = self._weights.to(target.device)
+        self._weights = self._weights.to(target)
         return self._weights.view(-1, *[1] * max(target.dim() - 2, 0))
 
 
@@ -156,10 +157,10 @@ def _means(errors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _stacked(batch: Batch, names: str | Sequence[str], key: str) -> torch.Tensor:
-    """Return a field as float32, or several as the channels of one tensor."""
+    """Return a field in torch's default dtype, or several as the channels of one tensor."""
     if isinstance(names, str):
-        return field(batch, names, key).float()
-    fields = [field(batch, name, key).float() for name in names]
+        return in_default_dtype(field(batch, names, key))
+    fields = [in_default_dtype(field(batch, name, key)) for name in names]
     if len({each.shape for each in fields}) > 1:
         shapes = ", ".join(f"{n} {tuple(f.shape)}" for n, f in zip(names, fields, strict=True))
         raise ConfigError(f"{key}={[*names]}: the fields of a list have one shape; here {shapes}")

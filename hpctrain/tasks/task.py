@@ -159,6 +159,11 @@ def on_part(task: Task, part: Part | None) -> Task:
     return divided
 
 
+def in_default_dtype(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the format of losses: float32, or float64 with precision=fp64."""
+    return x.to(torch.get_default_dtype())
+
+
 def field(batch: Batch, name: str, key: str) -> torch.Tensor:
     """Return the field `name` of the batch; `key` is the config key that holds the name."""
     if name not in batch:

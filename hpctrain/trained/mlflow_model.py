@@ -21,6 +21,7 @@ from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.parts import Parts
 from hpctrain.models.dry_run import dry_run
+from hpctrain.parallel.precision import default_dtype, in_default_dtype
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
@@ -52,7 +53,7 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
     config.data.stage, config.data.workers = "none", 0
     config.train.accumulate, config.train.micro_batch_size = 1, None
     config.train.global_batch_size, config.train.batch_size_ramp = _SAMPLES, []
-    with process_group(alone, config.parallel) as device:
+    with process_group(alone, config.parallel) as device, default_dtype(config.precision):
         parts = Parts(config, alone, device)
         if not isinstance(task := parts.task, SplitTask):
             raise ConfigError(
@@ -61,7 +62,7 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
             )
         feed = parts.data.evaluation() or parts.data.training()
         try:
-            batch = next(iter(feed))
+            batch = in_default_dtype(next(iter(feed)))
             return [_array(value[:_SAMPLES]) for value in task.inputs(batch)]
         finally:
             feed.close()

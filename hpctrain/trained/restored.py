@@ -18,6 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.collectives import told_if_slow
 from hpctrain.job.building.build_model import load_trained
 from hpctrain.job.building.parts import Parts
+from hpctrain.parallel.precision import default_dtype
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.progress_bar import Progress
 from hpctrain.rendezvous.ranks import RankInfo
@@ -83,7 +84,10 @@ def restored(
             "these ranks, such as parallel.tp=1 parallel.pp=1"
         ) from error
     fit_batch(config, degrees)
-    with process_group(ranks, config.parallel, config.launch, folder) as device:
+    with (
+        process_group(ranks, config.parallel, config.launch, folder) as device,
+        default_dtype(config.precision),
+    ):
         parts = Parts(config, ranks, device)
         model = parts.model(divided_loss=divided_loss)
         load_trained(config, checkpoint, model)

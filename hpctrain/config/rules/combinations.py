@@ -53,6 +53,11 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
             "batch would not have the format of the parameters; use precision=pure_bf16, which "
             "computes in bf16, or precision.params=fp32"
         )
+    if (precision.params == "fp64") != (precision.compute == "fp64"):
+        yield (
+            f"precision.params={precision.params} with precision.compute={precision.compute}: "
+            "float64 is the format of everything in a run, or of nothing; use precision=fp64"
+        )
     if parallel.device == "cpu" and precision.compute in ("tf32", "fp8"):
         yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"
     if parallel.device == "cpu" and parallel.backend == "nccl":

@@ -34,7 +34,9 @@ from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.quantized import quantize, release
+from hpctrain.parallel.precision import default_dtype
 from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
+from hpctrain.parallel.preparing.whole_model import cast_parameters
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
@@ -87,7 +89,10 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     With `ema` it has the moving average of the parameters (`train.ema`).
     """
     lora = config.train.lora
-    model = with_adapters(instantiate("model", config.model), lora)
+    with default_dtype(config.precision):
+        model = with_adapters(instantiate("model", config.model), lora)
+    if config.precision.params == "fp64":
+        cast_parameters(model, torch.float64)
     if lora.patterns:
         check_base(config, checkpoint)
         freeze(model, config.optimizer, config.parallel.blocks, lora)

@@ -30,6 +30,7 @@ from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
+from hpctrain.models.formats import wide
 from hpctrain.parallel.mesh import Mesh
 
 log = logging.getLogger(__name__)
@@ -191,10 +192,10 @@ class _BatchNormOverRanks(torch.autograd.Function):
         momentum: float,
         group: dist.ProcessGroup,
     ) -> torch.Tensor:
-        wide, channels = _wide(x), x.shape[1]
-        sums = wide.new_zeros(2 * channels + 1, dtype=torch.float64)
+        values, channels = wide(x), x.shape[1]
+        sums = values.new_zeros(2 * channels + 1, dtype=torch.float64)
         if count := x.numel() // channels:  # a rank may have no rows
-            mean, var = (s.double() for s in torch.batch_norm_update_stats(wide, None, None, 0.0))
+            mean, var = (s.double() for s in torch.batch_norm_update_stats(values, None, None, 0.0))
             sums = torch.cat([mean, var + mean**2, sums.new_ones(1)]) * count
         dist.all_reduce(sums, group=group)
         n = sums[-1]
@@ -206,21 +207,21 @@ class _BatchNormOverRanks(torch.autograd.Function):
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         ctx.group, ctx.eps, ctx.biased = group, eps, bias is not None
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt(), n)
-        stats = (mean.to(wide.dtype), var.to(wide.dtype))
-        w, b = (None if p is None else p.to(wide.dtype) for p in (weight, bias))
-        return F.batch_norm(wide, *stats, w, b, False, 0.0, eps).to(x.dtype)
+        stats = (mean.to(values.dtype), var.to(values.dtype))
+        w, b = (None if p is None else p.to(values.dtype) for p in (weight, bias))
+        return F.batch_norm(values, *stats, w, b, False, 0.0, eps).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, scale, n = ctx.saved_tensors
-        dy, shape = _wide(grad), [-1] + [1] * (x.ndim - 2)
+        dy, shape = wide(grad), [-1] + [1] * (x.ndim - 2)
         others = [dim for dim in range(x.ndim) if dim != 1]
 
         def each(values: torch.Tensor) -> torch.Tensor:
             return values.to(dy.dtype).view(shape)
 
-        normalised = (_wide(x) - each(mean)) * each(scale)
+        normalised = (wide(x) - each(mean)) * each(scale)
         sums = torch.stack([dy.sum(others), (dy * normalised).sum(others)])
         # Those of all ranks are added later, as are the gradients of other parameters.
         of_weight = None if weight is None else sums[1].to(weight.dtype)
@@ -234,7 +235,3 @@ class _BatchNormOverRanks(torch.autograd.Function):
             of_x = (dy - each(means[0]) - normalised * each(means[1])) * each(factor)
             of_x = of_x.to(x.dtype)
         return of_x, of_weight, of_bias if ctx.biased else None, *[None] * 5
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.float64 else x.float()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.preparing.blocks import path_of
 from hpctrain.terminal import few
@@ -47,8 +48,24 @@ def undivided(model: nn.Module) -> list[nn.Parameter]:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the floating-point parameters, in place; buffers, such as statistics, stay."""
-    for parameter in model.parameters():
+    """Convert the floating-point parameters, in place; buffers, such as statistics, stay.
+
+    With float64, buffers and complex numbers are converted, too. A model that has float64 by itself
+    is a ConfigError otherwise: it would be trained in another format than it was written for.
+    """
+    if dtype == torch.float64:
+        wide = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.data = tensor.data.to(wide.get(tensor.dtype, dtype))
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float64, torch.complex128):
+            raise ConfigError(
+                f"model: its parameter {name} is {dtype_name(parameter.dtype)}, but "
+                f"precision.params would train it in {dtype_name(dtype)}: use precision=fp64, or "
+                "build the model in float32 (its method float() converts it)"
+            )
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 

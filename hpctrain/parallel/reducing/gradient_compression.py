@@ -30,6 +30,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import pad
 
 from hpctrain.config.schema import CompressionConfig
+from hpctrain.models.formats import wide
 
 Future = torch.futures.Future[torch.Tensor]
 
@@ -70,7 +71,7 @@ class Compression(ABC):
 
     @property
     def errors(self) -> dict[str, torch.Tensor]:
-        """What has not been sent yet, by the name of the parameter: float32, flat."""
+        """What has not been sent yet, by the name of the parameter: flat, in the format of sums."""
         return self._held["error"]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -90,10 +91,10 @@ class Compression(ABC):
         return {self._names[p]: p for p in bucket.parameters()}
 
     def _with_errors(self, bucket: dist.GradBucket) -> torch.Tensor:
-        """Return the gradients and the errors of before added up: new, float32, flat."""
-        gradients = bucket.buffer().float()
+        """Return the gradients and the errors of before added up: new, flat, float32 or float64."""
+        gradients = wide(bucket.buffer())
         errors = [
-            self.errors[name] if name in self.errors else p.new_zeros(p.numel(), dtype=torch.float)
+            self.errors[name] if name in self.errors else gradients.new_zeros(p.numel())
             for name, p in self._named(bucket).items()
         ]
         return gradients + torch.cat(errors)
@@ -133,8 +134,9 @@ class TopK(Compression):
         def mean(messages: torch.Tensor) -> torch.Tensor:
             result = torch.zeros_like(total)
             for message in messages.view(torch.int32):  # a place occurs once in each message
-                numbers, indices = message.chunk(2)
-                result.index_add_(0, indices, numbers.view(torch.float32))
+                numbers, indices = message.tensor_split([-len(places)])
+                # A copy, since numbers in the middle of a message need not be aligned.
+                result.index_add_(0, indices, numbers.clone().view(total.dtype))
             return result / len(messages)
 
         return _gather(bucket, torch.cat([values.view(torch.int32), places.int()]), mean)
@@ -154,11 +156,11 @@ class OneBit(Compression):
         packed = (positive * _bits(total.device)).sum(1, dtype=torch.uint8)
 
         def unpacked(message: torch.Tensor) -> torch.Tensor:
-            bits, scale = message.tensor_split([-4 * len(sizes)])
+            bits, scale = message.tensor_split([-scales.nbytes])
             positive = (bits[:, None] & _bits(bits.device)).flatten()[:size] > 0
             result = torch.where(positive, 1.0, -1.0)
-            # A copy, since four bytes in the middle of a message need not be aligned.
-            factors = scale.clone().view(torch.float32)
+            # A copy, since numbers in the middle of a message need not be aligned.
+            factors = scale.clone().view(scales.dtype)
             torch._foreach_mul_(list(result.split(sizes)), list(factors))
             return result
 
@@ -184,16 +186,17 @@ class Int8(Compression):
     def _reduce(self, bucket: dist.GradBucket) -> Future:
         buffer, ranks = bucket.buffer(), dist.get_world_size()
         sizes = _sizes(bucket.parameters())
-        padded = [pad(part.float(), (0, -len(part) % _BLOCK)) for part in buffer.split(sizes)]
+        padded = [pad(wide(part), (0, -len(part) % _BLOCK)) for part in buffer.split(sizes)]
         blocks = torch.cat(padded).view(-1, _BLOCK)
         count = len(blocks)
         sent = _quantized(pad(blocks, (0, 0, 0, -count % ranks)))
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent)
-        own = _dequantized(received).view(ranks, -1, _BLOCK)
+        own = _dequantized(received, blocks.dtype).view(ranks, -1, _BLOCK)
 
         def result(messages: torch.Tensor) -> torch.Tensor:
-            means = _dequantized(messages.view(-1, sent.shape[1]))[:count].flatten()
+            rows = messages.view(-1, sent.shape[1])
+            means = _dequantized(rows, blocks.dtype)[:count].flatten()
             parts = means.split([len(part) for part in padded])
             return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
@@ -206,7 +209,7 @@ class PowerSGD(Compression):
     Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression" (2019). Each step is one of a
     power iteration, which starts from the Q of the step before. A parameter is the matrix of its
     first dimension and all others; it is sent whole if that is less. The products need the mean of
-    P before Q, so the hook waits for its reductions. Q is float32, and the same on all ranks.
+    P before Q, so the hook waits for its reductions. Q is the same on all ranks.
     """
 
     def _reduce(self, bucket: dist.GradBucket) -> Future:
@@ -246,7 +249,7 @@ class PowerSGD(Compression):
         if name not in known:
             draw = torch.Generator().manual_seed(xxhash.xxh32_intdigest(name.encode()))
             q = torch.randn(matrix.shape[1], self.config.rank, generator=draw)
-            known[name] = q.to(matrix.device)
+            known[name] = q.to(matrix)
         return known[name]
 
 
@@ -281,12 +284,12 @@ def _average(tensors: list[torch.Tensor]) -> None:
 
 
 def _quantized(blocks: torch.Tensor) -> torch.Tensor:
-    """Return int8 of shape (n, _BLOCK + 4), the last 4 bytes of a row being its scale."""
+    """Return int8 of shape (n, _BLOCK + 4), or + 8: the last bytes of a row are its scale."""
     scales = blocks.abs().amax(1, keepdim=True) / 127
-    numbers = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    numbers = (blocks / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round()
     return torch.cat([numbers.to(torch.int8), scales.view(torch.int8)], 1)
 
 
-def _dequantized(rows: torch.Tensor) -> torch.Tensor:
-    """Return float32 of shape (n, _BLOCK) for the rows of `_quantized`."""
-    return rows[:, :_BLOCK] * rows[:, _BLOCK:].contiguous().view(torch.float32)
+def _dequantized(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the blocks (n, _BLOCK) of a dtype for the rows of `_quantized`."""
+    return rows[:, :_BLOCK] * rows[:, _BLOCK:].contiguous().view(dtype)

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--dtype",
-        choices=("fp32", "bf16", "fp16"),
+        choices=("fp64", "fp32", "bf16", "fp16"),
         help="the format of the weights (default: precision.params of the run)",
     )
     parser.add_argument(

@@ -30,16 +30,16 @@ from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import check_base
 from hpctrain.job.building.instantiate import instantiate
+from hpctrain.models.formats import wide
 from hpctrain.models.lora import Adapted, is_adapter
 from hpctrain.models.quantized import rounded
 from hpctrain.models.ties import ties
+from hpctrain.parallel.precision import DTYPES, default_dtype
 from hpctrain.parallel.preparing.parameter_settings import with_adapters
 from hpctrain.runs.weights_digest import verified
 from hpctrain.tasks import SplitTask
 from hpctrain.trained.exporting.layouts import Layout, Piece, layout_of, peft_format
 from hpctrain.trained.loaded import LoadedRun
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class Exporter:
             raise ConfigError("--merge: the run has no adapters (train.lora); leave it out")
         if lora.patterns:
             check_base(config, checkpoint)
-        self._model = with_adapters(_skeleton(config), lora)
-        self._float = _DTYPES[dtype or config.precision.params]
+        with default_dtype(config.precision):
+            self._model = with_adapters(_skeleton(config), lora)
+        self._float = DTYPES[dtype or config.precision.params]
         state = self._model.state_dict()
         self._own = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
         groups = [[first, *others] for first, others in ties(self._model)]
@@ -176,7 +177,7 @@ class Exporter:
     def _weight(self, name: str) -> torch.Tensor:
         """Return a weight as it was trained, with its adapter if that is merged."""
         like = self._own[name]
-        own = _DTYPES[self._config.precision.params]
+        own = DTYPES[self._config.precision.params]
         target = torch.empty(like.shape, dtype=own if like.is_floating_point() else like.dtype)
         if not self._load(self._saved, name, target):
             weights, stored = self._base if self._config.train.lora.patterns else (None, {})
@@ -193,7 +194,7 @@ class Exporter:
                 setattr(layer, part, nn.Parameter(value, requires_grad=False))
             if self._config.train.lora.quantize:
                 target = rounded(target)  # the adapters were trained beside these weights
-            target = (target.float() + layer.change()).to(own)
+            target = (wide(target) + layer.change()).to(own)
         return target
 
     def _load(self, weights: StoredWeights, name: str, target: torch.Tensor) -> bool:

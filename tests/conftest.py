@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import forkserver
+from tests import bounds, forkserver
 from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for them
     pytest_addoption,
     pytest_collection_finish,
@@ -49,6 +50,7 @@ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKIN
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 forkserver.begin()
+bounds.install()
 # Where the tests run in the background (`nohup make test &` in a script, CI systems), the shell has
 # had SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,7 +59,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
 # A busy machine is no fault of a test.
-settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.register_profile(
+    "busy", suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True
+)
 settings.load_profile("busy")
 # A user's own model for the digits, chosen by `model._target_=my_net.Net` next to the command.
 NET = """\
@@ -88,6 +92,19 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], An
             make(folder / name)
             (folder / f"{name}.made").touch()
     return folder / name
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """What a test draws does not depend on the tests before it, nor on chance."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)  # precision=fp64 has another
 
 
 @pytest.fixture(scope="session")

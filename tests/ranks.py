@@ -18,7 +18,7 @@ from pathlib import Path
 from socket import socketpair
 from typing import Any
 
-from tests import forkserver
+from tests import bounds, forkserver
 
 ROOT = Path(__file__).parents[1]
 # After one rank has failed, the others have this number of seconds to end by themselves.
@@ -183,6 +183,7 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
         return fn(*args)
     finally:
         distributed.destroy_process_group()
+        torch.set_default_dtype(torch.float32)  # precision=fp64 has another
         if "torch.distributed.tensor" in sys.modules:
             # Its cache has the names of these groups; the next call gives them to others.
             from torch.distributed.tensor import debug
@@ -192,6 +193,7 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
 
 def main() -> None:
     """Make the calls that come through stdin, which is a socket."""
+    bounds.install()
     connection = Connection(os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -13,7 +13,8 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.errors import ConfigError
 from hpctrain.models import FNO, UNet
 from hpctrain.models.fno import _SpectralConvolution
-from tests.parallel.parity import TOLERANCE, Cell, Cells, difference, reference
+from tests.bounds import EXACT, within
+from tests.parallel.parity import Cell, Cells, difference, reference
 from tests.parallel.test_parity import OF_FOUR, ZERO
 
 
@@ -107,7 +108,7 @@ CELLS = Cells(cells(2, FAST), [*cells(2, SLOW), *cells(4, OF_FOUR)])
 @pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_several_ranks_give_the_results_of_one(cell: Cell) -> None:
     for result in CELLS[cell]:
-        assert max(difference(result, reference(cell.model))) < TOLERANCE
+        within(difference(result, reference(cell.model)), EXACT)
 
 
 def test_dividing_a_layer_or_the_layers_is_refused(composer: Composer) -> None:

@@ -24,7 +24,7 @@ from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.models import FNO, ConvNet, Transformer, UNet
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.precision import DTYPES, Precision
 from hpctrain.parallel.preparing.initial import Build, begin, fill
 from hpctrain.parallel.preparing.whole_model import cast_parameters
 from hpctrain.parallel.recipe import parallelize
@@ -33,15 +33,19 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression, Sums, on_part
 from hpctrain.training.average import Average
 from hpctrain.training.step import Totals, TrainStep
+from tests.bounds import EXACT, within
 from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
 from tests.steps import config_with, here
 
 # `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of
-# padding rows (see `batch`) has its turn. A difference grows with the steps, as does the tolerance.
+# padding rows (see `batch`) has its turn.
 STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 5
-TOLERANCE = 1e-6 * STEPS
+# Trainings are in float64, unless a cell names another format: rounding is then far below any
+# mistake. Those in float32 differ by about 1e-6, which grows with the steps.
+FP64 = {"precision.compute": "fp64", "precision.params": "fp64"}
+FP32 = (("precision.compute", "fp32"), ("precision.params", "fp32"))
 ROWS = 16
 CPU = torch.device("cpu")
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
@@ -219,6 +223,8 @@ class Training:
 def config(cell: Cell) -> Config:
     """Return the config of a cell, which must be valid for its number of ranks."""
     keys: dict[str, Any] = {"train.clip_norm": 0.2, "train.global_batch_size": ROWS}
+    if not any(key.startswith("precision.") for key, _ in cell.keys):
+        keys |= FP64
     if cell.optimizer == "features":
         options = {"momentum": 0.9}
         sgd = OptimizerConfig("torch.optim.SGD", lr=0.2, weight_decay=0.1, options=options)
@@ -238,18 +244,24 @@ def mesh_of(config: Config, device: torch.device = CPU) -> Mesh:
     return Mesh(Degrees.of(parallel, ranks), distributed.get_rank(), device, weights)
 
 
+def precision_of(config: Config, device: torch.device = CPU) -> Precision:
+    """Return the precision of a config, whose default dtype holds until the test or call ends."""
+    torch.set_default_dtype(DTYPES["fp64" if config.precision.compute == "fp64" else "fp32"])
+    return Precision(config.precision, device)
+
+
 def spread(
     build: Build, config: Config, device: torch.device = CPU, **options: Any
 ) -> ParallelModel:
     """Return a model on the ranks of the present process group."""
-    precision = Precision(config.precision, device)
+    precision = precision_of(config, device)
     return parallelize(build, config, mesh_of(config, device), precision, **options)
 
 
 def build(cell: Cell, health: Health | None = None) -> Training:
     """Return the training of this rank in the present process group."""
     made = config(cell)
-    mesh, precision = mesh_of(made), Precision(made.precision, CPU)
+    mesh, precision = mesh_of(made), precision_of(made)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = on_part(TASKS[cell.model](), mesh.sequence_part)
@@ -412,7 +424,7 @@ def difference(result: Result, expected: Result) -> tuple[float, float, float]:
     assert result.parameters.keys() == expected.parameters.keys()
     largest = max(float(value.abs().max()) for value in expected.parameters.values())
     worst = max(
-        float((value.cfloat() - expected.parameters[name].cfloat()).abs().max())
+        float((value.cdouble() - expected.parameters[name].cdouble()).abs().max())
         for name, value in result.parameters.items()
     )
     losses = relative(result.losses, expected.losses)
@@ -424,7 +436,7 @@ def check_equal(cell: Cell, by_rank: list[Result]) -> None:
     expected = reference(cell.model.removesuffix(", light"))  # a mean is that of any weight
     for result in by_rank:
         assert len(result.losses) == STEPS
-        assert max(difference(result, expected)) < TOLERANCE
+        within(difference(result, expected), EXACT)
     assert min(expected.norms) > 0.2, "clipping must bite"
 
 

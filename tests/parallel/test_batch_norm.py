@@ -16,8 +16,9 @@ from hpctrain.errors import ConfigError
 from hpctrain.models import ConvNet
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms
+from tests.bounds import EXACT, within
 from tests.conftest import run_module
-from tests.parallel.parity import TOLERANCE, Cell, Result, build, difference, whole
+from tests.parallel.parity import Cell, Result, build, difference, whole
 from tests.ranks import run_ranks
 
 SYNC = ("train.sync_batchnorm", True)
@@ -61,11 +62,11 @@ def test_equal_to_one_process() -> None:
     for results in run_ranks(train, 2, [*cells, cell(2)]):
         for name, result in zip(TWO, results[:-1], strict=True):
             expected = twice if "checkpointing" in name else plain
-            assert max(difference(result, expected)) < TOLERANCE, name
+            within(difference(result, expected), EXACT)
         # The batches are such that each rank's own statistics would be noticed.
-        assert min(difference(results[-1], plain)) > 100 * TOLERANCE
+        assert min(difference(results[-1], plain)) > 1e-4
     for results in run_ranks(train, 4, [cell(4, SYNC, *HSDP)]):
-        assert max(difference(results[0], plain)) < TOLERANCE
+        within(difference(results[0], plain), EXACT)
     assert plain.parameters["blocks.0.first_norm.num_batches_tracked"] == len(plain.losses)
     assert min(plain.norms) > 0.2
     assert plain.losses[0] != plain.losses[-1]

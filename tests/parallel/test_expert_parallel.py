@@ -16,9 +16,9 @@ from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
+from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     MODELS,
-    TOLERANCE,
     Cell,
     Cells,
     Result,
@@ -135,7 +135,7 @@ CELLS = Cells(COVERING, MORE, trained)
 def check(cell: Cell, by_rank: list[Seen]) -> None:
     expected = alone(cell.model)
     for rank in by_rank:
-        assert max(difference(rank.result, expected.result)) < TOLERANCE
+        within(difference(rank.result, expected.result), EXACT)
         check_balance(rank, expected)
         for name in ("expert_load_max", "expert_dropped"):
             assert rank.means[name] == expected.means[name]
@@ -193,7 +193,7 @@ def test_checkpoints_load_with_any_number_of_expert_ranks(
     for made in cells:
         for rank in run_ranks(resume, made.ranks, made, folders):
             for found in rank:
-                assert max(difference(found.result, expected)) < TOLERANCE
+                within(difference(found.result, expected), EXACT)
                 check_balance(found, undisturbed)
 
 

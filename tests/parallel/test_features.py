@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     BEFORE,
     STEPS,
-    TOLERANCE,
     Cell,
     Cells,
     Result,
@@ -70,7 +70,7 @@ def test_equal_to_one_process(name: str) -> None:
         losses, norms, parameters = difference(result, expected)
         norms = 0.0 if name == "local sgd" else norms
         assert len(result.losses) == 2 * STEPS, "each step, and an evaluation after it"
-        assert max(losses, norms, parameters) < TOLERANCE
+        within([losses, norms, parameters], EXACT)
 
 
 # Stages of 2, 2 and 1 steps; micro-batches of 2 rows (1 on hsdp), so each stage has others.
@@ -96,7 +96,7 @@ def test_a_ramp_of_the_batch_size_is_equal_to_one_process(name: str) -> None:
     for result in by_rank:
         losses, norms, parameters = difference(result, expected)
         norms = 0.0 if name == "local sgd" else norms
-        assert max(losses, norms, parameters) < TOLERANCE, (losses, norms, parameters)
+        within([losses, norms, parameters], EXACT)
 
 
 # Batches of 6, 12 and 18 rows, which weights of 2 and 1 divide; other ranks may have other rows.
@@ -122,7 +122,7 @@ def test_a_ramp_with_weights_and_with_the_compiler(ranks: int, keys: Keys) -> No
     made = Cell("transformer", ranks, (*keys.items(), *SIZES))
     expected = reference("transformer", keys=SIZES)
     for result in results((made,))[made]:
-        assert max(difference(result, expected)) < 2 * TOLERANCE
+        within(difference(result, expected), EXACT)
 
 
 MORE = [
@@ -149,4 +149,4 @@ def test_a_checkpoint_has_all_of_it(first: str, then: str, tmp_path: Path) -> No
         elif "local sgd" not in (first, then):  # which do not clip
             both = Result(theirs.losses[STEPS + BEFORE :], theirs.norms[rest], theirs.parameters)
             ours = Result(mine.losses[STEPS - BEFORE :], mine.norms, mine.parameters)
-            assert max(difference(ours, both)) < TOLERANCE
+            within(difference(ours, both), EXACT)

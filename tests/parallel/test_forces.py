@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.parity import TOLERANCE, Cell, Cells, difference, either, reference, train
+from tests.bounds import EXACT, within
+from tests.parallel.parity import Cell, Cells, difference, either, reference, train
 from tests.ranks import RanksError, run_ranks
 
 Keys = dict[str, Any]
@@ -44,7 +45,7 @@ def test_equal_to_one_process(name: tuple[str, str]) -> None:
     made = CASES[name]
     for result in CELLS[made]:
         worst = difference(result, reference(made.model, made.optimizer))
-        assert max(worst) < TOLERANCE, worst
+        within(worst, EXACT)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.tasks import Classification, LanguageModel
 from hpctrain.tasks.task import check_arguments
 from hpctrain.training.step import TrainStep
+from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, spread, whole
 from tests.ranks import run_ranks
 
@@ -108,7 +109,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def check(name: str, ranks: int, parallel: ParallelConfig, accumulate: int = 1) -> None:
     for result in run_ranks(train, ranks, name, parallel, accumulate):
-        assert max(difference(result, alone(name))) < 1e-5
+        within(difference(result, alone(name)), EXACT)
 
 
 def test_equal_to_one_process(name: str) -> None:

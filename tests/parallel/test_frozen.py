@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from hpctrain.parallel.wrappers.ddp import _REFUSALS
+from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     BEFORE,
     STEPS,
-    TOLERANCE,
     Cell,
     Cells,
     Result,
@@ -108,7 +108,7 @@ def check(by_rank: list[Result], frozen: str, head: str) -> None:
     for result in by_rank:
         assert len(result.losses) == 2 * STEPS, "each step, and an evaluation after it"
         worst = difference(result, expected)
-        assert max(worst) < TOLERANCE, worst
+        within(worst, EXACT)
 
 
 @pytest.mark.parametrize("name", either(FAST, SLOW), ids=lambda name: "-".join(map(str, name)))
@@ -133,7 +133,7 @@ def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
     losses = expected.losses[BEFORE:STEPS] + expected.losses[STEPS + BEFORE :]
     rest = Result(losses, expected.norms[BEFORE:], expected.parameters)
     for result in run_ranks(halves, two.ranks, two, tmp_path, False, timeout=480):
-        assert max(difference(result, rest)) < TOLERANCE
+        within(difference(result, rest), EXACT)
 
 
 def test_ddp_names_the_key_for_parameters_without_a_gradient() -> None:

@@ -16,6 +16,7 @@ from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.training.step import TrainStep
+from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, either, spread, whole
 from tests.ranks import run_ranks
 from tests.steps import here
@@ -145,12 +146,12 @@ def test_trains_saves_and_goes_on(library: str, tmp_path: Path) -> None:
     for layout, folder in folders.items():
         folder.mkdir()
         for (result,) in run_ranks(train, 2, library, layout, folder, []):
-            assert max(difference(result, expected)) < 3e-6
+            within(difference(result, expected), EXACT)
     rest = Result(expected.losses[SAVED:], expected.norms[SAVED:], expected.parameters)
     for layout in LAYOUTS:
         others = [folder for other, folder in folders.items() if other != layout]
         for (result,) in run_ranks(train, 2, library, layout, None, others):
-            assert max(difference(result, rest)) < 3e-6
+            within(difference(result, rest), EXACT)
     # What `load_run(...).model()` does with a checkpoint.
     for folder in folders.values():
         model: Any = instantiate("model", MODELS[library])

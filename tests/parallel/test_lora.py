@@ -19,10 +19,10 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
+from tests.bounds import EXACT, within
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import (
     BEFORE,
-    TOLERANCE,
     Cell,
     Result,
     difference,
@@ -92,8 +92,8 @@ def check(cells: list[Cell], expected: Result, folder: Path) -> None:
         alike = [made for made in cells if made.ranks == size]
         for answer in run_ranks(trained, size, alike, folder / str(size), timeout=480):
             for undisturbed, again in answer:
-                assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(again, rest_of(expected))) < TOLERANCE
+                within(difference(undisturbed, expected), EXACT)
+                within(difference(again, rest_of(expected)), EXACT)
         held = Reader(folder / str(size) / "0" / "step-00000002").saved
         assert all(
             is_adapter(name) or name.endswith(".balance") for name in held if name[:6] == "model."
@@ -122,7 +122,7 @@ def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first(layouts: list[st
     cells = [Cell("transformer", 2, tuple((keys | COVERING[name][1]).items())) for name in layouts]
     for by_rank in results(tuple(cells)).values():
         for result in by_rank:
-            assert max(difference(result, expected)) < TOLERANCE
+            within(difference(result, expected), EXACT)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:
     assert all(is_adapter(name) for name in averaged)
     made = replace(cell(layout), optimizer="features")
     for result in results((made,))[made]:
-        assert max(difference(result, expected)) < TOLERANCE
+        within(difference(result, expected), EXACT)
 
 
 ANY = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
@@ -157,7 +157,7 @@ def test_other_numbers_of_ranks_go_on_with_the_adapters(
     run_ranks(save, cell(before).ranks, cell(before), tmp_path, BASE)
     for name in after:
         for result in run_ranks(resumed, cell(name).ranks, cell(name), tmp_path, BASE):
-            assert max(difference(result, rest)) < TOLERANCE, name
+            within(difference(result, rest), EXACT)
 
 
 EP: dict[str, tuple[int, dict[str, Any]]] = {

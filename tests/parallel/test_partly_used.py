@@ -12,6 +12,7 @@ from torch import nn
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.faults.stop import Stop
 from hpctrain.training.step import TrainStep
+from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, spread, whole
 from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping, Tuned
 from tests.ranks import RanksError, run_ranks
@@ -167,7 +168,7 @@ def test_equal_to_one_process(case: Case) -> None:
     expected = alone()[Case(case.model, case.kinds, optimizer=case.optimizer)]
     if kinds == case.kinds:
         for result in trained(LAYOUTS[case.layout][0])[case]:
-            assert max(difference(result, expected)) < 3e-6
+            within(difference(result, expected), EXACT)
         return
     # One process would take one order for all rows. The ranks must agree with each other.
     first, second = trained(2)[case]
@@ -204,4 +205,4 @@ def test_what_was_never_used_is_saved_and_loaded(optimizer: str, tmp_path: Path)
         by_rank = run_ranks(go_on, LAYOUTS[layout][0], case, list(folders.values()))
         for results in by_rank:
             for result in results:
-                assert max(difference(result, rest)) < 3e-6
+                within(difference(result, rest), EXACT)

@@ -20,10 +20,10 @@ from hpctrain.parallel.dividing.tensor import overlap
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel
+from tests.bounds import EXACT, within
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import (
-    TOLERANCE,
     Cell,
     Cells,
     Result,
@@ -130,7 +130,7 @@ def test_dropout_gives_the_results_of_one_process() -> None:
     (alone,) = run_ranks(dropped, 1, 1)
     for seen in run_ranks(dropped, 2, 2):
         for result, expected in zip(seen, alone, strict=True):
-            assert max(difference(result, expected)) < TOLERANCE
+            within(difference(result, expected), EXACT)
     with_dropout, without = alone[1].losses, reference("untied").losses
     assert abs(with_dropout[0] - without[0]) > 1e-4
 

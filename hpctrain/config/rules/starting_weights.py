@@ -73,5 +73,7 @@ def adapter_problems(
             "weight in 4 bits; use parallel=ddp, or leave train.lora.quantize out, because "
             "parallel=zero3 divides the base over the ranks"
         )
+    if precision.compute == "fp64":
+        yield f"{what} with precision.compute=fp64: a weight in 4 bits is unpacked to 32 at most"
     if train.compile != "off":
         yield f"{what} with train.compile={train.compile}: not tested; use off"

@@ -13,6 +13,7 @@ from torch import nn
 from hpctrain.models import Transformer
 from hpctrain.models.expert_bank import grouped, mix_counted, mix_masked, one_by_one
 from hpctrain.models.experts import Experts
+from tests.bounds import EXACT
 from tests.conftest import ROOT
 
 
@@ -67,16 +68,17 @@ def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
     ids=str,
 )
 def test_equal_to_loops(options: dict[str, Any]) -> None:
-    module = make(**options)
+    torch.set_default_dtype(torch.float64)
+    module = make(**options).double()  # a shared expert was made before
     ours, theirs = tokens().requires_grad_(), tokens().requires_grad_()
     target = torch.randn(3, 7, 8)
     out, expected = module(ours), by_loops(module, theirs)
-    assert torch.allclose(out, expected, atol=1e-5)
+    assert torch.allclose(out, expected, rtol=0, atol=EXACT)
     parameters = list(module.parameters())
     mine = torch.autograd.grad((out * target).sum(), [ours, *parameters])
     right = torch.autograd.grad((expected * target).sum(), [theirs, *parameters])
     for one, other in zip(mine, right, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+        assert torch.allclose(one, other, rtol=0, atol=EXACT)
 
 
 def test_no_token_is_dropped_without_a_limit() -> None:

@@ -16,6 +16,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Model, Transformer
 from hpctrain.models.attention import Attention, rotary, rotate
 from hpctrain.models.layers import Linear
+from tests.bounds import EXACT
 from tests.conftest import ROOT
 
 GPT2: dict[str, Any] = {
@@ -176,14 +177,15 @@ def test_the_future_is_hidden() -> None:
 
 
 def test_rotation_keeps_lengths_and_knows_only_distances() -> None:
+    torch.set_default_dtype(torch.float64)
     random = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, 16, generator=random)
     at = {place: rotary(torch.tensor([[place]]), 16, 10_000.0) for place in (0, 3, 10, 13)}
     assert torch.equal(rotate(query, at[0]), query)
-    assert rotate(query, at[13]).norm().item() == pytest.approx(query.norm().item(), rel=1e-6)
+    assert rotate(query, at[13]).norm().item() == pytest.approx(query.norm().item(), rel=EXACT)
     here = (rotate(query, at[3]) * rotate(key, at[0])).sum()
     there = (rotate(query, at[13]) * rotate(key, at[10])).sum()
-    assert here.item() == pytest.approx(there.item(), abs=1e-5)
+    assert here.item() == pytest.approx(there.item(), rel=EXACT)
     assert rotate(query.bfloat16(), at[3]).dtype == torch.bfloat16
 
 

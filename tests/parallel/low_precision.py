@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from hpctrain.parallel.precision import DTYPES
 from tests.parallel.parity import (
+    FP32,
     MODELS,
     ROWS,
     STEPS,
@@ -49,7 +50,7 @@ def by_hand(model: str, keys: dict[str, Any], steps: int, parts: int, cast: bool
     reduce = DTYPES[keys["precision.reduce"]] if "precision.reduce" in keys else params
     scale = 1024.0 if compute == torch.float16 else 1.0
     module, task = MODELS[model](), TASKS[model]()
-    first_values = whole(build(Cell(model, 1)).model)
+    first_values = whole(build(Cell(model, 1, FP32)).model)
     for name, p in module.named_parameters():
         p.data = first_values[name].to(params)
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
@@ -83,12 +84,12 @@ def variants(model: str, name: str, steps: int) -> list[Result]:
 def bounds(model: str, name: str, steps: int) -> list[float]:
     """Return bounds of `difference` from fp32, of losses, norms and parameters, for a format."""
     (found,) = run_ranks(variants, 1, model, name, steps)
-    seen = [difference(result, reference(model, steps=steps)) for result in found]
+    seen = [difference(result, reference(model, steps=steps, keys=FP32)) for result in found]
     return [TIMES * max(worst) for worst in zip(*seen, strict=True)]
 
 
 def check_near(result: Result, model: str, name: str, steps: int = STEPS) -> None:
     """Fail unless a training in a format of FORMATS is as near to fp32 as the loop by hand."""
-    found = difference(result, reference(model, steps=steps))
+    found = difference(result, reference(model, steps=steps, keys=FP32))
     limits = bounds(model, name, steps)
     assert all(ours < limit for ours, limit in zip(found, limits, strict=True)), (found, limits)

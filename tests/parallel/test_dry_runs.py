@@ -14,6 +14,7 @@ from hpctrain.models.dry_run import Buffers, dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.whole_model import prepare_modes
 from hpctrain.tasks import Classification
+from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Normed, batch, build, either
 from tests.ranks import run_ranks
 from tests.steps import batch as digits
@@ -50,10 +51,10 @@ def test_statistics_of_a_pipeline_are_those_of_one_process(cells: list[Cell]) ->
         found = stages[0][0] | stages[1][0]
         assert found.keys() == expected.keys()
         for name, value in expected.items():
-            assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+            torch.testing.assert_close(found[name], value, rtol=EXACT, atol=EXACT)
         assert {int(found[name]) for name in found if name.endswith("tracked")} == {16}
         for stage in stages:
-            assert stage[1:] == pytest.approx((loss, trained), rel=1e-5)
+            assert stage[1:] == pytest.approx((loss, trained), rel=EXACT)
 
 
 class Restless(nn.Module):

@@ -142,7 +142,7 @@ def check(cell: Cell, by_rank: list[Seen]) -> None:
         if dict(cell.keys).get("parallel.ep"):
             assert rank.experts == 4 // dict(cell.keys)["parallel.ep"]
     assert min(expected.result.norms) > 0.2, "clipping must bite"
-    assert min(float(b.abs().max()) for b in expected.balance.values()) > 0.002, "it must move"
+    assert min(float(b.abs().max()) for b in expected.balance.values()) >= 0.002, "it must move"
     assert 1 < expected.means["expert_load_max"] < 4
     assert (expected.means["expert_dropped"] > 0.02) == (cell.model == "moe, capacity")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
 from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 
 def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
-    config = Config(parallel=parallel)
+    config = Config(parallel=parallel, precision=PrecisionConfig("fp64", "fp64"))
     config.train.accumulate = accumulate
     task = Classification() if name == "vit" else LanguageModel()
     build = functools.partial(instantiate, "model", MODELS[name][0])

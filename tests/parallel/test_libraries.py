@@ -12,7 +12,7 @@ from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.starting_point import load_weights
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.training.step import TrainStep
@@ -109,7 +109,8 @@ def train(library: str, layout: str, save: Path | None, loads: list[Path]) -> li
 def one(library: str, layout: str, save: Path | None, load: Path | None) -> Result:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     build = functools.partial(instantiate, "model", MODELS[library])
-    model = spread(build, Config(parallel=LAYOUTS[layout] if size > 1 else ParallelConfig()))
+    parallel = LAYOUTS[layout] if size > 1 else ParallelConfig()
+    model = spread(build, Config(parallel=parallel, precision=PrecisionConfig("fp64", "fp64")))
     optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     step = TrainStep(model, MeanSquares(library), optimizer, clip_norm=0.5, stop=Stop())
     losses, norms = [], []

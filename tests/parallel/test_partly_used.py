@@ -13,7 +13,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.faults.stop import Stop
 from hpctrain.training.step import TrainStep
 from tests.bounds import EXACT, within
-from tests.parallel.parity import Result, difference, spread, whole
+from tests.parallel.parity import FP64, Result, difference, spread, whole
 from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping, Tuned
 from tests.ranks import RanksError, run_ranks
 from tests.steps import config_with, here
@@ -116,7 +116,8 @@ def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
 def train(case: Case, save: Path | None = None, load: Path | None = None) -> Result:
     """Train; save after some steps, or go on from there."""
     keys = {f"parallel.{key}": value for key, value in LAYOUTS[case.layout][1].items()}
-    model = spread(MODELS[case.model], config_with(keys | {"train.accumulate": case.accumulate}))
+    keys |= FP64 | {"train.accumulate": case.accumulate}
+    model = spread(MODELS[case.model], config_with(keys))
     mesh = model.mesh
     optimizer = _optimizer(case.optimizer, model.parameters)
     step = TrainStep(model, RowLosses(), optimizer, clip_norm=0.5, stop=Stop())

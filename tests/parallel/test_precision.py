@@ -15,7 +15,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
 from tests.parallel.low_precision import FORMATS, check_near
-from tests.parallel.parity import Cell, batch, build, difference, reference, results
+from tests.parallel.parity import FP32, Cell, batch, build, difference, reference, results
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def cell(model: str, keys: dict[str, Any]) -> Cell:
 )
 def test_within_bounds_of_fp32(name: str, model: str) -> None:
     cells = (cell(model, FORMATS[name]), cell(model, FORMATS[name] | ZERO3))
-    expected = reference(model, steps=STEPS)
+    expected = reference(model, steps=STEPS, keys=FP32)
     for by_rank in results(cells).values():
         first, second = (difference(result, expected) for result in by_rank)
         assert first == second, "the ranks have the same parameters"

@@ -12,6 +12,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Evolution, bind
 from hpctrain.tasks.linear_waves import LinearWaves
+from tests.bounds import EXACT, within
 from tests.conftest import journal_metrics, run_json, run_module, runs
 
 
@@ -32,6 +33,7 @@ def batch(rows: int = 3, steps: int = 4) -> dict[str, torch.Tensor]:
 
 
 def test_snapshots_are_paired_with_those_that_follow() -> None:
+    torch.set_default_dtype(torch.float64)
     task, given = Evolution(constants=["viscosity"]), batch()
     (inputs,) = task.inputs(given)
     assert inputs.shape == (9, 2, 8, 8)
@@ -42,23 +44,23 @@ def test_snapshots_are_paired_with_those_that_follow() -> None:
         sums = task.sums(change, given)
         nothing = task.sums(torch.zeros_like(change), given)
     assert sums["loss"][1] == 6
-    assert sums["relative_l2"][0] < 1e-5
-    assert sums["spectral_error"][0] < 1e-5
+    within([sums["relative_l2"][0].item(), sums["spectral_error"][0].item()], EXACT)
     for name in ("relative_l2", "spectral_error"):
         assert torch.equal(nothing[name][0], sums[f"{name}_persistence"][0])
     first, second = (given["vorticity"][:2, i : i + 3] for i in (0, 1))
     norms = (first - second).flatten(2).norm(dim=2) / second.flatten(2).norm(dim=2)
-    assert nothing["relative_l2"][0].item() == pytest.approx(norms.sum().item(), rel=1e-5)
+    assert nothing["relative_l2"][0].item() == pytest.approx(norms.sum().item(), rel=EXACT)
     assert task.shown is not None
     assert torch.equal(task.shown[0][0], given["vorticity"][0, 3])
 
 
 def test_the_spectral_error_sees_power_and_not_phases() -> None:
+    torch.set_default_dtype(torch.float64)
     angle = torch.arange(16) * 2 * math.pi / 16
     wave = torch.stack([(2 * angle).sin(), (2 * angle).cos(), 2 * (2 * angle).sin()])
     fields = wave[:, None, None, :].expand(3, 1, 16, 16)
     error = Evolution()._spectral_error(fields[1:], fields[:1].expand(2, -1, -1, -1))
-    assert error.tolist() == pytest.approx([0.0, 3.0], abs=1e-5)
+    assert error.tolist() == pytest.approx([0.0, 3.0], abs=EXACT)
 
 
 def test_a_linear_process_is_found_exactly() -> None:

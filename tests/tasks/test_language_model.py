@@ -20,6 +20,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
 from hpctrain.tasks import Classification, LanguageModel, SplitTask, bind, derived
+from tests.bounds import EXACT
 from tests.conftest import run_module
 from tests.parallel.parity import spread
 from tests.steps import Watched
@@ -102,18 +103,20 @@ def test_rows_that_are_masked_and_other_documents_do_not_count() -> None:
     batch = windows()
     batch["mask"][2] = False
     batch["tokens_document"] = torch.tensor([[0] * 4 + [1] * 5, [0] * 9, [0] * 9])
+    torch.set_default_dtype(torch.float64)
     logits = torch.randn(3, 8, VOCAB)
     model = Fixed(logits)
     sums = LanguageModel(documents=True)(model, batch)
     assert model.inputs[1].tolist() == batch["tokens_document"][:, :-1].tolist()
     losses = F.cross_entropy(logits.mT, batch["tokens"][:, 1:].long(), reduction="none")
     expected = losses[:2].sum() - losses[0, 3]
-    assert sums["loss"][0].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert sums["loss"][0].item() == pytest.approx(expected.item(), rel=EXACT)
     assert sums["loss"][1] == 15
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_chunks_change_nothing(dtype: torch.dtype) -> None:
+    torch.set_default_dtype(torch.float64)
     batch, found = windows(7, 30), []
     start = torch.randn(7, 29, VOCAB).to(dtype)
     for chunk in (10**6, 17):
@@ -123,12 +126,12 @@ def test_chunks_change_nothing(dtype: torch.dtype) -> None:
         found.append((loss.detach(), logits.grad, count))
     targets = batch["tokens"][:, 1:].long()
     logits = start.clone().requires_grad_()
-    plain = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+    plain = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten(), reduction="sum")
     plain.backward()
     for loss, gradient, count in found:
         assert count == 7 * 29
-        assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
-        assert torch.allclose(gradient.float(), logits.grad.float(), rtol=0, atol=1e-6)  # type: ignore[union-attr]
+        assert loss.item() == pytest.approx(plain.item(), rel=EXACT)
+        assert torch.allclose(gradient.double(), logits.grad.double(), rtol=0, atol=EXACT)  # type: ignore[union-attr]
 
 
 def test_the_float32_logits_are_never_there_as_a_whole() -> None:
@@ -226,11 +229,12 @@ def test_bytes_are_counted_exactly(corpora: Path, name: str) -> None:
     task = bind(LanguageModel(), corpora / name)
     tokens = torch.tensor([[ids[0], *ids, tokenizer.eod]], dtype=torch.int32)
     batch = {"tokens": tokens, "mask": torch.tensor([True])}
+    torch.set_default_dtype(torch.float64)
     sums = task(Fixed(torch.randn(1, len(ids) + 1, 300)), batch)
     assert list(sums) == ["loss", "bits_per_byte"]
     assert sums["bits_per_byte"][1] == len(TEXT.encode())
     bits = sums["loss"][0].item() / math.log(2)
-    assert sums["bits_per_byte"][0].item() == pytest.approx(bits, rel=1e-6)
+    assert sums["bits_per_byte"][0].item() == pytest.approx(bits, rel=EXACT)
 
 
 def test_bytes_of_other_tokenizers(tmp_path: Path) -> None:

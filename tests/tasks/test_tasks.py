@@ -13,6 +13,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification, LanguageModel, MultiLabel, Regression, checked, derived
 from hpctrain.tasks.labels import Labels
+from tests.bounds import EXACT
 
 MASK = torch.tensor([True, True, True, True, False, True])
 
@@ -26,6 +27,7 @@ def means(task: Any, outputs: Any, **fields: torch.Tensor) -> dict[str, float]:
 
 
 def test_class_weights_and_smoothing_are_those_of_torch() -> None:
+    torch.set_default_dtype(torch.float64)
     logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 3, 1])
     weights = [0.5, 2.0, 0.0, 1.0]
     task = Classification(class_weights=weights, label_smoothing=0.1, top_k=[1, 3])
@@ -33,49 +35,52 @@ def test_class_weights_and_smoothing_are_those_of_torch() -> None:
     expected = F.cross_entropy(
         logits[MASK], labels[MASK], torch.tensor(weights), label_smoothing=0.1
     )
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(expected.item(), rel=EXACT)
     assert found["top1_accuracy"] == found["accuracy"]
     best = (logits.topk(3).indices == labels[:, None]).any(1)
-    assert found["top3_accuracy"] == pytest.approx(best[MASK].float().mean().item())
+    assert found["top3_accuracy"] == pytest.approx(best[MASK].double().mean().item())
     # Probabilities as targets, as mixup makes them.
     soft = torch.rand(6, 4).softmax(1)
     found = means(task, logits, image=torch.zeros(6, 1), label=soft)
     expected = F.cross_entropy(logits[MASK], soft[MASK], torch.tensor(weights), label_smoothing=0.1)
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(expected.item(), rel=EXACT)
 
 
 def test_pixels_that_are_ignored_do_not_count() -> None:
+    torch.set_default_dtype(torch.float64)
     logits, labels = torch.randn(6, 3, 4, 5), torch.randint(0, 3, (6, 4, 5))
     labels[:, 0] = 255
     found = means(Classification(ignore=255), logits, image=torch.zeros(6, 1), label=labels)
     expected = F.cross_entropy(logits[MASK], labels[MASK], ignore_index=255)
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(expected.item(), rel=EXACT)
     right = (logits.argmax(1) == labels)[MASK][labels[MASK] != 255]
-    assert found["accuracy"] == pytest.approx(right.float().mean().item())
+    assert found["accuracy"] == pytest.approx(right.double().mean().item())
 
 
 def test_labels_and_their_micro_averages() -> None:
     from sklearn.metrics import precision_recall_fscore_support
 
+    torch.set_default_dtype(torch.float64)
     logits, labels = torch.randn(6, 5), torch.rand(6, 5) < 0.4
     weights = [1.0, 2.0, 3.0, 4.0, 5.0]
     task = MultiLabel(positive_weights=weights, threshold=0.4)
     found = means(task, logits, image=torch.zeros(6, 1), label=labels)
     expected = F.binary_cross_entropy_with_logits(
-        logits[MASK], labels[MASK].float(), pos_weight=torch.tensor(weights)
+        logits[MASK], labels[MASK].double(), pos_weight=torch.tensor(weights)
     )
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(expected.item(), rel=EXACT)
     predicted = (logits.sigmoid() > 0.4)[MASK]
     three = precision_recall_fscore_support(labels[MASK], predicted, average="micro")[:3]
     assert [found["precision"], found["recall"], found["f1"]] == pytest.approx([*three])
     one = means(MultiLabel(), logits[:, :1], image=torch.zeros(6, 1), label=labels[:, 0])
     assert one["accuracy"] == pytest.approx(
-        ((logits[:, 0] > 0) == labels[:, 0])[MASK].float().mean().item()
+        ((logits[:, 0] > 0) == labels[:, 0])[MASK].double().mean().item()
     )
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1", "relative_l2"])
 def test_regression_on_fields_with_weights_by_name(loss: str) -> None:
+    torch.set_default_dtype(torch.float64)
     found, target = torch.randn(6, 2, 3, 4), torch.randn(6, 2, 3, 4)
     task = Regression("x", "y", loss, channels=["u", "p"], weights={"p": 3.0})
     got = means(task, found, x=torch.zeros(6, 1), y=target)
@@ -91,12 +96,12 @@ def test_regression_on_fields_with_weights_by_name(loss: str) -> None:
         .sqrt()
         .mean(),
     }
-    assert got["loss"] == pytest.approx(expected[loss].item(), rel=1e-5)
-    assert got["mse"] == pytest.approx(error.square().mean().item(), rel=1e-5)
-    assert got["mse/p"] == pytest.approx(error[:, 1].square().mean().item(), rel=1e-5)
+    assert got["loss"] == pytest.approx(expected[loss].item(), rel=EXACT)
+    assert got["mse"] == pytest.approx(error.square().mean().item(), rel=EXACT)
+    assert got["mse/p"] == pytest.approx(error[:, 1].square().mean().item(), rel=EXACT)
     assert got["rmse"] ** 2 == pytest.approx(got["mse"])
     norms = error.flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)
-    assert got["relative_l2"] == pytest.approx(norms.mean().item(), rel=1e-5)
+    assert got["relative_l2"] == pytest.approx(norms.mean().item(), rel=EXACT)
 
 
 def test_regression_on_a_table_of_columns() -> None:
@@ -212,14 +217,15 @@ def test_where_the_host_does_not_wait_the_loss_is_nan(
 
 
 def test_labels_that_nobody_knows_do_not_count() -> None:
+    torch.set_default_dtype(torch.float64)
     logits, labels = torch.randn(6, 5), torch.randint(0, 2, (6, 5))
     labels[:4, 1] = -1
     found = means(MultiLabel(ignore=-1), logits, image=torch.zeros(6, 1), label=labels)
     known = MASK[:, None] & (labels != -1)
-    expected = F.binary_cross_entropy_with_logits(logits[known], labels[known].float())
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    expected = F.binary_cross_entropy_with_logits(logits[known], labels[known].double())
+    assert found["loss"] == pytest.approx(expected.item(), rel=EXACT)
     right = ((logits > 0) == labels)[known]
-    assert found["accuracy"] == pytest.approx(right.float().mean().item())
+    assert found["accuracy"] == pytest.approx(right.double().mean().item())
 
 
 def test_only_first_batches_on_a_gpu_are_waited_for() -> None:

@@ -208,7 +208,8 @@ def _fill_from_rank_0(
     if dist.get_rank() == 0:
         torch.manual_seed(seed)
         whole = build()
-        dtypes = {name: p.dtype for name, p in model.named_parameters(remove_duplicate=False)}
+        named = (model.named_parameters, model.named_buffers)
+        dtypes = {n: value.dtype for each in named for n, value in each(remove_duplicate=False)}
         state = {
             name: value.to(dtypes.get(name, value.dtype))
             for name, value in whole.state_dict().items()
@@ -222,7 +223,7 @@ def _fill_from_rank_0(
     _to_device(model, device)  # not earlier: torch wants a state on one device
     # Buffers that are not part of a state dict have to be sent too.
     for name, buffer in model.named_buffers():
-        value = buffers[name].to(device) if buffers else torch.empty_like(buffer, device=device)
+        value = buffers[name].to(device, buffer.dtype) if buffers else torch.empty_like(buffer, device=device)
         dist.broadcast(value, src=0)
         buffer.copy_(value)
 

@@ -200,6 +200,7 @@ def test_another_python_is_not_the_one_of_the_servers(
 def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
     program = """
         import torch
+        torch.manual_seed(0)
         x = torch.randn(200, 200, requires_grad=True)
         (x @ x).sum().backward()
         print(torch.isfinite(x.grad).all().item(), torch.get_num_threads())

@@ -16,6 +16,7 @@ from hpctrain.estimates.measured_run import measured_run
 from hpctrain.estimates.node_weights import _best
 from hpctrain.runs.freeze import check
 from tests import cluster
+from tests.bounds import EXACT
 from tests.conftest import Completed, journal_metrics, run_json
 from tests.conftest import runs as runs_of
 
@@ -147,6 +148,7 @@ def test_two_nodes_of_which_one_is_slow(
     (tmp_path / "slow_task.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     common = ("task._target_=slow_task.Slow", "train.log_every=5", "tracking.upload=false")
+    common += ("precision=fp64",)
     shape = (*common, "launch.nodes=2", "train.max_steps=30")
     train("-m", *shape)
     cluster.wait_for_end(cluster.job_ids(tmp_path / "runs"))
@@ -171,4 +173,4 @@ def test_two_nodes_of_which_one_is_slow(
     (alone,) = runs_of(tmp_path / "alone")
     for step in range(5, 31, 5):
         theirs = journal_metrics(alone)["train/loss", step]
-        assert journal_metrics(weighted)["train/loss", step] == pytest.approx(theirs, rel=1e-5)
+        assert journal_metrics(weighted)["train/loss", step] == pytest.approx(theirs, rel=EXACT)

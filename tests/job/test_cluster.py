@@ -15,6 +15,7 @@ import pytest
 
 from hpctrain.runs.sweep_overrides import label
 from tests import cluster
+from tests.bounds import EXACT
 from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, only_run, run_json, runs
 
@@ -47,7 +48,7 @@ def test_every_rank_sees_its_place(tmp_path: Path) -> None:
 def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
-    size = ("train.max_epochs=1", "train.log_every=10")
+    size = ("train.max_epochs=1", "train.log_every=10", "precision=fp64")
     common = (*size, "optimizer.lr=1e-3,3e-3", "tracking.drain_s=60")
     # The two ranks of a node divide the model; the nodes are replicas.
     shape = ("launch.nodes=2", "launch.tasks_per_node=2", "parallel=hsdp")
@@ -84,10 +85,9 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         losses = journal_metrics(run), journal_metrics(alone / run.name)
         for step in (10, 20):
             ours, theirs = (metrics["train/loss", step] for metrics in losses)
-            assert ours == pytest.approx(theirs, rel=1e-4)
-        # Rounding differs with the number of ranks; one sample of 382 is 0.003.
+            assert ours == pytest.approx(theirs, rel=EXACT)
         accuracy = single["result"]["val/accuracy"]
-        assert record["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)
+        assert record["result"]["val/accuracy"] == pytest.approx(accuracy, rel=EXACT)
         assert sorted(path.name for path in run.glob("checkpoints/step-*"))[-1] == "step-00000022"
         assert (run / "logs" / f"{cluster.job_id(run)}.rank3.log").exists()
 
@@ -364,6 +364,7 @@ def test_a_job_takes_the_nodes_that_are_free(
         "checkpoint.every_steps=5",
         "train.log_every=10",
         "tracking.upload=false",
+        "precision=fp64",
     )
     others = cluster.sbatch("sleep 600", "--nodes=3", "--exclusive")
     cluster.wait_for(lambda: cluster.job_state(others) == "RUNNING", 60, "the other job")
@@ -390,9 +391,9 @@ def test_a_job_takes_the_nodes_that_are_free(
     (alone,) = runs(tmp_path / "alone")
     for each, step in itertools.product((run, weighted), (10, 20, 30, 40)):
         ours, theirs = (journal_metrics(path)["train/loss", step] for path in (each, alone))
-        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert ours == pytest.approx(theirs, rel=EXACT)
     accuracy = run_json(alone)["result"]["val/accuracy"]
-    assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, abs=0.006)
+    assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, rel=EXACT)
 
 
 @pytest.mark.slow  # other tests send SIGUSR2 to templates, and preempt and cancel such jobs

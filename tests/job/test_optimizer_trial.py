@@ -14,7 +14,8 @@ from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
-from tests.parallel.parity import Cell, build, difference, reference, results
+from tests.bounds import EXACT, within
+from tests.parallel.parity import FP32, Cell, build, difference, reference, results
 from tests.ranks import run_ranks
 from tests.steps import make
 from tests.training import optimizers
@@ -121,6 +122,8 @@ def test_a_trial_says_what_a_training_does(name: str, layout: str) -> None:
     apart = difference(by_rank[0], reference("untied", OWN + name, 3))[2]
     (refused, *_) = run_ranks(said, ranks, keys, [(OWN + name, {})])[0]
     assert bool(refused) == (apart > 1e-4), apart
+    if not refused:
+        within([apart], EXACT)
 
 
 @pytest.mark.slow
@@ -139,7 +142,7 @@ def logged(keys: dict[str, Any]) -> list[str]:
     handler = logging.Handler()
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("hpctrain").addHandler(handler)
-    assert said(keys, [(OWN + "muon", {})]) == [""]
+    assert said(keys | dict(FP32), [(OWN + "muon", {})]) == [""]
     logging.getLogger("hpctrain").removeHandler(handler)
     assert bool(texts) == (torch.distributed.get_rank() == 0)
     return texts

@@ -18,11 +18,13 @@ import pytest
 from hpctrain.config.frozen import load
 from hpctrain.config.rules.metrics import names as metric_names
 from tests import forkserver
+from tests.bounds import EXACT
 from tests.cluster import Paced
 from tests.conftest import NET, Completed, journal_metrics, only_run, run_json
 
 Train = Callable[..., Completed]
 Reference = Callable[..., Path]
+FP64 = "precision=fp64"  # rounding is then far below any mistake
 # Tests that stop it let its steps sleep until then.
 LONG = (
     *("train.max_epochs=10", "checkpoint.every_steps=25", "train.log_every=5"),
@@ -92,11 +94,11 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("variant", "tolerance"),
     [
-        pytest.param(("train.accumulate=4",), 1e-5, marks=pytest.mark.slow),
+        pytest.param(("train.accumulate=4", FP64), EXACT, marks=pytest.mark.slow),
         # The bound is three times as far as bf16 is from fp32 here.
         pytest.param(("precision.compute=bf16",), None, marks=pytest.mark.slow),
         # The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ.
-        pytest.param(("data.tail=pad",), 1e-5, marks=pytest.mark.slow),
+        pytest.param(("data.tail=pad", FP64), EXACT, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_give_the_loss_of_one(
@@ -227,7 +229,7 @@ def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     train: Train, reference: Reference, tmp_path: Path
 ) -> None:
-    common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false")
+    common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false", FP64)
     undisturbed = reference(*common)
     # One rank makes the first 50 steps.
     train(*common)
@@ -242,7 +244,7 @@ def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     again, once = journal_metrics(run), journal_metrics(undisturbed)
     assert run_json(run)["attempts"][-1]["world_size"] == 2
     for step in range(51, 91):
-        assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=1e-3)
+        assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=EXACT)
 
 
 def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:

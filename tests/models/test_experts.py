@@ -19,6 +19,8 @@ from tests.conftest import ROOT
 
 def make(**options: Any) -> Experts:
     torch.manual_seed(0)
+    if options.get("shared"):
+        options["shared"] = nn.Linear(8, 8)
     made = Experts(**{"dim": 8, "hidden": 6, "experts": 5, "std": 0.5, "out_std": 0.5, **options})
     made.balance += torch.randn(5) * 0.1
     return made
@@ -61,7 +63,7 @@ def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
         {"scores": "softmax", "per_token": 3},
         {"per_token": 1},
         {"per_token": 5},
-        {"shared": nn.Linear(8, 8)},
+        {"shared": True},
         {"capacity": 1.0},
         {"capacity": 0.3, "scores": "softmax"},
     ],
@@ -69,7 +71,7 @@ def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
 )
 def test_equal_to_loops(options: dict[str, Any]) -> None:
     torch.set_default_dtype(torch.float64)
-    module = make(**options).double()  # a shared expert was made before
+    module = make(**options)
     ours, theirs = tokens().requires_grad_(), tokens().requires_grad_()
     target = torch.randn(3, 7, 8)
     out, expected = module(ours), by_loops(module, theirs)

@@ -19,6 +19,7 @@ from hpctrain.parallel.reducing.gradient_compression import (
     PowerSGD,
     TopK,
 )
+from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, build, checkpointer, either, whole
 from tests.ranks import run_ranks
 
@@ -66,14 +67,17 @@ class Reduced(NamedTuple):
 SHAPES = {"matrix": (24, 30), "vector": (11,)}
 
 
-def reduced(made: Callable[..., Compression], keys: dict[str, Any]) -> dict[str, Reduced]:
+def reduced(
+    made: Callable[..., Compression], keys: dict[str, Any], dtype: torch.dtype
+) -> dict[str, Reduced]:
     """Reduce random gradients twice with the hook that `made` constructs."""
-    named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in SHAPES.items()}
+    named = {name: nn.Parameter(value) for name, value in zeros.items()}
     hook = made(CompressionConfig(**keys), named.items(), lambda: 0)
     draw = torch.Generator().manual_seed(distributed.get_rank())
     result = {name: Reduced([], [], []) for name in named}
     for _ in range(2):
-        gradients = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+        gradients = {n: torch.randn(s, generator=draw).to(dtype) for n, s in SHAPES.items()}
         bucket = Bucket(list(named.values()), list(gradients.values()))
         mean = hook.reduce(bucket).wait()  # type: ignore[arg-type]
         parts = mean.split([parameter.numel() for parameter in named.values()])
@@ -94,37 +98,46 @@ FIRST: dict[str, tuple[Callable[..., Compression], dict[str, Any]]] = {
 }
 
 
-def _all_reduced() -> dict[str, dict[str, Reduced]]:
-    return {name: reduced(made, keys) for name, (made, keys) in FIRST.items()}
+# The largest difference by rounding, of numbers near 1.
+ROUNDING = {torch.float32: 1e-5, torch.float64: EXACT}
+formats = pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+
+
+def _all_reduced(dtype: torch.dtype) -> dict[str, dict[str, Reduced]]:
+    return {name: reduced(made, keys, dtype) for name, (made, keys) in FIRST.items()}
 
 
 @functools.cache
-def by_rank() -> list[dict[str, dict[str, Reduced]]]:
-    return run_ranks(_all_reduced, 2)
+def by_rank(dtype: torch.dtype) -> list[dict[str, dict[str, Reduced]]]:
+    return run_ranks(_all_reduced, 2, dtype)
 
 
+@formats
 @pytest.mark.parametrize("kind", FIRST)
-def test_all_ranks_get_the_same_mean_and_the_errors_hold_the_rest(kind: str) -> None:
+def test_all_ranks_get_the_same_mean_and_the_errors_hold_the_rest(
+    kind: str, dtype: torch.dtype
+) -> None:
     for name in SHAPES:
-        one, two = (rank[kind][name] for rank in by_rank())
+        one, two = (rank[kind][name] for rank in by_rank(dtype))
         assert torch.equal(torch.stack(one.means), torch.stack(two.means))
         if kind == "int8":
             assert not one.errors
             continue
         sent = sum((r.gradients[0] - r.errors[0] for r in (one, two)), torch.zeros(())) / 2
         if name == "matrix" or not kind.startswith("powersgd"):
-            torch.testing.assert_close(sent, one.means[0], rtol=0, atol=1e-5)
+            torch.testing.assert_close(sent, one.means[0], rtol=0, atol=ROUNDING[dtype])
         # Nothing is lost over both steps: what was sent and the errors add up to the gradients.
         gradients = sum((sum(r.gradients) for r in (one, two)), torch.zeros(())) / 2
         errors = (one.errors[1] + two.errors[1]) / 2
-        torch.testing.assert_close(sum(one.means) + errors, gradients, rtol=0, atol=1e-5)
+        torch.testing.assert_close(sum(one.means) + errors, gradients, rtol=0, atol=ROUNDING[dtype])
 
 
-def test_topk_sends_the_largest() -> None:
+@formats
+def test_topk_sends_the_largest(dtype: torch.dtype) -> None:
     for name, count in {"matrix": 72, "vector": 1}.items():
-        ranks = [rank["topk"][name] for rank in by_rank()]
+        ranks = [rank["topk"][name] for rank in by_rank(dtype)]
         for step in range(2):
-            expected = torch.zeros(())
+            expected = torch.zeros((), dtype=dtype)
             for rank in ranks:
                 total = rank.gradients[step] + (rank.errors[step - 1] if step else 0)
                 chosen = total.abs() >= total.abs().sort().values[-count]
@@ -140,39 +153,42 @@ def test_the_ratio_of_topk_follows_its_schedule() -> None:
     assert [hook.ratio for _ in range(4)] == pytest.approx([0.25, 0.05, 0.01, 0.01])
 
 
-def test_int8_is_within_its_quantization_step() -> None:
+@formats
+def test_int8_is_within_its_quantization_step(dtype: torch.dtype) -> None:
     for name in SHAPES:
-        ranks = [rank["int8"][name] for rank in by_rank()]
+        ranks = [rank["int8"][name] for rank in by_rank(dtype)]
         exact = (ranks[0].gradients[0] + ranks[1].gradients[0]) / 2
         largest = max(float(rank.gradients[0].abs().max()) for rank in ranks)
         difference = (ranks[0].means[0] - exact).abs().max()
         assert 0 < difference < largest / 127
 
 
-def test_onebit_sends_signs_and_one_magnitude() -> None:
+@formats
+def test_onebit_sends_signs_and_one_magnitude(dtype: torch.dtype) -> None:
     for name in SHAPES:
-        ranks = [rank["onebit"][name] for rank in by_rank()]
+        ranks = [rank["onebit"][name] for rank in by_rank(dtype)]
         for step in range(2):
             sent = []
             for rank in ranks:
                 total = rank.gradients[step] + (rank.errors[step - 1] if step else 0)
-                sent.append(total.abs().mean() * torch.where(total >= 0, 1.0, -1.0))
+                sent.append(total.abs().mean() * torch.where(total >= 0, 1.0, -1.0).to(dtype))
                 torch.testing.assert_close(rank.errors[step], total - sent[-1])
             torch.testing.assert_close(ranks[0].means[step], (sent[0] + sent[1]) / 2)
 
 
-def test_powersgd_sends_a_matrix_of_its_rank() -> None:
-    one, two = (rank["powersgd"] for rank in by_rank())
+@formats
+def test_powersgd_sends_a_matrix_of_its_rank(dtype: torch.dtype) -> None:
+    one, two = (rank["powersgd"] for rank in by_rank(dtype))
     mean = one["matrix"].means[0].view(SHAPES["matrix"])
     assert torch.linalg.matrix_rank(mean, rtol=1e-4) == 2
     # It is the projection of the mean gradient on its columns.
     exact = ((one["matrix"].gradients[0] + two["matrix"].gradients[0]) / 2).view_as(mean)
     columns = torch.linalg.svd(mean).U[:, :2]
-    torch.testing.assert_close(mean, columns @ columns.T @ exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(mean, columns @ columns.T @ exact, rtol=0, atol=ROUNDING[dtype])
     vectors = (one["vector"].gradients[0] + two["vector"].gradients[0]) / 2
     torch.testing.assert_close(one["vector"].means[0], vectors)
     # Two matrices of rank 30 would be larger than the matrix itself.
-    assert not by_rank()[0]["powersgd, whole"]["matrix"].errors[0].any()
+    assert not by_rank(dtype)[0]["powersgd, whole"]["matrix"].errors[0].any()
 
 
 def learn(training: Training, one: Cell) -> None:

@@ -17,6 +17,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.run_parts import Every
 from hpctrain.training.trainer import Trainer
+from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
 from tests.steps import trainer_of
@@ -80,8 +81,8 @@ def test_an_average_of_every_step_is_ddp(name: str) -> None:
     """This holds also where ranks have different counts, as in the batches of the parity tests."""
     for rank in trained():
         for key, value in rank["ddp"].parameters.items():
-            torch.testing.assert_close(rank[name].parameters[key], value, rtol=0, atol=1e-6)
-        assert rank[name].losses == pytest.approx(rank["ddp"].losses, rel=1e-5)
+            torch.testing.assert_close(rank[name].parameters[key], value, rtol=0, atol=EXACT)
+        assert rank[name].losses == pytest.approx(rank["ddp"].losses, rel=EXACT)
 
 
 @pytest.mark.parametrize("name", ["clipped", "diloco", "post-local"])
@@ -128,7 +129,7 @@ def test_the_outer_step_is_that_of_diloco() -> None:
         assert torch.equal(after, same)
         optimized.grad = optimized.detach() - (first + second) / 2
         outer.step()
-        torch.testing.assert_close(after, optimized.detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(after, optimized.detach(), rtol=0, atol=EXACT)
 
 
 class Batches:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
+from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
@@ -14,15 +15,15 @@ from hpctrain.parallel import precision
 from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
-from tests.parallel.low_precision import FORMATS, check_near
+from tests.bounds import within
+from tests.parallel.low_precision import FORMATS, STEPS, check_near
 from tests.parallel.parity import FP32, Cell, batch, build, difference, reference, results
 from tests.ranks import run_ranks
+from tests.steps import Watched
 
 CPU = torch.device("cpu")
 ZERO3 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 
-
-STEPS = 10
 # `make test` tries each format with one model, and the slow tests with both.
 BRIEF = {
     ("bf16", "transformer"),
@@ -50,8 +51,58 @@ def test_within_bounds_of_fp32(name: str, model: str) -> None:
     for by_rank in results(cells).values():
         first, second = (difference(result, expected) for result in by_rank)
         assert first == second, "the ranks have the same parameters"
-        check_near(by_rank[0], model, name, STEPS)
-        assert first[1] > 1e-6, "the precision must have an effect"
+        check_near(by_rank[0], model, name)
+        assert max(first) > 1e-6, "the precision must have an effect"
+
+
+SINGLE: dict[str, tuple[dict[str, Any], ...]] = {
+    "conv": ({}, ZERO3),
+    "untied": (ZERO3, {"parallel.tp": 2}, {"parallel.pp": 2, "train.accumulate": 2}),
+}
+
+
+@pytest.mark.parametrize("model", SINGLE)
+def test_float32_is_equal_to_one_process(model: str) -> None:
+    """Other tests of parity train in float64, where a conversion to a smaller format is seen."""
+    cells = tuple(Cell(model, 2, (*FP32, *keys.items())) for keys in SINGLE[model])
+    for by_rank in results(cells).values():
+        for result in by_rank:
+            within(difference(result, reference(model, keys=FP32)), 2e-5)
+
+
+def narrow(cells: tuple[Cell, ...]) -> set[str]:
+    """Return the operations of two steps and evaluations that have made floats below float64."""
+    found = set()
+    for one in cells:
+        training = build(one)
+
+        def see(func: Any, out: Any, model: str = one.model) -> None:
+            for value in tree_leaves(out):
+                floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if floats and value.dtype != torch.float64:
+                    found.add(f"{model}: {func} {value.dtype}")
+
+        with Watched(see):
+            training.run(one, 2)
+    return found
+
+
+EVERY_TASK = ("transformer", "gpt", "moe", "conv, batch norm", "fields, unet", "fields, fno")
+WIDE = (
+    *(Cell(model, 2, optimizer="sgd, ema") for model in EVERY_TASK),
+    Cell("conv", 2, (*ZERO3.items(), ("train.accumulate", 2)), "adamw"),
+    Cell("untied", 2, (("parallel.tp", 2),)),
+    Cell("untied", 2, (("parallel.pp", 2), ("train.accumulate", 2))),
+    *(
+        Cell("conv", 2, (("train.compression.kind", kind),))
+        for kind in ("powersgd", "topk", "int8", "onebit")
+    ),
+)
+
+
+def test_float64_is_never_left() -> None:
+    """Not by a model, a task, the reduction, the optimizer or an average of the parameters."""
+    assert run_ranks(narrow, 2, WIDE) == [set(), set()]
 
 
 class Louder(Classification):

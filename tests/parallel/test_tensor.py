@@ -1,6 +1,7 @@
 """Tensor parallel gives the results of one process."""
 
 import functools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel
 from tests.bounds import EXACT, within
-from tests.parallel import parity
+from tests.parallel import low_precision, parity
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import (
     Cell,
@@ -79,7 +80,10 @@ def test_equal_to_one_process(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_reduced_precision_within_its_bounds() -> None:
-    cells = {name: cell("untied", 2, FORMATS[name]) for name in ("bf16", "fp16")}
+    steps = low_precision.STEPS
+    cells = {
+        name: replace(cell("untied", 2, FORMATS[name]), steps=steps) for name in ("bf16", "fp16")
+    }
     found = results(tuple(cells.values()))
     for name, one in cells.items():
         check_near(found[one][0], "untied", name)

@@ -26,6 +26,7 @@ from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.sbatch_options import sbatch_options
 from hpctrain.units import GIB
+from tests.bounds import EXACT
 from tests.conftest import run_json, run_module, runs, torchrun
 
 KINDS = "launch.gpu_type=[a100,h100_sxm:hbm80]"
@@ -143,17 +144,18 @@ def test_what_a_model_prints_or_raises_disturbs_no_budget(
 def test_the_ranks_take_the_choice_and_have_the_losses_of_one_process(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = made(*WORDS)
+    words = (*WORDS, "precision=fp64")
+    config = made(*words)
     run = check(config)
-    freeze(config, run, list(WORDS))
+    freeze(config, run, list(words))
     monkeypatch.setattr(by_kind, "_title", lambda: "NVIDIA H100 80GB HBM3")
     by_kind.main(["--run", str(run.path)])
     text = ChosenLayout.of(run.path).text
     assert f"launch.gpu_type: {text}" in torchrun(2, "run", str(run.path)).stderr
     assert measured_run(run.path).config.parallel.zero == 1
     where = (f"data.path={config.data.path}", f"output_dir={tmp_path}/alone")
-    run_module("hpctrain", "experiment=digits", *where, *WORDS)
+    run_module("hpctrain", "experiment=digits", *where, *words)
     (alone,) = runs(tmp_path / "alone")
     assert alone.name == run.name
     one, two = (run_json(each)["result"]["val/loss"] for each in (alone, run.path))
-    assert one == pytest.approx(two, rel=1e-6)
+    assert one == pytest.approx(two, rel=EXACT)

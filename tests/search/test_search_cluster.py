@@ -12,6 +12,7 @@ import yaml
 
 from hpctrain.search.trials import Found
 from tests import cluster, forkserver
+from tests.bounds import EXACT
 from tests.conftest import run_json, runs
 from tests.search.conftest import HELD
 
@@ -98,6 +99,7 @@ def test_a_survivor_goes_on_with_more_nodes_and_the_losses_of_one_rank(
 ) -> None:
     cluster.require()
     search = [*SEARCH, "optimizer.lr=choice(1e-3,1e-2,2e-2,3e-2)", "hydra.sweeper.n_trials=4"]
+    search.append("precision=fp64")
     halving = ["train.max_steps=18", "hydra.sweeper.rungs=[4]", "hydra.sweeper.eta=4"]
     # No command waits: the worker of one node submits that of two.
     train(*search, *halving, "hydra.sweeper.widths=[1,2]", "hydra.sweeper.n_jobs=2")
@@ -109,7 +111,7 @@ def test_a_survivor_goes_on_with_more_nodes_and_the_losses_of_one_rank(
     wide = tmp_path / "runs" / best.run
     assert [attempt["world_size"] for attempt in run_json(wide)["attempts"]] == [1, 2]
     lr = f"optimizer.lr={best.params['optimizer.lr']}"
-    train(lr, "train.max_steps=18", *QUIET, f"output_dir={tmp_path}/alone")
+    train(lr, "train.max_steps=18", "precision=fp64", *QUIET, f"output_dir={tmp_path}/alone")
     (alone,) = runs(tmp_path / "alone")
     assert alone.name == wide.name
     expected, got = (
@@ -117,4 +119,4 @@ def test_a_survivor_goes_on_with_more_nodes_and_the_losses_of_one_rank(
         for run in (alone, wide)
     )
     assert {"val/loss", "val/accuracy"} <= got.keys()
-    assert got == pytest.approx(expected, rel=0, abs=2e-7)
+    assert got == pytest.approx(expected, rel=EXACT)

@@ -145,7 +145,7 @@ def logits(model: nn.Module) -> torch.Tensor:
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest element."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
 def save(

@@ -17,6 +17,7 @@ from hpctrain.models import MLP
 from hpctrain.models.lora import is_adapter
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.trained.commands.export import main as export
+from tests.bounds import EXACT
 from tests.conftest import Completed, only_run, run_module, runs, torchrun
 from tests.trained.test_evaluate import check_predictions, loss_of, predictions
 
@@ -28,13 +29,18 @@ QUICK = (
     "train.max_steps=4",
     "optimizer.lr=1e-2",
     "scheduler.warmup_steps=0",
+    "precision=fp64",
 )
 
 
 def stored(checkpoint: Path, part: str = "model") -> dict[str, torch.Tensor]:
     """Return the adapters of a part of a checkpoint."""
     weights = open_weights(WeightFiles(checkpoint, None), part)
-    found = {n: torch.empty(shape) for n, shape in weights.shapes.items() if is_adapter(n)}
+    found = {
+        n: torch.empty(shape, dtype=torch.float64)
+        for n, shape in weights.shapes.items()
+        if is_adapter(n)
+    }
     weights.load(found)
     return found
 
@@ -64,30 +70,30 @@ def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> 
         average = {n: DECAY * value + (1 - DECAY) * own[n] for n, value in average.items()}
         found = stored(checkpoint, "ema")
         for name, value in average.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(found[name], value, rtol=0, atol=EXACT)
     loaded = load_run(run)
     averaged, last = loaded.model(ema=True), loaded.model()
     for name, value in average.items():
-        torch.testing.assert_close(averaged.get_parameter(name).data, value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(averaged.get_parameter(name).data, value, rtol=0, atol=EXACT)
         assert not torch.equal(averaged.get_parameter(name), last.get_parameter(name))
     # The average is what the training evaluates, unless it is asked for the last values.
     expected = {True: loss_of(averaged, loaded, digits), False: loss_of(last, loaded, digits)}
     assert abs(expected[True] - expected[False]) > 1e-3
-    assert loaded.result["val/loss"] == pytest.approx(expected[True], rel=1e-5)
+    assert loaded.result["val/loss"] == pytest.approx(expected[True], rel=EXACT)
     for ema, value in expected.items():
-        assert loaded.evaluate(ema=ema)["loss"] == pytest.approx(value, rel=1e-5)
-    assert loaded.evaluate()["loss"] == pytest.approx(expected[True], rel=1e-5)
+        assert loaded.evaluate(ema=ema)["loss"] == pytest.approx(value, rel=EXACT)
+    assert loaded.evaluate()["loss"] == pytest.approx(expected[True], rel=EXACT)
     # Exported adapters are the average, and so is what is merged.
     export([str(run), str(tmp_path / "adapters"), "--ema"])
     written = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
     for name, value in average.items():
         exported = written[f"base_model.model.{name}.weight"]
-        torch.testing.assert_close(exported, value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(exported, value, rtol=0, atol=EXACT)
     export([str(run), str(tmp_path / "merged"), "--ema", "--merge"])
-    merged = MLP(64, [256, 256], 10)
+    merged = MLP(64, [256, 256], 10).double()
     merged.load_state_dict(load_file(tmp_path / "merged" / "model.safetensors"))
-    x = torch.randn(3, 1, 8, 8)
-    torch.testing.assert_close(merged.eval()(x), averaged.eval()(x))
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(merged.eval()(x), averaged.eval()(x), rtol=0, atol=EXACT)
     loaded.config.train.ema = None
     RunDir.open(run).freeze(loaded.config)
     with pytest.raises(ConfigError, match="the run has no average"):
@@ -105,13 +111,13 @@ def test_adapters_of_two_ranks_are_used_by_any_number(
         said = torchrun(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout
         values[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]["loss"]
         torchrun(ranks, "predict", run.name, str(digits), f"out{ranks}", cwd=tmp_path)
-        assert values[ranks] == pytest.approx(loaded.result["val/loss"], rel=1e-5)
+        assert values[ranks] == pytest.approx(loaded.result["val/loss"], rel=EXACT)
         check_predictions(tmp_path / f"out{ranks}", predictions(tmp_path / "out1"))
     whole = loss_of(loaded.model(ema=True), loaded, digits)
-    assert values[1] == pytest.approx(whole, rel=1e-5)
+    assert values[1] == pytest.approx(whole, rel=EXACT)
     # Their merged weights are a start for another run, on one rank.
     run_module("hpctrain", "export", str(run), str(tmp_path / "merged"), "--merge", "--ema")
     start = (f"checkpoint.init_from={tmp_path}/merged", "optimizer.lr=1e-12")
     train(*QUICK, *start, "train.max_steps=1")
     (other,) = set(runs(tmp_path / "runs")) - {run}
-    assert load_run(other).result["val/loss"] == pytest.approx(whole, rel=1e-5)
+    assert load_run(other).result["val/loss"] == pytest.approx(whole, rel=EXACT)

@@ -20,10 +20,12 @@ from hpctrain.runs import chosen_checkpoint
 from hpctrain.tracking import recorded
 from hpctrain.trained import predictor, restored
 from hpctrain.trained.loaded import LoadedRun
+from tests.bounds import EXACT
 from tests.conftest import Completed, hpctrain_on, only_run, run_json, run_module, torchrun
 
 Train = Callable[..., Completed]
-QUICK = ("train.max_steps=4", "monitor.enabled=false", "tracking=off")
+# In float64, several ranks and one give the same numbers up to 1e-15.
+QUICK = ("train.max_steps=4", "monitor.enabled=false", "tracking=off", "precision=fp64")
 
 
 def predictions(folder: Path, split: str = "val") -> np.ndarray[Any, Any]:
@@ -44,7 +46,7 @@ def validation(loaded: LoadedRun, digits: Path) -> tuple[torch.Tensor, torch.Ten
     for shard in index["shards"]:
         if shard["split"] == "val":
             with h5py.File(digits / shard["path"]) as file:
-                images.append(torch.from_numpy(file["image"][:]).float() * scale)
+                images.append(torch.from_numpy(file["image"][:]).double() * scale)
                 labels.append(torch.from_numpy(file["label"][:]).long())
     return torch.cat(images), torch.cat(labels)
 
@@ -57,7 +59,7 @@ def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
 
 
 def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
-    np.testing.assert_allclose(predictions(folder), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(predictions(folder), expected, rtol=0, atol=EXACT)
 
 
 def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
@@ -171,7 +173,7 @@ def test_several_ranks_evaluate_and_predict_as_one(
     said = on_two("evaluate", run.name, "--json")
     means = json.loads(said.strip().splitlines()[-1])["metrics"]
     for name, value in means.items():
-        assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=1e-5)
+        assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=EXACT)
     on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
     check_predictions(tmp_path / "out", logits(run, digits))
     # A small split is shared by the ranks.
@@ -214,7 +216,7 @@ LM = (
     *("experiment=stdlib_lm", "model.dim=32", "model.layers=2", "model.heads=4"),
     *("model.tied=false", "model.vocab_size=300", "data.windows.length=17"),
     *("train.max_steps=2", "train.global_batch_size=4", "train.log_every=2", "train.eval_every=2"),
-    *("train.sample_prompt=null", "monitor.enabled=false", "tracking=off"),
+    *("train.sample_prompt=null", "monitor.enabled=false", "tracking=off", "precision=fp64"),
 )
 
 
@@ -257,7 +259,7 @@ def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
     assert len(found[1]) > 3 * 8
     # One process has the whole model, and so it is what the others are measured against.
     for ranks in (2, 3):
-        np.testing.assert_allclose(found[ranks], found[1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[ranks], found[1], rtol=0, atol=EXACT)
     for measured in means.values():
         for name, value in measured.items():
-            assert value == pytest.approx(trained[f"val/{name}"], rel=1e-5)
+            assert value == pytest.approx(trained[f"val/{name}"], rel=EXACT)

@@ -9,6 +9,7 @@ import pytest
 
 from hpctrain import load_run
 from tests import cluster
+from tests.bounds import EXACT
 from tests.conftest import Completed, only_run, run_json, runs
 from tests.trained.test_evaluate import QUICK, check_predictions, logits
 
@@ -26,7 +27,7 @@ def test_the_ranks_of_a_job_use_a_trained_run(train: Train, digits: Path, tmp_pa
     said = cluster.slurm(*srun, *PYTHON, "evaluate", str(run), "--json", timeout=300)
     (line,) = [text for text in said.splitlines() if text.startswith('{"run"')]
     for name, value in json.loads(line)["metrics"].items():
-        assert value == pytest.approx(trained[f"val/{name}"], rel=1e-5)
+        assert value == pytest.approx(trained[f"val/{name}"], rel=EXACT)
     out = tmp_path / "out"
     zero3 = ("parallel.dp_replicate=1", "parallel.dp_shard=-1")
     words = ("predict", str(run), str(digits), str(out), "--shard-samples", "100", *zero3)
@@ -40,4 +41,4 @@ def test_the_ranks_of_a_job_use_a_trained_run(train: Train, digits: Path, tmp_pa
     (other,) = set(runs(tmp_path / "runs")) - {run}
     assert run_json(other)["attempts"][-1]["world_size"] == 2
     found = run_json(other)["result"]
-    assert found["val/loss"] == pytest.approx(trained["val/loss"], rel=1e-5)
+    assert found["val/loss"] == pytest.approx(trained["val/loss"], rel=EXACT)

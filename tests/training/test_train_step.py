@@ -17,46 +17,50 @@ from hpctrain.parallel.reducing.scalars import divisor
 from hpctrain.tasks import Classification
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import Totals, TrainStep
+from tests.bounds import EXACT
 from tests.steps import ALONE, batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def test_accumulation_changes_nothing() -> None:
+    torch.set_default_dtype(torch.float64)
     whole, parts = make(), make(accumulate=4)
     for seed in range(3):
         whole(batch(32, seed), 1e-2)
         parts(batch(32, seed), 1e-2)
-    assert torch.allclose(weights(whole), weights(parts), atol=1e-6)
+    assert torch.allclose(weights(whole), weights(parts), rtol=0, atol=EXACT)
     one, four = whole.totals.means(), parts.totals.means()
-    assert one == pytest.approx(four, rel=1e-6)
+    assert one == pytest.approx(four, rel=EXACT)
 
 
 def test_masked_rows_count_nothing() -> None:
+    torch.set_default_dtype(torch.float64)
     full, padded = make(), make()
     real = batch(24)
     filled = {name: torch.cat([values, values[:8]]) for name, values in real.items()}
     filled["mask"][24:] = False
     full(real, 1e-2)
     padded(filled, 1e-2)
-    assert torch.allclose(weights(full), weights(padded), atol=1e-7)
-    assert full.totals.means() == pytest.approx(padded.totals.means(), rel=1e-6)
+    assert torch.allclose(weights(full), weights(padded), rtol=0, atol=EXACT)
+    assert full.totals.means() == pytest.approx(padded.totals.means(), rel=EXACT)
 
 
 def test_only_a_count_of_zero_is_taken_as_one() -> None:
     assert [divisor(count) for count in (0.0, 0.23, 7.0)] == [1.0, 0.23, 7.0]
     counts = (torch.tensor(count, dtype=torch.float64) for count in (0.0, 0.23, 7.0))
     assert [float(divisor(count)) for count in counts] == [1.0, 0.23, 7.0]
+    torch.set_default_dtype(torch.float64)
     light, full = make(), make()
     # The mean is the same for any weight; Adam's would not even show another gradient.
     light.task = Classification(class_weights=[0.01] * 10)
     for step in (light, full):
         step.optimizer = torch.optim.SGD(step.model.parameters, lr=1.0)
         step(batch(23), 1.0)
-    assert float(light.grad_norm) == pytest.approx(float(full.grad_norm), rel=1e-5)
-    assert torch.allclose(weights(light), weights(full), atol=1e-6)
+    assert float(light.grad_norm) == pytest.approx(float(full.grad_norm), rel=EXACT)
+    assert torch.allclose(weights(light), weights(full), rtol=0, atol=EXACT)
     light.totals.means()
-    assert light.totals.counts["loss"] == pytest.approx(0.23)
+    assert light.totals.counts["loss"] == pytest.approx(0.23, rel=EXACT)
     nothing = batch(4) | {"mask": torch.zeros(4, dtype=torch.bool)}
     before = weights(light)
     light(nothing, 1.0)
@@ -64,6 +68,7 @@ def test_only_a_count_of_zero_is_taken_as_one() -> None:
 
 
 def test_clipping_is_of_the_global_norm() -> None:
+    torch.set_default_dtype(torch.float64)
     step = make(clip_norm=0.01)
     step.optimizer = torch.optim.SGD(step.model.parameters, lr=1.0)
     before = weights(step)

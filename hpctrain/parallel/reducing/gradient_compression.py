@@ -158,7 +158,7 @@ class OneBit(Compression):
         def unpacked(message: torch.Tensor) -> torch.Tensor:
             bits, scale = message.tensor_split([-scales.nbytes])
             positive = (bits[:, None] & _bits(bits.device)).flatten()[:size] > 0
-            result = torch.where(positive, 1.0, -1.0)
+            result = torch.where(positive, 1.0, -1.0).to(scales.dtype)
             # A copy, since numbers in the middle of a message need not be aligned.
             factors = scale.clone().view(scales.dtype)
             torch._foreach_mul_(list(result.split(sizes)), list(factors))

@@ -60,8 +60,9 @@ if (($#)); then
     tests "$@" || failed=$?
 else
     # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes,
-    # and when the cluster tests have ended, a third process runs the tests of `later`. Their output
-    # is shown afterwards.
+    # and when the cluster tests have ended, a third process runs the tests of `later`, and those of
+    # `parity` once more as on a CPU without vector instructions. Their output is shown afterwards.
+    parity=(tests/parallel tests/models/test_fields.py -k one_process)
     later=(tests/config tests/data tests/data_prep tests/shards)
     said=$(mktemp -d)
     mkdir "$said/shared"
@@ -76,20 +77,22 @@ else
         >"$said/beside" 2>&1 &
     beside=$!
     set +m
-    codes=(0 0 0) # of the three runs of pytest
+    codes=(0 0 0 0) # of the four runs of pytest
     tests -m slurm -n 3 --dist loadgroup --timeout 900 --outcomes "$said/cluster.json" \
         "${style[@]}" 2>&1 | tee -i "$said/cluster" || codes[0]=$?
     # The cluster has left a part of the machine free, which two processes of pytest would not use.
     tests -m "not slurm" "${later[@]}" --outcomes "$said/later.json" "${style[@]}" \
         >"$said/later" 2>&1 || codes[2]=$?
+    ATEN_CPU_CAPABILITY=default tests -m "not slurm" "${parity[@]}" \
+        --outcomes "$said/parity.json" "${style[@]}" >"$said/parity" 2>&1 || codes[3]=$?
     wait "$types" || failed=$?
     types=""
     wait "$beside" || codes[1]=$?
     beside=""
-    cat "$said/types" "$said/beside" "$said/later"
+    cat "$said/types" "$said/beside" "$said/later" "$said/parity"
     # The failures are repeated at the end, for readers who see only the end of a log.
-    if ((failed || codes[0] || codes[1] || codes[2])); then
-        sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said/beside" "$said/later" "$said/cluster"
+    if ((failed || codes[0] || codes[1] || codes[2] || codes[3])); then
+        sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said"/{beside,later,parity,cluster}
         grep ': error: ' "$said/types" || true
     fi
     grep --no-filename 'slow tests were left out' "$said/beside" "$said/later" || true
@@ -98,6 +101,10 @@ else
         "$bin/python" -m tests.second_try "$said/cluster.json=${codes[0]}" \
             "$said/beside.json=${codes[1]}" "$said/later.json=${codes[2]}" \
             -- "${all[@]}" --timeout 900 || failed=$?
+    fi
+    if ((codes[3])); then
+        ATEN_CPU_CAPABILITY=default "$bin/python" -m tests.second_try \
+            "$said/parity.json=${codes[3]}" -- "${all[@]}" --timeout 900 || failed=$?
     fi
     rm -r "$said"
 fi

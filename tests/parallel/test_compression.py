@@ -20,7 +20,7 @@ from hpctrain.parallel.reducing.gradient_compression import (
     TopK,
 )
 from tests.bounds import EXACT
-from tests.parallel.parity import Cell, Training, build, checkpointer, either, whole
+from tests.parallel.parity import FP32, Cell, Training, build, checkpointer, either, whole
 from tests.ranks import run_ranks
 
 STEPS = 20
@@ -36,6 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def cell(kind: str, *others: tuple[str, Any], steps: int = STEPS, ranks: int = 2) -> Cell:
     keys = {"kind": kind} | KINDS[kind]
     named = tuple((f"train.compression.{name}", value) for name, value in keys.items())
+    if not any(key.startswith("precision.") for key, _ in others):
+        named += FP32  # the format for which the bytes are stated
     # Small buckets, so that there are several. DDP replaces them after a process's first step.
     return Cell(
         "transformer", ranks, (*named, ("parallel.ddp.bucket_mb", 0.02), *others), steps=steps

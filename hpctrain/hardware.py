@@ -19,7 +19,7 @@ from hpctrain import yaml_file
 from hpctrain.errors import ConfigError
 from hpctrain.units import GIB
 
-DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _PRICES = ("own", "on_demand", "spot")  # the first that a file gives is the one that counts
 
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
@@ -161,7 +161,7 @@ def smallest(kind: str) -> Hardware:
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     """Return the hardware of the section `hardware` of a config; a ConfigError names a bad key."""
     _check_keys(where, section, _KEYS)
-    peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), DTYPES)
+    peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), (*DTYPES, "fp64"))
     figures = {key: _number(f"{where}.{key}", section.get(key), _FIGURES[key]) for key in _FIGURES}
     for key, part in figures.items():
         if key.endswith("_efficiency") and part is not None and part > 1:

@@ -66,8 +66,8 @@ def test_the_page_has_every_file() -> None:
 def test_a_number_format_that_the_gpu_does_not_have() -> None:
     (text,) = load("a100_80").lacks("fp8")
     assert text == (
-        "precision.compute=fp8: NVIDIA A100 SXM 80 GB has none (hardware=a100_80 gives fp32, tf32, "
-        "bf16, fp16), so step time, MFU and cost are unknown"
+        "precision.compute=fp8: hardware=a100_80 has no peak for it (NVIDIA A100 SXM 80 GB: fp32, "
+        "tf32, bf16, fp16), so step time, MFU and cost are unknown"
     )
     assert [*load("mi250x").lacks("tf32")]  # null in the file
     assert not [*load("a100_80").lacks("bf16"), *load("cpu").lacks("fp8")]  # cpu gives no peaks

@@ -38,8 +38,8 @@ ALLOWED = {
     "tracking.uploader_process",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.expert_bank models.experts models.gpu_support models.lora models.plan "
-        "models.quantized models.ties shards.types "
+        "models.expert_bank models.experts models.formats models.gpu_support models.lora "
+        "models.plan models.quantized models.ties shards.types "
         "tasks"
     ),
     "slurm": "config rendezvous.hostlist rendezvous.ranks",
@@ -94,8 +94,8 @@ ALLOWED = {
     ),
     "bench": (
         "config data distributed doctor.measures estimates faults.stop hardware job "
-        "plan.inspecting plan.plan_command rendezvous runs shards.sample_schema shards.format "
-        "shards.types tracking.tracker training"
+        "parallel.precision plan.inspecting plan.plan_command rendezvous runs shards.format "
+        "shards.sample_schema shards.types tracking.tracker training"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

@@ -38,7 +38,7 @@ _Advance = Callable[[int, int], None]
 
 _MAX_THREADS = 32
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
-TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
+_TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
 ARGUMENTS = f"""{DIR}
 [one of]
@@ -252,7 +252,7 @@ def _differences(
                 yield f"{key}.{name}", *pair
         elif key in ("mean", "std") and None not in (value, here):
             scale = abs(found["mean"]) + found["std"]
-            if not abs(value - here) <= TOLERANCE * scale:
+            if not abs(value - here) <= _TOLERANCE * scale:
                 yield key, value, here
         elif value != here:
             yield key, value, here

@@ -40,7 +40,7 @@ class Normalise(OfFields):
         std: One number, or one for each channel, each above 0.
         fields: The fields; "image" by default.
         dtype: Floating-point dtype of the result. The arithmetic has this dtype, but at least
-            float32.
+            float32. None is torch's default dtype: float32, or float64 with precision=fp64.
 
     Raises:
         ConfigError: Only one of mean and std is given, their lengths differ, a std is not above
@@ -52,10 +52,10 @@ class Normalise(OfFields):
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
         fields: Names = "image",
-        dtype: str = "float32",
+        dtype: str | None = None,
     ) -> None:
         super().__init__(fields)
-        self._dtype = dtype_of(dtype)
+        self._dtype = torch.get_default_dtype() if dtype is None else dtype_of(dtype)
         if not self._dtype.is_floating_point:
             raise ConfigError(f"Normalise dtype {dtype!r}: it is a floating-point one")
         if (mean is None) != (std is None):

@@ -121,7 +121,10 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("experiment=none_such", "experiment=none_such: no such choice; there are: digits"),
         ("optimizer=adamx", "optimizer=adamx: no such choice; there are: adamw, sgd"),
         ("precision.params=bf16", "precision.params=bf16 with precision.compute=fp32: numbers in"),
-        ("precision.compute=fp4", "precision.compute=fp4: allowed are fp32, tf32, bf16, fp16, fp8"),
+        (
+            "precision.compute=fp4",
+            "compute=fp4: allowed are fp64, fp32, tf32, bf16, fp16, fp8",
+        ),
         ("train.compile=false", "compile=false: allowed are off, blocks, model"),
         ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
         ("seed=-1", "seed=-1: it must be from 0"),

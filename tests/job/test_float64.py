@@ -38,11 +38,14 @@ class Task:
 
     def __call__(self, model, batch):
         losses = nn.functional.cross_entropy(
-            model(batch["image"] / 16), batch["label"].long(), reduction="none"
+            model(batch["image"]), batch["label"].long(), reduction="none"
         )
-        assert losses.dtype == torch.float64
+        assert batch["image"].dtype == losses.dtype == torch.float64
+        assert (batch["image"] != batch["image"].float()).any()
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
 """
+# A transform that works in torch's default dtype.
+SCALED = "data.batch_transforms=[{_target_: hpctrain.data.transforms.Normalise}]"
 OWN = ("model._target_=own.Net", "task._target_=own.Task", "train.max_steps=6", "metric=val/loss")
 QUIET = ("tracking=off", "monitor.enabled=false", "train.sync_batchnorm=true")
 
@@ -61,9 +64,12 @@ def test_a_model_of_float64_is_refused_by_name_in_another_format(own: Path, trai
 
 
 def test_a_run_in_float64_is_that_of_one_process_to_its_end(own: Path, train: Train) -> None:
-    values = []
-    for ranks, name, keys in ((1, "one", ()), (2, "two", ("parallel=zero3", "parallel.blocks=[Sequential]"))):
-        given = (*OWN, *QUIET, *keys, f"name={name}", "precision=fp64")
+    layouts = (
+        (1, "one", ()),
+        (2, "two", ("parallel=zero3", "parallel.blocks=[Sequential]")),
+    )
+    for ranks, name, keys in layouts:
+        given = (*OWN, *QUIET, *keys, SCALED, f"name={name}", "precision=fp64")
         train(*given, ranks=ranks, PYTHONPATH=str(own))
     one, two = runs(own / "runs")
     values = [run_json(run)["result"] for run in (one, two)]

@@ -223,7 +223,9 @@ def _fill_from_rank_0(
     _to_device(model, device)  # not earlier: torch wants a state on one device
     # Buffers that are not part of a state dict have to be sent too.
     for name, buffer in model.named_buffers():
-        value = buffers[name].to(device, buffer.dtype) if buffers else torch.empty_like(buffer, device=device)
+        value = torch.empty_like(buffer, device=device)
+        if buffers:
+            value.copy_(buffers[name])
         dist.broadcast(value, src=0)
         buffer.copy_(value)
 

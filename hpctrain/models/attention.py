@@ -174,15 +174,18 @@ def _has_flash(device: torch.device) -> bool:
     return can("flash", device)
 
 
-def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
+def rotary(
+    positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+) -> Rotation:
     """Return the cosines and sines of the rotary embedding, which `rotate` applies.
 
     They are computed in each forward pass, because a buffer would lose precision in bfloat16, and
     need care on the meta device. The positions are integers, (batch or 1, length); pair i of a head
     turns by theta^(-2 i / head_dim) for each. Both results are (batch or 1, 1, length,
-    head_dim / 2), in torch's default dtype.
+    head_dim / 2), in float32, or in float64 if `dtype`, that of the model, is.
     """
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.get_default_dtype(), device=positions.device)
+    wide_dtype = torch.promote_types(dtype, torch.float32)
+    pairs = torch.arange(0, head_dim, 2, dtype=wide_dtype, device=positions.device)
     angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
     return angles.cos(), angles.sin()
 

@@ -185,7 +185,7 @@ class Transformer(Model):
             masks = Documents.of(positions) if flash else (_mask(documents),)
         rotation = None
         if self.positions is None:
-            rotation = rotary(positions, self.head_dim, self.theta)
+            rotation = rotary(positions, self.head_dim, self.theta, x.dtype)
         elif not tokens.is_floating_point():  # later stages of a pipeline get the residual stream
             if length > self.positions.num_embeddings:
                 raise ConfigError(

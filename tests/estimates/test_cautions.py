@@ -76,7 +76,7 @@ OFFLOAD += ["launch.gpus_per_node=2"]
             [*OFFLOAD, "launch.mem_gb=130"],
             "launch.mem_gb=130 leaves each of 2 ranks less than 8 GB beside it",
         ),
-        ([*LLAMA, "hardware=a100_80", "precision=fp8"], "NVIDIA A100 SXM 80 GB has none"),
+        ([*LLAMA, "hardware=a100_80", "precision=fp8"], "a100_80 has no peak for it (NVIDIA A100"),
     ],
 )
 def test_a_warning(composer: Composer, words: list[str], text: str) -> None:

@@ -50,7 +50,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def code_length(generator: Generator, parts: Iterator[Any]) -> dict[str, float]:
     """Return the metrics of parts of the held-out text, each of which is evaluated alone."""
-    torch.set_default_dtype(torch.float64)  # of the angles of rotary embeddings, too
     nats = count = nbytes = 0.0
     lengths = generator.tokenizer.byte_lengths()
     for part in parts:

@@ -177,10 +177,9 @@ def test_the_future_is_hidden() -> None:
 
 
 def test_rotation_keeps_lengths_and_knows_only_distances() -> None:
-    torch.set_default_dtype(torch.float64)
-    random = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 1, 1, 1, 16, generator=random)
-    at = {place: rotary(torch.tensor([[place]]), 16, 10_000.0) for place in (0, 3, 10, 13)}
+    random, wide = torch.Generator().manual_seed(0), torch.float64
+    query, key = torch.randn(2, 1, 1, 1, 16, generator=random, dtype=wide)
+    at = {place: rotary(torch.tensor([[place]]), 16, 1e4, wide) for place in (0, 3, 10, 13)}
     assert torch.equal(rotate(query, at[0]), query)
     assert rotate(query, at[13]).norm().item() == pytest.approx(query.norm().item(), rel=EXACT)
     here = (rotate(query, at[3]) * rotate(key, at[0])).sum()

@@ -301,7 +301,7 @@ def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixt
     words = [*LM, "model.layers=2", "precision=fp8", "hardware=a100_80", "--nodes", "1"]
     found = plan(capsys, *words)  # no layout is named
     assert [text[:61] for text in found["warnings"]] == [
-        "precision.compute=fp8: NVIDIA A100 SXM 80 GB has none (hardwa"
+        "precision.compute=fp8: hardware=a100_80 has no peak for it (N"
     ]
     assert {entry["step_s"] for entry in found["layouts"]} == {None}
 

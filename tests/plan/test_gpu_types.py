@@ -152,7 +152,7 @@ def test_the_ranks_take_the_choice_and_have_the_losses_of_one_process(
     by_kind.main(["--run", str(run.path)])
     text = ChosenLayout.of(run.path).text
     assert f"launch.gpu_type: {text}" in torchrun(2, "run", str(run.path)).stderr
-    assert measured_run(run.path).config.parallel.zero == 1
+    assert measured_run(run.path).config.parallel.zero == 3
     where = (f"data.path={config.data.path}", f"output_dir={tmp_path}/alone")
     run_module("hpctrain", "experiment=digits", *where, *words)
     (alone,) = runs(tmp_path / "alone")

@@ -29,6 +29,7 @@ from hpctrain.runs.state.facts import Facts
 from hpctrain.slurm.queue import Job
 from hpctrain.tracking import recorded
 from tests import cluster
+from tests.bounds import EXACT
 from tests.cluster import Paced
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -89,6 +90,7 @@ def stored(folder: Path) -> list[tuple[str, int, float]]:
 @pytest.mark.usefixtures("empty_queue", "store")
 def test_jobs_evaluate_the_checkpoints_of_a_run(train: Train, tmp_path: Path, paced: Paced) -> None:
     common = ("train.max_steps=40", "train.log_every=20", "monitor.enabled=false", paced.task)
+    common += ("precision=fp64",)
     folder = tmp_path / "runs"
     train(
         *("-m", *common, "checkpoint.every_steps=10", "tracking.drain_s=60"),
@@ -127,7 +129,7 @@ def test_jobs_evaluate_the_checkpoints_of_a_run(train: Train, tmp_path: Path, pa
     ]
     values = {(row.key, row.step): row.value for row in expected.itertuples()}
     for key, step, value in found:
-        assert value == pytest.approx(values[key, step], rel=1e-3, abs=0.006)
+        assert value == pytest.approx(values[key, step], rel=EXACT)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Checkpoints are loaded bit by bit, and a damaged or unfinished one is not loaded."""
 
 import copy
+import enum
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
 from hpctrain.checkpoint.checkpointer import Checkpointer, FiniteValues
@@ -269,6 +270,13 @@ def dressed(checkpoint: Path) -> None:
     assert not damage(checkpoint)
 
 
+class Reaching:
+    """Its pickle asks for an attribute of a class that DCP's metadata may have."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return getattr, (StorageMeta, "__init__")
+
+
 def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
     """Return pickles that must not be loaded, by what the error says."""
     good = pickle.loads((checkpoint / ".metadata").read_bytes())
@@ -278,13 +286,25 @@ def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
     return {
         r"posix\.mkdir": pickle.dumps(Hostile(folder)),
         r"torch\.serialization\.load": pickle.dumps(torch.load),
-        r"builtins\.getattr": pickle.dumps(getattr),
+        "it calls getattr": pickle.dumps(Reaching()),
         r"torch\.nn\.modules": pickle.dumps(torch.nn.Linear),
         "changes the attribute modules": changed,
         "it holds a dict": pickle.dumps({}),
         "outside of the checkpoint": pickle.dumps(outside),
         "Ran out of input": b"",
     }
+
+
+def test_metadata_of_an_early_python_3_11_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pickles a member of an enumeration as a call of `getattr`; Debian 12 has 3.11.2."""
+    by_name = enum.pickle_by_enum_name
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    _, saved = trained(tmp_path)
+    saved.save(1, {"step": 1})
+    assert b"getattr" in (tmp_path / "step-00000001" / ".metadata").read_bytes()
+    assert saved.load_latest() == {"step": 1}
 
 
 def test_loading_runs_no_code_of_a_checkpoint(

@@ -67,7 +67,7 @@ def test_a_config_whose_mode_is_multirun_needs_no_m(
     ("sweep", "values"),
     [
         ("seed=range(6,0,-2)", ["6", "4", "2"]),
-        ("precision=glob(fp*)", ["fp16", "fp32", "fp8"]),
+        ("precision=glob(fp*)", ["fp16", "fp32", "fp64", "fp8"]),
         ("model.hidden=[8],[16,16]", ["[8]", "[16,16]"]),
         *(
             pytest.param(sweep, values, marks=pytest.mark.slow)
@@ -77,7 +77,7 @@ def test_a_config_whose_mode_is_multirun_needs_no_m(
                 ("seed=choice(7,8)", ["7", "8"]),
                 ("seed=sort(3,1,2)", ["1", "2", "3"]),
                 ("seed=sort(3,1,2,reverse=true)", ["3", "2", "1"]),
-                ("precision=glob(fp*,exclude=*6)", ["fp32", "fp8"]),
+                ("precision=glob(fp*,exclude=*6)", ["fp32", "fp64", "fp8"]),
                 ("scheduler=glob([co*,none])", ["constant", "cosine"]),
                 ("optimizer.lr=range(0.5,1.5,0.5)", ["0.5", "1.0"]),
             )

@@ -462,7 +462,7 @@ def _renew_stream(number: int, name: str, at_once: bool) -> None:
         old.encoding,
         old.errors,
         newline=None if number == 0 else "\n",
-        line_buffering=old.line_buffering or (not at_once and os.isatty(number)),
+        line_buffering=not at_once and (old.line_buffering or os.isatty(number)),
         write_through=at_once,
     )
     setattr(sys, name, stream)

@@ -201,7 +201,10 @@ def test_a_host_that_shows_fewer_gpus_than_the_job_has_is_named(
 def test_a_torch_for_cpus_on_a_host_with_gpus_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """This torch may be built for GPUs, so that is planted, too."""
     monkeypatch.setattr(gpu_driver, "nvidia", lambda: "580.65.06")
+    for maker in ("cuda", "hip"):
+        monkeypatch.setattr(torch.version, maker, None)
     alone = RankInfo("test", 0, 0, 0, 1, 1, 1, "", 0)
     assert agree(dist.HashStore(), alone, "cpu", 0) == torch.device("cpu")
     assert caplog.messages == [], "this was asked for"

@@ -18,10 +18,7 @@ from pathlib import Path
 CAPABILITIES = ("default", "avx2", "avx512")
 LEAST = 10.0  # a margin below it is too small
 SHOWN = 1e4  # larger ones are counted only
-FOLDERS = (
-    *("parallel", "training", "trained", "checkpoint", "models", "tasks", "job", "data", "plan"),
-    *("shards", "data_prep", "estimates", "bench", "report", "faults", "distributed", "doctor"),
-)
+COMPARES = re.compile(r"allclose|assert_close|approx\(|within\(|check_equal|check_near")
 # Comparisons that are not about rounding. The bound says how good an estimate or a format is, and
 # what is measured is the same on every machine, but for rounding, which is far smaller.
 OTHERWISE = {
@@ -67,7 +64,8 @@ def measure(tests: list[str], capability: str) -> dict[Key, float]:
 
 def main(tests: list[str]) -> int:
     """Print the table, with the smallest margins first."""
-    chosen = tests or [f"tests/{name}" for name in FOLDERS] + ["tests/test_hardware.py"]
+    files = sorted(Path("tests").rglob("test_*.py"))
+    chosen = tests or [str(file) for file in files if COMPARES.search(file.read_text())]
     by_capability = [measure(chosen, capability) for capability in CAPABILITIES]
     rows: list[tuple[float, Key, str]] = []
     for key in sorted(set().union(*by_capability)):

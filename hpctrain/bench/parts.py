@@ -32,7 +32,7 @@ from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
 from hpctrain.job.building.flops import flops_of_training
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.precision import default_dtype, in_default_dtype
+from hpctrain.parallel.precision import default_dtype, wide_batch
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.types import Batch
@@ -196,7 +196,7 @@ class Bench:
 
         def work() -> None:
             with precision.forward():
-                total, _ = task(model, in_default_dtype(batch))["loss"]
+                total, _ = task(model, wide_batch(batch))["loss"]
             torch.autograd.grad(total, wanted, allow_unused=True)
 
         return list(step_times.measured(work, self.device, self.warm_up, self.steps))

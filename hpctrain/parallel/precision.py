@@ -46,7 +46,7 @@ def default_dtype(config: PrecisionConfig) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def in_default_dtype(batch: Batch) -> Batch:
+def wide_batch(batch: Batch) -> Batch:
     """Return a batch whose floating-point fields are float64 if torch's default dtype is."""
     if torch.get_default_dtype() != torch.float64:
         return batch

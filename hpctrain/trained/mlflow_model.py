@@ -21,7 +21,7 @@ from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.parts import Parts
 from hpctrain.models.dry_run import dry_run
-from hpctrain.parallel.precision import default_dtype, in_default_dtype
+from hpctrain.parallel.precision import default_dtype, wide_batch
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
@@ -62,7 +62,7 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
             )
         feed = parts.data.evaluation() or parts.data.training()
         try:
-            batch = in_default_dtype(next(iter(feed)))
+            batch = wide_batch(next(iter(feed)))
             return [_array(value[:_SAMPLES]) for value in task.inputs(batch)]
         finally:
             feed.close()

@@ -10,6 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from hpctrain.config.schema import Config
+from tests.bounds import EXACT, within
 from tests.parallel.parity import Cell, difference, reference, results, spread
 from tests.ranks import run_ranks
 
@@ -20,7 +21,7 @@ FULL = {"train.activation_checkpointing": "full"}
 def check(model: str, ranks: int, keys: dict[str, Any]) -> None:
     cell = Cell(model, ranks, tuple(keys.items()))
     for result in results((cell,))[cell]:
-        assert max(difference(result, reference(model))) < 1e-5
+        within(difference(result, reference(model)), EXACT)
 
 
 class Block(nn.Linear):

@@ -23,6 +23,7 @@ from hpctrain.parallel.preparing.activation_checkpointing import _policy
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.training.step import Totals
+from tests.bounds import EXACT, within
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, Cells, check_equal, either, results
@@ -120,7 +121,7 @@ def test_evaluation_and_bits_per_byte() -> None:
 def attention(
     length: int, grouped: bool, documents: bool, dtype: torch.dtype
 ) -> list[tuple[float, float]]:
-    """Return largest differences of the output and three gradients from those of all in float32.
+    """Return largest differences of the output and three gradients from those of all in float64.
 
     The second of each pair is that of torch's attention over all in `dtype`.
     """
@@ -142,7 +143,7 @@ def attention(
         return [out, *torch.autograd.grad((out * weights.to(out.dtype)).sum(), parts)]
 
     theirs = of_all(whole)
-    expected = of_all([x.detach().float().requires_grad_() for x in whole])
+    expected = of_all([x.detach().double().requires_grad_() for x in whole])
     own = [part.cut(x.detach(), 2).requires_grad_() for x in whole]
     out = part.attend(own[0], own[1], own[2], masks)
     (out * part.cut(weights, 2)).sum().backward()
@@ -162,9 +163,9 @@ def attention(
 )
 def test_attention_alone(grouped: bool, documents: bool) -> None:
     for cp, length in ((2, 4), (2, 24), (4, 24)):
-        for differences in run_ranks(attention, cp, length, grouped, documents, torch.float32):
+        for differences in run_ranks(attention, cp, length, grouped, documents, torch.float64):
             assert len(differences) == 4
-            assert max(ours for ours, _ in differences) < 1e-6
+            within([ours for ours, _ in differences], EXACT)
     # The bound is of this machine; both ranks together, because a half may round well by chance.
     both = run_ranks(attention, 2, 24, grouped, documents, torch.bfloat16)
     for pairs in zip(*both, strict=True):

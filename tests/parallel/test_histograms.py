@@ -16,6 +16,7 @@ from hpctrain.training.measuring.histograms import (
     _row,
     picture,
 )
+from tests.bounds import EXACT, within
 from tests.parallel.parity import Cell, build, either
 from tests.parallel.test_features import LAYOUTS
 from tests.ranks import run_ranks
@@ -70,7 +71,7 @@ def test_equal_to_one_process(name: str, tmp_path: Path) -> None:
             of_one = expected[kind][parameter]
             scale = abs(of_one["mean"]) + of_one["std"] + 1e-12
             for figure in ("mean", "std"):
-                assert abs(row[figure] - of_one[figure]) < 1e-4 * scale, (kind, parameter)
+                within([abs(row[figure] - of_one[figure]) / scale], EXACT)
 
 
 def test_each_value_has_its_bin() -> None:

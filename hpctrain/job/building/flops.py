@@ -26,7 +26,7 @@ from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.experts import used_evenly
-from hpctrain.parallel.precision import in_default_dtype
+from hpctrain.parallel.precision import wide_batch
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
@@ -72,7 +72,7 @@ def meta_batch(batch: Batch, rows: int = _ROWS) -> Batch:
     """Return a batch of so many rows without memory; samples are along the first axis."""
     return {
         name: torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
-        for name, tensor in in_default_dtype(batch).items()
+        for name, tensor in wide_batch(batch).items()
     }
 
 

@@ -54,10 +54,9 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     is a ConfigError otherwise: it would be trained in another format than it was written for.
     """
     if dtype == torch.float64:
-        wide = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point() or tensor.is_complex():
-                tensor.data = tensor.data.to(wide.get(tensor.dtype, dtype))
+                tensor.data = tensor.data.to(torch.complex128 if tensor.is_complex() else dtype)
         return
     for name, parameter in model.named_parameters():
         if parameter.dtype in (torch.float64, torch.complex128):

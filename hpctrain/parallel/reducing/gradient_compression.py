@@ -71,7 +71,7 @@ class Compression(ABC):
 
     @property
     def errors(self) -> dict[str, torch.Tensor]:
-        """What has not been sent yet, by the name of the parameter: flat, in the format of sums."""
+        """What has not been sent yet, by the name of the parameter: flat, float32 or float64."""
         return self._held["error"]
 
     def state_dict(self) -> dict[str, torch.Tensor]:

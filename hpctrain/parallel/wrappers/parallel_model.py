@@ -24,7 +24,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision, in_default_dtype
+from hpctrain.parallel.precision import Precision, wide_batch
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
@@ -84,7 +84,7 @@ class ParallelModel:
         rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
         self.loads.start()
         parts = []
-        for micro, last in split(in_default_dtype(batch), self.accumulate):
+        for micro, last in split(wide_batch(batch), self.accumulate):
             with self._reduced(last), self._loss(), second_gradients.explained():
                 with self.precision.forward():
                     sums = checked(task(self.module, micro))
@@ -100,7 +100,7 @@ class ParallelModel:
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self._loss(), self.precision.forward():
-            sums = checked(task(self.module, in_default_dtype(batch)))
+            sums = checked(task(self.module, wide_batch(batch)))
         return list(sums), self._counted(flat(sums))
 
     def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:

@@ -32,7 +32,7 @@ from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.dividing.stages import United, numbers_of
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision, in_default_dtype
+from hpctrain.parallel.precision import Precision, wide_batch
 from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
 from hpctrain.parallel.reducing.scalars import Scalars, added, flat, joined, on_device
@@ -126,7 +126,7 @@ class PipelineModel(ParallelModel):
                 f"{type(task).__module__}.{type(task).__qualname__}: a pipeline needs a task that "
                 "is a hpctrain.tasks.SplitTask, with the methods `inputs` and `sums`"
             )
-        batch = in_default_dtype(batch)
+        batch = wide_batch(batch)
         values, parts = task.inputs(batch), self.accumulate if train else self._of_evaluation
         schedule = self._schedule(values, train, parts)
         arguments = values[:1] if self._is_first else ()

@@ -85,6 +85,7 @@ def test_a_test_that_fails_twice_is_a_failure(tmp_path: Path) -> None:
     assert "NEVER" in second.stdout
 
 
+@pytest.mark.slow
 def test_a_crash_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "test_flaky.py").write_text(FLAKY)
     (tmp_path / "test_other.py").write_text(DIES)

@@ -130,7 +130,7 @@ def test_two_ranks_give_the_loss_of_one(
 @pytest.mark.parametrize(
     "kill",
     [
-        signal.SIGKILL,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),  # tests/faults/test_suite.py kills
         pytest.param(signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
     ],

@@ -39,9 +39,9 @@ from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
 from tests.steps import config_with, here
 
-# `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of
+# `make test-all` makes 10 steps. In 3 steps every step clips, momentum adds up, and each number of
 # padding rows (see `batch`) has its turn.
-STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 5
+STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 3
 # Trainings are in float64, unless a cell names another format: rounding is then far below any
 # mistake. Those in float32 differ by about 1e-6, which grows with the steps.
 FP64 = {"precision.compute": "fp64", "precision.params": "fp64"}

@@ -108,6 +108,7 @@ def check(cell: Cell, report: dict[str, Any], size: int) -> None:
     assert report["max_rss"] < MOST_RSS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", SHALLOW, ids=lambda cell: "-".join(map(str, cell)))
 def test_each_rank_holds_its_part_of_two_layers(cell: Cell) -> None:
     check(cell, answers()[cell], size_of(cell[0], 2))
@@ -120,6 +121,7 @@ def test_each_rank_holds_its_part_of_more(cell: Cell) -> None:
     check(cell, simulated([(*cell, 0, {})], [])["reports"][0], SIZES[cell[0]])
 
 
+@pytest.mark.slow
 def test_the_last_rank_holds_no_more_than_the_first() -> None:
     last = answers()["last"]
     assert last["too_large"] == []
@@ -127,6 +129,7 @@ def test_the_last_rank_holds_no_more_than_the_first() -> None:
     assert last["local_optimizer"] <= last["formula_optimizer"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: "-".join(map(str, cell[:4])))
 def test_every_degree_divides(cell: tuple[Any, ...]) -> None:
     check_degrees(cell[2], answers()[cell[:4]], size_of(cell[0], cell[4].get("layers")))
@@ -158,6 +161,7 @@ def check_degrees(strategy: str, report: dict[str, Any], size: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_tied_embeddings_count_once() -> None:
     tied = answers()["tied"]
     assert tied["parameters"] == size_of("llama3_8b", 2) - 128_256 * 4096
@@ -165,6 +169,7 @@ def test_tied_embeddings_count_once() -> None:
     assert tied["local_parameters"] == pytest.approx(tied["formula_parameters"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_places_in_the_mesh() -> None:
     for asked in PLACES:
         (strategy, rank, world), place = asked, answers()[asked]

@@ -128,7 +128,7 @@ def compared(dtype: torch.dtype, counts: list[int]) -> float:
 @pytest.mark.parametrize("counts", [[5, 2], [6, 0], [1, 1]])
 def test_uneven_rows_and_other_classes(counts: list[int]) -> None:
     within(run_ranks(compared, 2, torch.float64, counts), EXACT)
-    within(run_ranks(compared, 2, torch.float32, counts), 1e-4)
+    within(run_ranks(compared, 2, torch.float32, counts), 1e-3)
 
 
 def refused() -> str:

@@ -74,6 +74,7 @@ class Forking(Classification):
 
 
 @pytest.mark.usefixtures("store")
+@pytest.mark.slow
 def test_forks_of_a_users_task(train: Callable[..., Completed], tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(TASK)
     done = train("task._target_=forking.Forking", "train.max_steps=6", new=True)

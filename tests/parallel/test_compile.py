@@ -46,7 +46,8 @@ def outputs(mode: str, checkpointing: str) -> tuple[torch.Tensor, int]:
 @pytest.mark.parametrize(
     "checkpointing",
     [
-        "full",  # torch's `checkpoint` is a function that the compiler may leave alone
+        # torch's `checkpoint` is a function that the compiler may leave alone.
+        pytest.param("full", marks=pytest.mark.slow),
         pytest.param("none", marks=pytest.mark.slow),
         pytest.param("selective", marks=pytest.mark.slow),
     ],

@@ -15,6 +15,7 @@ from tests.search.test_search_cluster import SEARCH, found_in
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_when_its_runs_have_taken_less(
     train: Callable[..., Completed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ causes cgroup console disk errors forks frames gpu_driver lock marks metric_names "
-    "progress_bar record run_record secrets slow step_names terminal units yaml_file"
+    "__init__ causes cgroup console disk errors forks frames generators gpu_driver lock marks "
+    "metric_names progress_bar record run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -114,6 +114,7 @@ APART = {
     "forks": "",
     "frames": "",
     "marks": "forks",
+    "generators": "",
     "gpu_driver": "",
     "lock": "disk forks",
     "metric_names": "",

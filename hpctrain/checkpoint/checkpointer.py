@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
+from hpctrain import generators
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
@@ -215,9 +216,8 @@ class Checkpointer:
         self._optimizer.load(to_load[optimizer])
         self.modes.restore(to_load.get(training, {}))
         self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
-        for device, generator in (("cpu", torch), ("cuda", torch.cuda)):
-            if (random := to_load.get(f"random.{device}.{self.ranks.rank}")) is not None:
-                generator.set_rng_state(random)
+        own_random = {k.split(".")[1]: v for k, v in to_load.items() if k.startswith("random.")}
+        generators.restore(own_random)
         return found.progress
 
     def _newest(self) -> Path | None:
@@ -273,15 +273,14 @@ class Checkpointer:
         if self._base:
             left_out = names_of_base(self.model.module)
             held = {name: value for name, value in held.items() if name not in left_out}
-        state: dict[str, Any] = {"model": held, f"random.cpu.{rank}": torch.get_rng_state()}
+        state: dict[str, Any] = {"model": held}
+        state |= {f"random.{name}.{rank}": each for name, each in generators.states().items()}
         if not model_only:
             state |= {"optimizer": self._optimizer.flat(), _KIND: self._optimizer.kind}
         if self.modes.training:
             state["training"] = self.modes.training
         if self._average:
             state["ema"] = dict(self._average)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
         return state
 
 

@@ -18,6 +18,7 @@ from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
+from hpctrain.generators import seed_generators
 from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
 from hpctrain.job.building.build_optimizer import build_optimizer
@@ -82,8 +83,9 @@ def build(
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
 
-    # Ranks with other samples draw other dropout masks.
-    torch.manual_seed(config.seed + 1 + mesh.stream)
+    # Ranks with other samples draw other dropout masks, and masks of a task. What the ranks of a
+    # pipeline draw for a batch that all of them have must be the same.
+    seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     optimizer = build_optimizer(config.optimizer, model)
     layout = OptimizerTrial(config.optimizer, model, optimizer).run()
     average = Average(model, train.ema, evaluates=train.ema_evaluation)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
@@ -137,6 +138,19 @@ def bind(task: Task, source: str | Path) -> Task:
     method = getattr(task, "bind", None)
     bound: Task = task if method is None else method(source)
     return bound
+
+
+def on_device(task: Task, device: torch.device) -> Task:
+    """Return the task with its modules, and tensors that are attributes of it, on the device."""
+    for module in (task, *tree_leaves(own := getattr(task, "__dict__", {}))):
+        if isinstance(module, nn.Module):
+            module.to(device)
+    for name, value in own.items():
+        if isinstance(value, torch.Tensor) and value.device != device:
+            moved = value.detach().to(device)
+            kept = isinstance(value, nn.Parameter)
+            own[name] = nn.Parameter(moved, value.requires_grad) if kept else moved
+    return task
 
 
 def on_part(task: Task, part: Part | None) -> Task:

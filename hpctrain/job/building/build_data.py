@@ -55,7 +55,9 @@ class DataBuilder:
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
         self._samples = ChosenSamples(config.data, config.seed)
-        self._of_evaluation = EvaluationTransforms(config.data, device, shown=ranks.is_main)
+        self._of_evaluation = EvaluationTransforms(
+            config.data, device, config.seed, shown=ranks.is_main
+        )
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
@@ -74,8 +76,10 @@ class DataBuilder:
             shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             ramp=ramp_of(self.config.train).stages,
-            transforms=transforms_of("data.transforms", data.transforms),
-            batch_transforms=transforms_of("data.batch_transforms", data.batch_transforms),
+            transforms=transforms_of("data.transforms", data.transforms, self.config.seed),
+            batch_transforms=transforms_of(
+                "data.batch_transforms", data.batch_transforms, self.config.seed
+            ),
         )
 
     def evaluation(

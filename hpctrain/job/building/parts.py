@@ -21,7 +21,7 @@ from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.tasks import Task, bind, on_part
+from hpctrain.tasks import Task, bind, on_device, on_part
 
 
 class Parts:
@@ -38,7 +38,8 @@ class Parts:
     @cached_property
     def whole_task(self) -> Task:
         """The task for whole sequences."""
-        return bind(instantiate("task", self.config.task), self.config.data.path)
+        made = instantiate("task", self.config.task, seed=self.config.seed)
+        return on_device(bind(made, self.config.data.path), self.device)
 
     @cached_property
     def task(self) -> Task:

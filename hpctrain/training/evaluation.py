@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.generators import seeded_generators
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
@@ -21,11 +22,13 @@ def evaluate(
     all ranks, the evaluation ends with None.
     """
     totals, measured = Totals(), Measured(task, model.mesh)
-    for batch in first_in_long_work("the first batch of the evaluation", feed):
-        totals.add(*model.evaluate(measured.task, batch))
-        measured.update()
-        if is_over():
-            return None
+    # What a model or a task draws is the same each time, and for the ranks that share a batch.
+    with seeded_generators(model.mesh.dp_rank):
+        for batch in first_in_long_work("the first batch of the evaluation", feed):
+            totals.add(*model.evaluate(measured.task, batch))
+            measured.update()
+            if is_over():
+                return None
     totals.reduce(model.mesh)
     return derived(task, totals.means()) | measured.values()
 

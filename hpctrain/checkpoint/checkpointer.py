@@ -44,6 +44,7 @@ from hpctrain.models.dry_run import stored_buffers
 from hpctrain.rendezvous.ranks import RankInfo
 
 log = logging.getLogger(__name__)
+_SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same samples
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
@@ -191,8 +192,12 @@ class Checkpointer:
                 f"this run ({self._base or 'which trains a whole model'})"
             )
         state, saved = self._state(model_only=True), reader.saved
-        # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
-        to_load = {k: v for k, v in state.items() if k.startswith("random.") and k in saved}
+        # A rank that did not exist when the checkpoint was saved keeps the state of its seed; so do
+        # all ranks, if others than then share samples and have to draw the same.
+        now = self.model.layout
+        alike = found.layout == now or not _SHARING & {*found.layout, *now}
+        own_random = [key for key in state if alike and key.startswith("random.") and key in saved]
+        to_load = {key: state[key] for key in own_random}
         parts = self._own_parts(saved, found.world_size)
         own = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -216,8 +221,7 @@ class Checkpointer:
         self._optimizer.load(to_load[optimizer])
         self.modes.restore(to_load.get(training, {}))
         self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
-        own_random = {k.split(".")[1]: v for k, v in to_load.items() if k.startswith("random.")}
-        generators.restore(own_random)
+        generators.restore({key.split(".")[1]: to_load[key] for key in own_random})
         return found.progress
 
     def _newest(self) -> Path | None:

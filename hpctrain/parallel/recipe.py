@@ -186,6 +186,7 @@ class _Recipe:
             *(self.mesh, self.precision, self.accumulate),
             schedule=schedule,
             inputs=first.inputs,
+            seed=self.config.seed,
             divided_loss=self.divided_loss,
         )
         pipeline.loads = Loads(pipeline.module, first.loads)

@@ -56,6 +56,41 @@ def evaluated(layouts: list[dict[str, Any]]) -> list[list[float]]:
     return found
 
 
+class Recording(Noisy):
+    """Keeps the inputs of each step."""
+
+    def __init__(self) -> None:
+        super().__init__(documents=True)
+        self.kept: list[torch.Tensor] = []
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        found = super().inputs(batch)
+        self.kept.append(found[0])
+        return found
+
+
+def trained() -> list[list[list[int]]]:
+    """Return the inputs of two steps of a pipeline, each of which leaves the generators elsewhere.
+
+    A third step is the second one once more, as after a restart.
+    """
+    made = build(Cell("untied", 2, tuple(LAYOUTS["pp"].items())))
+    made.step.task = task = Recording()
+    for step in (0, 1, 1):
+        seed_generators(distributed.get_rank() + step)
+        made.model.step = step
+        before = states()
+        made.step(made._share(batch("untied", 0)), 0.1)
+        assert all(torch.equal(before[name], each) for name, each in states().items())
+    return [each.tolist() for each in task.kept]
+
+
+def test_the_stages_of_a_pipeline_have_the_same_inputs() -> None:
+    first, second = run_ranks(trained, 2)
+    assert first == second
+    assert first[0] != first[1] == first[2]
+
+
 def test_an_evaluation_draws_the_same_numbers_each_time() -> None:
     (((alone, again),),) = run_ranks(evaluated, 1, [{}])
     assert alone == again

@@ -4,9 +4,10 @@ A model or a task draws from any of them: models of transformers mask with those
 are seeded, kept in checkpoints and left as they were together.
 """
 
+import itertools
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,40 @@ def seeded_generators(seed: int) -> Iterator[None]:
 @contextmanager
 def same_generators() -> Iterator[None]:
     """Restore all of them at the end."""
-    python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng([torch.cuda.current_device()] if _uses_gpu() else []):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+    with torch.random.fork_rng([torch.cuda.current_device()] if _uses_gpu() else []), _outside():
+        yield
+
+
+@contextmanager
+def _outside(begin: Any = None) -> Iterator[None]:
+    """Restore those of Python and NumPy at the end; `begin` are the states to begin with."""
+    before = _states_outside()
+    try:
+        if begin:
+            _set_outside(begin)
+        yield
+    finally:
+        _set_outside(before)
+
+
+def same_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose later calls draw what the first one draws from NumPy and Python."""
+    began, calls = _states_outside(), itertools.count()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _outside(began) if next(calls) else nullcontext():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _states_outside() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def _set_outside(found: tuple[Any, Any]) -> None:
+    random.setstate(found[0])
+    np.random.set_state(found[1])  # noqa: NPY002
 
 
 def states() -> dict[str, torch.Tensor]:

@@ -83,8 +83,8 @@ def build(
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
 
-    # Ranks with other samples draw other dropout masks, and masks of a task. What the ranks of a
-    # pipeline draw for a batch that all of them have must be the same.
+    # Ranks with other samples draw other numbers. Torch draws dropout masks: others also for other
+    # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     optimizer = build_optimizer(config.optimizer, model)
     layout = OptimizerTrial(config.optimizer, model, optimizer).run()

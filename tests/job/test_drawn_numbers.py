@@ -64,6 +64,11 @@ class Shifted:
     def __call__(self, sample, random):
         return sample | {"image": sample["image"].astype(np.float32) + self.by}
 
+class Drawn(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.drawn = of_all()
+
 class Stops(Hook):
     def __init__(self):
         self.drawn = of_all()
@@ -71,7 +76,9 @@ class Stops(Hook):
     def after_step(self, state):
         state.tracker.log_metrics({"train/drawn": self.drawn}, state.step)
         if state.step == 1:
-            numbers = self.drawn, random.random(), np.random.rand(), float(torch.rand(()))
+            of_optimizer = getattr(state.optimizer, "drawn", 0)
+            made = self.drawn, of_optimizer
+            numbers = *made, random.random(), np.random.rand(), float(torch.rand(()))
             with open("drawn-" + os.environ.get("RANK", "0"), "w") as file:
                 print(*numbers, file=file)
         if state.step == 7 and os.path.exists("stops"):
@@ -119,17 +126,18 @@ def test_equal_commands_and_a_resumed_run_draw_equal_numbers(
 @pytest.mark.parametrize(
     ("layout", "alike"),
     [
-        (("parallel=ddp",), [True, False, False, False]),
+        (("parallel=ddp",), [True, True, False, False, False]),
         # The ranks of a pipeline have the same samples: a task draws the same for them.
         (
             ("parallel.pp=2", "train.accumulate=2", "model._target_=drawing.Stages"),
-            [True, True, True, False],
+            [True, True, True, True, False],
         ),
     ],
 )
 def test_ranks_with_other_samples_draw_other_numbers(
     train: Train, tmp_path: Path, layout: tuple[str, ...], alike: list[bool]
 ) -> None:
-    train(*COMMON, *layout, ranks=2)
+    drawing = "optimizer={_target_: drawing.Drawn, lr: 0.001, weight_decay: 0}"
+    train(*COMMON, *layout, drawing, ranks=2)
     first, second = ((tmp_path / f"drawn-{rank}").read_text().split() for rank in range(2))
     assert [one == two for one, two in zip(first, second, strict=True)] == alike

@@ -83,10 +83,11 @@ def build(
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
 
+    seed_generators(config.seed)  # one that draws does so alike on all ranks
+    optimizer = build_optimizer(config.optimizer, model)
     # Ranks with other samples draw other numbers. Torch draws dropout masks: others also for other
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
-    optimizer = build_optimizer(config.optimizer, model)
     layout = OptimizerTrial(config.optimizer, model, optimizer).run()
     average = Average(model, train.ema, evaluates=train.ema_evaluation)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average, layout)

@@ -1,9 +1,12 @@
 """Tests of what is asked of a user's model and task in the first steps; two ranks or one."""
 
+import functools
 import logging
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
@@ -13,7 +16,9 @@ from hpctrain.faults.stop import Stop
 from hpctrain.models.plan import Plan
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Sums
+from hpctrain.tasks.task import TaskState
 from hpctrain.training.looking.first_look import FirstLook, NoLook
+from hpctrain.training.looking.held_values import HeldValues, check_parameters
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import FP64, config_with, spread
 from tests.ranks import RanksError, run_ranks
@@ -272,31 +277,40 @@ def errors(says: str, *layouts: dict[str, Any], **case: Any) -> list[Case]:
     return [Case(says, keys=keys, **case) for keys in layouts]
 
 
-CASES = [
+FAST = [
     *errors("", DDP, ZERO3, PIPELINE),
-    *errors("the count of the task's loss depends on the model", DDP, ZERO3, task="Ratio"),
-    *errors("its loss changes with rows whose mask is False", DDP, PIPELINE, task="MeanOfAll"),
+    *errors("the count of the task's loss depends on the model", DDP, task="Ratio"),
+    *errors("its loss changes with rows whose mask is False", PIPELINE, task="MeanOfAll"),
     *errors("", DDP, task="MeanOfAll", filled=(False, False)),
     *errors("the count of its loss has rows whose mask is False", ZERO3, task="CountsAll"),
-    *errors(
-        "the loss of a batch is not that of its two halves", DDP, task="Contrastive", warns=True
-    ),
-    *errors("", DDP, ZERO3, model="Cached"),
-    *errors("the buffer blocks.0.code (Codes) and 1 more", DDP, ZERO3, model="Codes", warns=True),
+    *errors("the loss of a batch is not that of its two", DDP, task="Contrastive", warns=True),
+    *errors("", DDP, model="Cached"),
+    *errors("the buffer blocks.0.code (Codes) and 1 more", ZERO3, model="Codes", warns=True),
     *errors("one of 2 micro-batches", PIPELINE, model="Codes", warns=True),
     *errors("blocks.0.code (Codes) and 1 more, a buffer", DDP, model="Codes", filled=(True, True)),
-    *errors("", DDP, model="SharedCodes"),
-    *errors("model.blocks.0.calls, model.blocks.1.calls changed", DDP, ZERO3, model="Counting"),
+    *errors("model.blocks.0.calls, model.blocks.1.calls changed", DDP, model="Counting"),
     *errors("model.blocks.0.bank, model.blocks.1.bank changed", DDP, model="Bank"),
     *errors("gives another loss where FSDP divides it", ZERO3, model="Named"),
-    *errors("", DDP, ZERO3, model="Managed"),
-    *errors("task.steps changed in the first steps", DDP, PIPELINE, task="Annealed"),
+    *errors("", ZERO3, model="Managed"),
+    *errors("task.steps changed in the first steps", PIPELINE, task="Annealed"),
     *errors("task.steps changed in the first steps", DDP, task="CountsOnly"),
-    *errors("", DDP, PIPELINE, task="Told"),
-    *errors("", DDP, ZERO3, task="Saved"),
-    *errors("Saved.state_dict() is another one on rank 1", PIPELINE, task="Saved"),
+    *errors("", PIPELINE, task="Told"),
+    *errors("", DDP, task="Saved"),
     *errors("OwnRows.state_dict() is another one on rank 1", DDP, task="OwnRows"),
     *errors("task.noise changed in the first steps", DDP, task="Draws"),
+]
+SLOW = [
+    *errors("the count of the task's loss depends on the model", ZERO3, task="Ratio"),
+    *errors("its loss changes with rows whose mask is False", DDP, task="MeanOfAll"),
+    *errors("", ZERO3, model="Cached"),
+    *errors("the buffer blocks.0.code (Codes) and 1 more", DDP, model="Codes", warns=True),
+    *errors("", DDP, model="SharedCodes"),
+    *errors("model.blocks.0.calls, model.blocks.1.calls changed", ZERO3, model="Counting"),
+    *errors("", DDP, model="Managed"),
+    *errors("task.steps changed in the first steps", DDP, task="Annealed"),
+    *errors("", DDP, task="Told"),
+    *errors("", ZERO3, task="Saved"),
+    *errors("Saved.state_dict() is another one on rank 1", PIPELINE, task="Saved"),
 ]
 
 
@@ -351,15 +365,23 @@ def said(cases: list[Case]) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def answers() -> list[list[tuple[str, str]]]:
-    return run_ranks(said, 2, CASES)
+@functools.cache
+def answers(slow: bool) -> list[list[tuple[str, str]]]:
+    return run_ranks(said, 2, SLOW if slow else FAST)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
-def test_what_the_look_says(number: int, answers: list[list[tuple[str, str]]]) -> None:
-    case = CASES[number]
-    (error, warned), (other, _) = (rank[number] for rank in answers)
+def numbered() -> list[Any]:
+    fast = [pytest.param(False, number, id=str(case)) for number, case in enumerate(FAST)]
+    slow = pytest.mark.slow
+    return fast + [
+        pytest.param(True, number, id=str(case), marks=slow) for number, case in enumerate(SLOW)
+    ]
+
+
+@pytest.mark.parametrize(("slow", "number"), numbered())
+def test_what_the_look_says(slow: bool, number: int) -> None:
+    case = (SLOW if slow else FAST)[number]
+    (error, warned), (other, _) = (rank[number] for rank in answers(slow))
     assert error == other
     if case.warns or not case.says:
         assert not error
@@ -369,6 +391,7 @@ def test_what_the_look_says(number: int, answers: list[list[tuple[str, str]]]) -
         assert case.says in error
 
 
+@pytest.mark.slow
 def test_the_last_stage_of_a_pipeline_refuses_a_ratio() -> None:
     with pytest.raises(RanksError, match="count of the task's loss depends on the model"):
         run_ranks(training, 2, Case(task="Ratio", keys=PIPELINE))
@@ -378,8 +401,54 @@ def undisturbed(cases: list[Case]) -> list[bool]:
     return [training(case) == training(case, looks=False) for case in cases]
 
 
-def test_the_look_leaves_no_trace() -> None:
-    cases = [case for case in CASES if not case.says or case.warns]
-    assert len(cases) > 10
-    for answer in run_ranks(undisturbed, 2, cases):
-        assert answer == [True] * len(cases)
+@pytest.mark.parametrize(
+    "cases", [FAST[:3], pytest.param([*FAST, *SLOW], marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_the_look_leaves_no_trace(cases: list[Case]) -> None:
+    kept = [case for case in cases if not case.says or case.warns]
+    assert len(kept) >= 3
+    for answer in run_ranks(undisturbed, 2, kept):
+        assert answer == [True] * len(kept)
+
+
+class Centred(Rows):
+    """Has parameters in each place where one may be."""
+
+    def __init__(self) -> None:
+        self.centres = nn.Parameter(torch.zeros(3))
+        self.projection = nn.Linear(2, 2)
+        self.weights = {"kl": torch.zeros(1, requires_grad=True)}
+        self.teacher = nn.Linear(2, 2).requires_grad_(False)
+        self.metrics = {"own": nn.Linear(2, 2)}  # type: ignore[dict-item]
+
+
+def test_a_task_with_parameters_is_refused() -> None:
+    names = "centres, projection.weight, projection.bias"
+    with pytest.raises(ConfigError, match=rf"Centred has parameters of its own \({names} and 1"):
+        check_parameters(Centred())
+    check_parameters(Rows())
+
+
+def test_held_values_come_back_also_within_containers() -> None:
+    task = Draws()
+    held = {"list": [torch.zeros(2), {"n": 1}], "array": np.zeros(3), "random": random.Random(1)}
+    vars(task).update(held)
+    before = HeldValues(nn.Identity(), task)
+    assert before.changed() == []
+    first = torch.rand(1, generator=task.noise), held["random"].random()
+    held["list"][0] += 1
+    held["list"][1]["n"] = 2
+    held["array"][1] = np.nan
+    task.later = 5
+    assert before.changed() == [f"task.{n}" for n in ("noise", "list", "array", "random", "later")]
+    before.restore()
+    assert before.changed() == []
+    assert vars(task)["array"] is held["array"]
+    assert (torch.rand(1, generator=task.noise), held["random"].random()) == first
+
+
+def test_a_state_that_json_has_no_form_for_is_refused() -> None:
+    task = Saved()
+    task.steps = torch.zeros(1)
+    with pytest.raises(ConfigError, match=r"Saved.state_dict\(\) must return numbers, texts"):
+        TaskState(task).state_dict()

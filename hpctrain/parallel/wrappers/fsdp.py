@@ -155,14 +155,14 @@ def shard(
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
     if not compiled:
-        forget_wrapper(model)
+        _forget_wrapper(model)
     _prefetch(blocks, fsdp)
 
 
 _OF_FSDP = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
-def forget_wrapper(model: nn.Module) -> None:
+def _forget_wrapper(model: nn.Module) -> None:
     """Remove the attributes by which a model could know that FSDP2 has divided it, in place.
 
     Only the compiler needs them. Models of transformers that find them train otherwise: those with
@@ -179,7 +179,7 @@ def in_plain_classes(model: nn.Module) -> Iterator[None]:
     """Hide from the modules of a model, within this context, that FSDP2 has divided it."""
     kinds = [(m, type(m)) for m in model.modules() if isinstance(m, FSDPModule)]
     held = [(m, {k: vars(m)[k] for k in _OF_FSDP if k in vars(m)}) for m in model.modules()]
-    forget_wrapper(model)
+    _forget_wrapper(model)
     module: nn.Module
     for module, kind in kinds:
         module.__class__ = kind.__bases__[-1]  # FSDP2 makes a class of FSDPModule and this one

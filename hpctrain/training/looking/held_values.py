@@ -34,7 +34,7 @@ _LARGEST = 64 << 20  # bytes of a tensor that is copied
 
 
 @dataclass(frozen=True)
-class Held:
+class _Held:
     """A value, the dict of attributes or buffers that holds it, and a copy of what it was."""
 
     name: str  # such as task.schedule.step
@@ -80,11 +80,11 @@ class HeldValues:
         for held in self.held.values():
             held.place[held.key] = _with_content(held.value, held.copied)
 
-    def _find(self) -> Iterator[Held]:
+    def _find(self) -> Iterator[_Held]:
         for name, thing in self._things.items():
             for label, place, key, value in _walk(name, thing, stored=name == "model"):
                 label = label.replace("model.module.", "model.", 1)  # without DDP's wrapper
-                yield Held(label, place, key, value, _copy(value))
+                yield _Held(label, place, key, value, _copy(value))
 
 
 def check_parameters(task: Any) -> None:

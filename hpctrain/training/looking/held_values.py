@@ -95,7 +95,7 @@ def check_parameters(task: Any) -> None:
         found += [
             f"{label}.{key}".removeprefix("task.")
             for key, value in held.items()
-            if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+            if any(tensor.requires_grad and tensor.is_leaf for tensor in _tensors(value))
         ]
     if found:
         raise ConfigError(
@@ -104,6 +104,14 @@ def check_parameters(task: Any) -> None:
             "which gives them to the task with its outputs; or call requires_grad_(False), if they "
             "are constants"
         )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple) and _is_plain(value):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
 
 
 def is_foreign(thing: Any) -> bool:

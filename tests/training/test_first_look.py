@@ -423,7 +423,7 @@ class Centred(Rows):
 
 
 def test_a_task_with_parameters_is_refused() -> None:
-    names = "centres, projection.weight, projection.bias"
+    names = "centres, weights, projection.weight"
     with pytest.raises(ConfigError, match=rf"Centred has parameters of its own \({names} and 1"):
         check_parameters(Centred())
     check_parameters(Rows())

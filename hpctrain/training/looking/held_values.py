@@ -91,7 +91,8 @@ def check_parameters(task: Any) -> None:
     """Refuse a task with parameters: no optimizer would train them, and no checkpoint has them."""
     found = []
     for label, part in _reach("task", task):
-        held = vars(part) | (part._parameters if isinstance(part, nn.Module) else {})
+        held = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
+        held |= part._parameters if isinstance(part, nn.Module) else {}
         found += [
             f"{label}.{key}".removeprefix("task.")
             for key, value in held.items()

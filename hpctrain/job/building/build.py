@@ -125,7 +125,7 @@ def build(
     look = NoLook()
     if not objects.broadcast(_looked(run) if ranks.is_main else None):
         feeds = evaluations.values()
-        evaluates = bool(config.evaluation.job) or any(f.fills_up(f.steps_per_epoch) for f in feeds)
+        evaluates = any(feed.fills_up(feed.steps_per_epoch) for feed in feeds)
         look = FirstLook(model, task, (loader.fills_up(effective.max_steps), evaluates))
     display = choose_display(ranks.is_main, config.metric)
     if ranks.is_main:

@@ -51,11 +51,11 @@ class FirstLook(NoLook):
         own = any(map(is_foreign, model.module.modules())), is_foreign(task)
         # The stages of a pipeline have other modules.
         self._own = any(first for first, _ in objects.all_gather(own)), own[1]
-        self._seen: list[HeldValues] = []
+        self._made, self._seen = 0, list[HeldValues]()
 
     def before_step(self, batch: Batch) -> None:
         """Look at the model and the task with the batch of the next step."""
-        if self._seen or not any(self._own):
+        if self._made or not any(self._own):
             return
         self._seen.append(self._held())
         trial = Trial(self._model, self._task, batch)
@@ -67,12 +67,14 @@ class FirstLook(NoLook):
 
     def after_step(self, batch: Batch) -> None:
         """Look at what the step with this batch has changed."""
-        if not 0 < len(self._seen) <= LOOKS_AT:
+        self._made += 1
+        if not self._seen:
             return
         self._seen.append(self._held())
-        if len(self._seen) > LOOKS_AT:
+        if self._made == LOOKS_AT:
             self._check_kept(batch)
             self._check_equal()
+            self._seen.clear()
 
     def _held(self) -> HeldValues:
         return HeldValues(self._model.module, self._task)

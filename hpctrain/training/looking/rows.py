@@ -13,6 +13,7 @@ import xxhash
 
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
+from hpctrain.models.dry_run import stored_buffers
 from hpctrain.parallel.preparing.batch_norm import FILLED_UP, depending
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Task
@@ -31,6 +32,9 @@ def check_buffers(trial: Trial, model: ParallelModel, *, filled: bool) -> None:
     """
     mesh, parts = model.mesh, model.accumulate
     norms = tuple(f"{name.removeprefix('module.')}." for name, _ in depending(model.module))
+    own = (name.removeprefix("module.") for name, _ in stored_buffers(model.module))
+    if not any(objects.all_gather(any(not name.startswith(norms) for name in own))):
+        return
     first = trial(train=True).buffers
     mine = {name: _digest(value) for name, value in first.items() if not name.startswith(norms)}
     ranks = objects.all_gather([mesh.pp_rank, mesh.tp_rank, mine])
@@ -41,11 +45,11 @@ def check_buffers(trial: Trial, model: ParallelModel, *, filled: bool) -> None:
     all_of_one_row = {name: values[:1].expand_as(values) for name, values in trial.batch.items()}
     second = trial({**all_of_one_row, "mask": trial.batch["mask"]}, train=True).buffers
     within = {n for n in mine if n not in second or not torch.equal(first[n], second[n])}
-    found = objects.all_gather([sorted(across), sorted(across | within)])
+    found = objects.all_gather([_with_kinds(model, across), _with_kinds(model, across | within)])
     across, within = ({name for rank in found for name in rank[i]} for i in (0, 1))
     if filled and within:
         raise ConfigError(
-            f"{FILLED_UP} {_shown(model, within)}, a buffer that the forward pass writes, would "
+            f"{FILLED_UP} {few(sorted(within), 1)}, a buffer that the forward pass writes, would "
             "count them: use data.tail=drop, or a train.global_batch_size that divides the samples "
             "of an epoch"
         )
@@ -60,7 +64,7 @@ def check_buffers(trial: Trial, model: ParallelModel, *, filled: bool) -> None:
             "from those of one process that sees whole batches: add up over the ranks what it is "
             "computed from (torch.distributed.all_reduce in the forward pass), use "
             "train.accumulate=1, or keep it as a parameter that is trained",
-            *(_shown(model, within or across), " and ".join(seen)),
+            *(few(sorted(within), 1), " and ".join(seen)),
         )
 
 
@@ -114,12 +118,11 @@ def _digest(value: torch.Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(content.numpy().tobytes())
 
 
-def _shown(model: ParallelModel, names: set[str]) -> str:
+def _with_kinds(model: ParallelModel, names: set[str]) -> list[str]:
+    """Return names of buffers of this rank, each with the class of its module."""
     modules: dict[str, Any] = {
         name.removeprefix("module."): module for name, module in model.module.named_modules()
     }
-    name = min(names)
-    layer = modules[name.rpartition(".")[0]]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    kind = type(layer).__name__.removeprefix("FSDP")  # FSDP2 makes a class of its own
-    return f"{name} ({kind}){more}"
+    kinds = {name: type(modules[name.rpartition(".")[0]]).__name__ for name in names}
+    # FSDP2 makes a class of its own.
+    return [f"{name} ({kind.removeprefix('FSDP')})" for name, kind in kinds.items()]

@@ -13,7 +13,7 @@ Train = Callable[..., Completed]
 Reference = Callable[..., Path]
 
 DRAWING = """\
-import os, random, signal
+import os, random, signal, time
 import numpy as np
 import torch
 from hpctrain.models.plan import Plan
@@ -84,6 +84,7 @@ class Stops(Hook):
         if state.step == 7 and os.path.exists("stops"):
             os.unlink("stops")
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # another thread may get the signal, and steps take a millisecond
 """
 
 

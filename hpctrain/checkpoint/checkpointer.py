@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,12 +74,12 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    the multiples of `keep_every` and of the steps in `kept`. Rank 0 asks the `readers` which they
-    need. A checkpoint that has an `average` is loaded into these tensors. `base` is the digest of
-    the weights that the adapters of the model (LoRA) belong to: then its frozen parameters are
-    neither saved nor loaded. "" saves the whole model. The optimizer keeps about `states` tensors
-    for a parameter. `staging` are the bytes of memory that a copy of this rank's part may take,
-    while it is written in the background; 0 lets saves stop the training.
+    the multiples of `keep_every` and of the steps that `kept` returns. Rank 0 asks the `readers`
+    which they need. A checkpoint that has an `average` is loaded into these tensors. `base` is the
+    digest of the weights that the adapters of the model (LoRA) belong to: then its frozen
+    parameters are neither saved nor loaded. "" saves the whole model. The optimizer keeps about
+    `states` tensors for a parameter. `staging` are the bytes of memory that a copy of this rank's
+    part may take, while it is written in the background; 0 lets saves stop the training.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -95,7 +95,7 @@ class Checkpointer:
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
         keep_every: int | None = None,
-        kept: Collection[int] = (),
+        kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
         readers: Readers | None = None,
@@ -233,6 +233,7 @@ class Checkpointer:
                 return path
             if ranks.is_main:
                 log.warning(manifest.PASSED_OVER, path, damage)
+                self.saves.damaged.add(path)
         if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.saves.folder))):
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None

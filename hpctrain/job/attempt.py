@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ class Attempt:
             facts = run_page.environment(self._config.site.container.image)
             known = [each.environment for each in self._run.read().attempts]
             before = next((each for each in reversed(known) if each), {})
-            code = trained_code.changes(self._config, self._run)
+            self._code = code = trained_code.changes(self._config, self._run)
             self._run.begin_attempt(
                 environment=facts,
                 host=socket.gethostname(),
@@ -101,7 +101,7 @@ class Attempt:
             record = self._run.read()
             self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
-            self._say_what_changed(changed, code)
+            self._say_what_changed(changed)
             self._stack = stack.pop_all()
         return self
 
@@ -148,6 +148,18 @@ class Attempt:
             cause = NODE if hosts else PORT
             end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
             go_on(self._run, self._ranks, end, self._config)
+
+    def began_from(self, step: int, damaged: Collection[int]) -> None:
+        """Record from which step it goes on, and what was damaged; say if the code has changed."""
+        self._run.began_from(step, damaged)
+        if self._code:
+            log.warning(
+                "the code has changed: %s. The run goes on from step %d with the code as it is "
+                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
+                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
+                "back",
+                *(self._code, step, trained_code.CHOICE, self._run.name, step),
+            )
 
     def ended(self, outcome: Outcome, reason: str) -> None:
         """Record how the training has ended, without an error; `reason` is the stop request."""
@@ -263,16 +275,7 @@ class Attempt:
                     shutil.copyfile(plot, copy)
                     self.tracker.log_file(copy)
 
-    def _say_what_changed(self, changed: list[str], code: str) -> None:
-        if code:
-            step = self._run.last_checkpoint()
-            log.warning(
-                "the code has changed: %s. The run goes on from step %d with the code as it is "
-                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
-                "back",
-                *(code, step, trained_code.CHOICE, self._run.name, step),
-            )
+    def _say_what_changed(self, changed: list[str]) -> None:
         if changed:
             log.warning("not the environment of the attempt before: %s", ", ".join(changed))
         if changed := provenance.changes(self._run.provenance):

@@ -39,8 +39,8 @@ Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
-    return Checkpointer(folder, 2, here(), step.model, step.optimizer)
+def checkpointer(folder: Path, step: TrainStep, keep: int = 2) -> Checkpointer:
+    return Checkpointer(folder, keep, here(), step.model, step.optimizer)
 
 
 def trained(folder: Path) -> tuple[TrainStep, Checkpointer]:
@@ -176,10 +176,10 @@ def test_parameters_of_the_host_and_of_a_gpu_are_judged_together(monkeypatch: Pa
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, saved = trained(tmp_path)
-    for number in (1, 2):
+    step, saved = trained(tmp_path)
+    for number in (1, 4):
         saved.save(number, {"step": number})
-    newest = tmp_path / "step-00000002"
+    newest = tmp_path / "step-00000004"
     (data,) = newest.glob("*.distcp")
     content = bytearray(data.read_bytes())
     if kind == "bit":
@@ -193,15 +193,21 @@ def test_a_damaged_checkpoint_is_passed_over(
         (newest / "manifest.json").write_text("{")
     else:
         text = (newest / "manifest.json").read_text()
-        assert text.count('"step": 2') == 2
-        (newest / "manifest.json").write_text(text.replace('"step": 2', '"step": 3'))
+        assert text.count('"step": 4') == 2
+        (newest / "manifest.json").write_text(text.replace('"step": 4', '"step": 3'))
     assert damage(newest)
+    saved = checkpointer(tmp_path, step, keep=1)
     with caplog.at_level(logging.WARNING):
         assert saved.load_latest() == {"step": 1}
-    assert "step-00000002 is not intact" in caplog.text
+    assert "step-00000004 is not intact" in caplog.text
+    # It does not count for those that are kept.
+    for number in (2, 3):
+        saved.save(number, {"step": number})
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["4", "3"]
     # The step can be saved again, in place of the damaged checkpoint.
-    saved.save(2, {"step": 2})
-    assert saved.load_latest() == {"step": 2}
+    saved.save(4, {"step": 4})
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["4"]
+    assert saved.load_latest() == {"step": 4}
     for path in tmp_path.glob("*/manifest.json"):
         path.unlink()
     with pytest.raises(StorageError, match="no checkpoint is intact"):

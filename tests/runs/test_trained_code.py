@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -245,20 +246,24 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
         assert choice in last
     assert "Traceback" not in done.stderr
     assert run_json(run)["attempts"][-1]["misfit"]
-    # With those of before, it goes on.
+    # With those of before, it goes on, from the newest checkpoint that is intact.
+    (file,) = (run / "checkpoints" / "step-00000004").glob("*.distcp")
+    os.truncate(file, 9)
     (project / "net.py").write_text(NET)
     edit(project / "helper.py", "    return", "    # the same\n    return")
     edit(project / "helper.py", "mean", "amax")
     done = train(*OWN, "checkpoint.keep=2")
-    assert f"the code has changed: {CHANGED}. The run goes on from step 4" in done.stderr
-    for choice in ("name=OTHER", "train.from_scratch=true", f"branch {run.name} --step 4"):
+    assert f"the code has changed: {CHANGED}. The run goes on from step 2" in done.stderr
+    for choice in ("name=OTHER", "train.from_scratch=true", f"branch {run.name} --step 2"):
         assert choice in done.stderr
     record = run_json(run)
     assert [one.get("code_changed") for one in record["attempts"]][::2] == [None, CHANGED]
+    known = [(one["first_step"], one.get("damaged")) for one in record["attempts"]]
+    assert known == [(0, None), (4, None), (2, [4])]
     left = sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
-    assert left == [4, 6, 8], "the last one of the old code is kept"
+    assert left == [2, 6, 8], "the last one of the old code is kept"
     (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=project).stdout)
-    assert row["changed_code"] == f"other code from step 4 on: {CHANGED}"
+    assert row["changed_code"] == f"other code from step 2 on: {CHANGED}"
     edit(project / "helper.py", "amax", "mean")
     assert "since attempt 3 (pool: return x.amax(1) -> return x.mean(1))" in train(*OWN).stderr
     assert run_json(run) == record

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -148,9 +148,12 @@ def is_healthy(checkpoint: Path) -> bool:
         return True  # nothing is known; `damage` says what is wrong
 
 
-def newest_healthy(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is healthy, intact or not; None without one."""
-    return next(filter(is_healthy, checkpoints(folder)), None)
+def newest_healthy(
+    folder: Path, is_damaged: Callable[[Path], bool] = lambda _: False
+) -> Path | None:
+    """Return the newest healthy checkpoint but those that are known to be damaged, or None."""
+    found = (path for path in checkpoints(folder) if not is_damaged(path))
+    return next(filter(is_healthy, found), None)
 
 
 def newest_intact(folder: Path) -> Path | None:

@@ -91,6 +91,7 @@ class Saves:
         background: Whether the ranks tell each other in each step how the save under way stands;
             all have set it before the same step.
         committed: The saves that were committed, until somebody takes them.
+        damaged: The checkpoints that rank 0 has found damaged; they do not count, and stay.
         under_way: The save that has begun and is not committed, if there is one on all ranks.
         writer: The writer of this rank; without one its part is written while it waits.
     """
@@ -101,7 +102,7 @@ class Saves:
         ranks: RankInfo,
         keep: int,
         keep_every: int | None,
-        kept: Collection[int],
+        kept: Callable[[], Collection[int]],
         readers: Readers,
     ) -> None:
         self.folder, self._ranks = folder, ranks
@@ -113,6 +114,7 @@ class Saves:
         self._planned = Planned(folder)  # of that save, as the ranks have agreed
         self._told_of: Save | None = None
         self.committed: list[Manifest] = []
+        self.damaged = set[Path]()
         self.under_way: Save | None = None
         self.writer: Writer | None = None
 
@@ -316,10 +318,11 @@ class Saves:
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
                 folder.rename(final)
+            self.damaged.discard(final)
             sync(self.folder)
             self._readers.saved()
             self._remove_old(save.best)
-        except (OSError, pickle.UnpicklingError, EOFError) as error:
+        except (OSError, StorageError, pickle.UnpicklingError, EOFError) as error:
             return reason(error, folder)
         save.committed = True
         return ""
@@ -337,9 +340,11 @@ class Saves:
         sync(folder)
 
     def _remove_old(self, best: int) -> None:
-        needed = {self.path(step) for step in (*self._readers.needed(), *self._kept)}
-        kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
-        for path in manifest.checkpoints(self.folder)[self._keep :]:
+        needed = {self.path(step) for step in (*self._readers.needed(), *self._kept())}
+        healthy = manifest.newest_healthy(self.folder, self.damaged.__contains__)
+        kept = needed | {healthy, self.path(best)}
+        found = [path for path in manifest.checkpoints(self.folder) if path not in self.damaged]
+        for path in found[self._keep :]:
             step = step_of(path)
             if path in kept or (self._keep_every and step % self._keep_every == 0):
                 continue

@@ -31,8 +31,9 @@ from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
+from hpctrain.checkpoint.saving.committed import Committed, Readers
 from hpctrain.checkpoint.saving.proof import prove
-from hpctrain.checkpoint.saving.saves import Readers, Saves
+from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
 from hpctrain.distributed import objects
@@ -104,8 +105,9 @@ class Checkpointer:
         staging: float = 0,
     ) -> None:
         self.readers, self.ranks = readers or Readers(), ranks
-        self.saves = Saves(folder, ranks, keep, keep_every, kept, self.readers)
-        self.path = self.saves.path
+        self.committed = Committed(folder, keep, keep_every, kept, self.readers)
+        self.saves = Saves(self.committed, ranks, self.readers)
+        self.path = self.committed.path
         self._average, self._base = average, base
         self.model, self.wrong = model, ""
         trained = [plain_name(name) for name in model.names], model.parameters
@@ -116,7 +118,7 @@ class Checkpointer:
 
     def exists(self, step: int) -> bool:
         """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
-        found = objects.broadcast(self.saves.path(step).is_dir() if self.ranks.is_main else None)
+        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
         return bool(found)
 
     def prove(self) -> None:
@@ -233,7 +235,7 @@ class Checkpointer:
                 return path
             if ranks.is_main:
                 log.warning(manifest.PASSED_OVER, path, damage)
-                self.saves.damaged.add(path)
+                self.committed.damaged.add(path)
         if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.saves.folder))):
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None

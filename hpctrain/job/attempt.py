@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpctrain.causes import ANOTHER_RANK, NODE, PORT, PREEMPTED, USER_STOP, cause_of, named
+from hpctrain.checkpoint.files.manifest import put_back
 from hpctrain.config.identity import chosen
 from hpctrain.config.metric_registry import RUNG
 from hpctrain.config.schema import Config
@@ -65,6 +66,7 @@ class Attempt:
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
+            put_back(self._run.checkpoints)
             self._drop_old_stop_request()
             facts = run_page.environment(self._config.site.container.image)
             known = [each.environment for each in self._run.read().attempts]
@@ -151,7 +153,11 @@ class Attempt:
 
     def began_from(self, step: int, damaged: Collection[int]) -> None:
         """Record from which step it goes on, and what was damaged; say if the code has changed."""
-        self._run.began_from(step, damaged)
+        if damaged or self._run.read().attempt.first_step != step:
+            self._run.add_facts(first_step=step, damaged=sorted(damaged))
+            # Other code may have made this checkpoint than those that are damaged.
+            self._code = trained_code.changes(self._config, self._run)
+            self._run.add_facts(code_changed=self._code)
         if self._code:
             log.warning(
                 "the code has changed: %s. The run goes on from step %d with the code as it is "

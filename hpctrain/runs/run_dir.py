@@ -31,7 +31,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -165,11 +165,10 @@ class RunDir:
             content |= {"state": "running", "result": None, "lowered_in": None}
             content["attempts"].append({"started": time.time(), **facts})
 
-    def began_from(self, step: int, damaged: Collection[int]) -> None:
-        """Record from which step the last attempt goes on, and which checkpoints were damaged."""
-        if damaged or self.read().attempt.first_step != step:
-            with self._change() as content:
-                content["attempts"][-1] |= {"first_step": step, "damaged": sorted(damaged)}
+    def add_facts(self, **facts: Any) -> None:
+        """Record facts about the last attempt."""
+        with self._change() as content:
+            content["attempts"][-1] |= facts
 
     def last_sign(self, progress: Progress | None = None) -> float:
         """Return when the last attempt was known to be alive, in seconds since the epoch; or 0.

@@ -99,7 +99,7 @@ class RunParts:
                 log.info("going on from the checkpoint of step %d (read in %.1f s)", *known)
         else:
             self.checkpointer.modes.train()
-        self.began_from(self.step, {step_of(path) for path in self.checkpointer.saves.damaged})
+        self.began_from(self.step, {step_of(path) for path in self.checkpointer.committed.damaged})
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         self.notes.begin(self.step)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
 from hpctrain.checkpoint.checkpointer import Checkpointer, FiniteValues
 from hpctrain.checkpoint.files import manifest
-from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest, put_back
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.saving.part import Job
 from hpctrain.checkpoint.starting_point import load_weights
@@ -353,8 +353,9 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
         saved.save(1, {})
 
 
+@pytest.mark.parametrize("late", [(Job, "write"), (Manifest, "write")])
 def test_a_rank_of_an_older_step_commits_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str]
 ) -> None:
     """The other step begins while the files are written. The end of the process is an exception."""
 
@@ -367,16 +368,42 @@ def test_a_rank_of_an_older_step_commits_nothing(
     saver.saves._ranks = replace(saver.ranks, job_id="7")
     epochs.write_text("7 0 0\n")
     saver.save(1, {})
-    write = Job.write
+    write = getattr(*late)
 
-    def written_late(job: Job) -> str:
+    def written_late(*known: Any) -> Any:
         epochs.write_text("7 0 0\n7 0 1\n")
-        return write(job)
+        return write(*known)
 
-    monkeypatch.setattr(Job, "write", written_late)
+    monkeypatch.setattr(*late, written_late)
     with pytest.raises(SystemExit):
         saver.save(2, {})
     assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000002.tmp"}
+
+
+@pytest.mark.parametrize("at", [(Path, "rename"), (shutil, "rmtree")])
+def test_a_kill_while_a_checkpoint_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[Any, str]
+) -> None:
+    """The last step may be saved twice, and be the only one. A kill is an exception here."""
+    step, saved = trained(tmp_path)
+    saved.save(1, {"step": 1})
+    call, renames = getattr(*at), at[0] is Path
+
+    def killed(path: Path, *given: Any, **flags: Any) -> Any:
+        if not path.is_dir() or (renames and path.suffix != ".tmp"):
+            return call(path, *given, **flags)
+        if not renames:  # in the midst of the removal
+            (path / "manifest.json").unlink()
+        raise SystemExit
+
+    monkeypatch.setattr(*at, killed)
+    with pytest.raises(SystemExit):
+        saved.save(1, {"step": 1, "again": True})
+    monkeypatch.undo()
+    put_back(tmp_path)
+    known = {"step": 1} if renames else {"step": 1, "again": True}
+    assert checkpointer(tmp_path, step).load_latest() == known
+    assert not [*tmp_path.glob("*.old")]
 
 
 def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:

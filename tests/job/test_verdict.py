@@ -375,7 +375,7 @@ def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin, damage
         run = begin(*steps if number == 0 else (), step_id=number)
         if damaged:
             assert last(run)["first_step"] == (20 if number else 40)
-            run.began_from(20, {40})  # the one of step 40 is not intact: it is no new one
+            run.add_facts(first_step=20, damaged=[40])  # so that of step 40 is no new one
         found = verdict(run, KILLED, AttemptKey(JOB, 0, number), inside=number % 2 == 0)
         assert found == ("" if number == policy.MOST else ["restart", "requeue"][number % 2])
     said = "a rank was killed (exit code 137), and no checkpoint was saved since the last restart"
@@ -394,7 +394,7 @@ def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin, damage
         assert run.last_checkpoint() == 40
         Manifest(40, 1, {}, {}, 1.0, {}).write(newest)
         assert run.last_checkpoint() == 20
-        run.began_from(40, ())
+        run.add_facts(first_step=40, damaged=[])
         assert run.last_checkpoint() == 40
 
 

@@ -171,6 +171,9 @@ def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> Non
     (copy / "net.py").write_text(NET)
     (copy / "helper.py").write_text(HELPER.replace("mean", "sum"))
     assert trained_code.changes(config, run, [copy]) == "", "where a job imports from"
+    for step, damaged in ((6, []), (4, [6])):
+        run.begin_attempt(first_step=step, damaged=damaged)
+    assert trained_code.changes(config, run) == "", "attempt 1 has made step 4"
     for damage in ("{", '{"version": 1, "records": [{"attempt": 1, "modules": []}]}'):
         (run.path / "modules.json").write_text(damage)
         assert trained_code.changes(config, run) == ""
@@ -249,6 +252,7 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
     # With those of before, it goes on, from the newest checkpoint that is intact.
     (file,) = (run / "checkpoints" / "step-00000004").glob("*.distcp")
     os.truncate(file, 9)
+    (run / "checkpoints" / "step-00000006.old").mkdir()  # it is put back
     (project / "net.py").write_text(NET)
     edit(project / "helper.py", "    return", "    # the same\n    return")
     edit(project / "helper.py", "mean", "amax")
@@ -259,7 +263,7 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
     record = run_json(run)
     assert [one.get("code_changed") for one in record["attempts"]][::2] == [None, CHANGED]
     known = [(one["first_step"], one.get("damaged")) for one in record["attempts"]]
-    assert known == [(0, None), (4, None), (2, [4])]
+    assert known == [(0, None), (4, None), (2, [4, 6])]
     left = sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
     assert left == [2, 6, 8], "the last one of the old code is kept"
     (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=project).stdout)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from hpctrain.step_names import PATTERN
 log = logging.getLogger(__name__)
 
 NAME = "manifest.json"
+OLD = ".old"  # what a checkpoint is called while another one of its step takes its place
 VERSION = 1
 NOT_HEALTHY = "its parameters or buffers are not finite"
 Progress = dict[str, Any]
@@ -138,6 +140,15 @@ class Manifest:
 def checkpoints(folder: Path) -> list[Path]:
     """Return the folders of the committed checkpoints in a run's `folder`, the newest first."""
     return sorted(folder.glob(PATTERN), reverse=True)
+
+
+def put_back(folder: Path) -> None:
+    """Finish what a process has left that was killed while it replaced a checkpoint."""
+    for old in folder.glob(PATTERN + OLD):
+        if old.with_suffix("").exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(old.with_suffix(""))
 
 
 def is_healthy(checkpoint: Path) -> bool:

@@ -46,6 +46,7 @@ from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
 from hpctrain.record import read
+from hpctrain.rendezvous import epochs
 from hpctrain.run_record import Attempt, Progress, RunRecord
 from hpctrain.step_names import step_of
 from hpctrain.tracking import samples
@@ -216,9 +217,10 @@ class RunDir:
                 raise self._in_use() from error
             keep_private(file.fileno())
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.write(holder := f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
-            yield
+            with epochs.holding(self.path, holder):
+                yield
 
     def check_unlocked(self) -> None:
         """Raise InUseError if a process holds the lock of the run, as far as this host can see."""

@@ -224,6 +224,21 @@ def test_sync_closes_open_runs_whose_jobs_have_ended(
     assert (last["attempt"], last["status"], last["reason"]) == (1, "KILLED", "lost: NODE_FAIL")
 
 
+def test_sync_finds_the_runs_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ["runs/a", "runs/more/b", "runs/code/mine/c"]
+    inside = "tests/corpus/0.1.0/runs/old"
+    others = [f"runs/code/0123456789abcdef/{inside}", f"runs/code/.0123.n1.7/{inside}"]
+    for run in (*made, *others, "runs/a/artifacts/run"):
+        (tmp_path / run / "journal").mkdir(parents=True)
+        (tmp_path / run / "journal" / "meta.json").touch()
+    found: list[list[str]] = []
+    monkeypatch.setattr(sync_module, "sync", lambda dirs, **_: found.append([*map(str, dirs)]))
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["runs"], ["runs/a", "runs/code", others[0]]):
+        sync_module.main(words)
+    assert found == [sorted(made), sorted(made), ["runs/a", "runs/code/mine/c", others[0]]]
+
+
 def test_metrics_as_columns(tmp_path: Path) -> None:
     """Superseded metrics are left out, and of a step with a key twice the later value counts."""
     journal = Journal(tmp_path)

@@ -30,6 +30,7 @@ from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, 
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.rendezvous import leaving
+from hpctrain.step_names import step_of
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -88,14 +89,15 @@ def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path
 def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> None:
     _, saved = trained(tmp_path)
     assert saved.load_latest() is None
-    for number in (1, 2, 3):
+    steps = (1, 99_999_999, 100_000_000)  # a step of nine digits has a longer name
+    for number in steps:
         saved.save(number, {"step": number})
-    (tmp_path / "step-00000009.tmp").mkdir()
-    assert sorted(path.name for path in tmp_path.glob("step-????????")) == [
-        "step-00000002",
-        "step-00000003",
-    ]
-    assert saved.load_latest() == {"step": 3}
+    for name in ("step-00000009.tmp", "step-000000009", "step-9", "step-x"):
+        (tmp_path / name).mkdir()
+    found = checkpoints(tmp_path)
+    assert [path.name for path in found] == ["step-100000000", "step-99999999"]
+    assert [step_of(path) for path in found] == [*steps[:0:-1]]
+    assert saved.load_latest() == {"step": steps[-1]}
 
 
 def test_the_newest_healthy_one_stays_and_is_loaded(

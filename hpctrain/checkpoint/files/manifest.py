@@ -28,7 +28,7 @@ import xxhash
 from hpctrain.disk import LARGEST_JSON, open_regular, sync
 from hpctrain.errors import DamageError, StorageError
 from hpctrain.record import Count, Record, Time, convert, decode
-from hpctrain.step_names import PATTERN
+from hpctrain.step_names import of_steps
 
 log = logging.getLogger(__name__)
 
@@ -139,12 +139,12 @@ class Manifest:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the folders of the committed checkpoints in a run's `folder`, the newest first."""
-    return sorted(folder.glob(PATTERN), reverse=True)
+    return of_steps(folder)[::-1]
 
 
 def put_back(folder: Path) -> None:
     """Finish what a process has left that was killed while it replaced a checkpoint."""
-    for old in folder.glob(PATTERN + OLD):
+    for old in of_steps(folder, OLD):
         if old.with_suffix("").exists():
             shutil.rmtree(old, ignore_errors=True)
         else:

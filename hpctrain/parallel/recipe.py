@@ -158,7 +158,8 @@ class _Recipe:
             for module in [model] if train.compile == "model" else blocks:
                 module.compile()
         if not self.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
-            shard(model, blocks, mesh, self.precision, parallel, experts)
+            compiled = train.compile != "off"
+            shard(model, blocks, mesh, self.precision, parallel, experts, compiled=compiled)
         fill(model, values, self.build, config.seed, device, storage, mesh.stage_group)
         return _Stage(model, inputs, counts, loads, chosen, summary)
 

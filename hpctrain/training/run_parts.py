@@ -24,10 +24,12 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.step_names import step_of
+from hpctrain.tasks.task import TaskState
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Best, Improvement
+from hpctrain.training.looking.first_look import NoLook
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
@@ -71,6 +73,7 @@ class RunParts:
     notes: Notes = field(default_factory=Notes)
     watch: Watch = field(default_factory=Watch)
     began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
+    look: NoLook = field(default_factory=NoLook)
     step: int = 0
     until: int | None = None  # the global step after which the training pauses
     evaluation_due: bool = False
@@ -167,6 +170,7 @@ class RunParts:
             "best": self.best,
             "watch": self.watch,
             "meter": self.meter,
+            "task": TaskState(self.train_step.task),
         }
 
     def _state(self, batch: Batch | None = None) -> RunState:

@@ -81,7 +81,9 @@ class Trainer(RunParts):
                 samples = partial(self.loader.samples, self.loader.last)
                 consumed = self.loader.state_dict()["consumed"]
                 health.begin(self.step + 1, consumed, samples, batch)
+                self.look.before_step(batch)
                 self.train_step(batch, self.schedule(self.step))
+                self.look.after_step(batch)
                 self.step = self.notes.step = self.step + 1
                 self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)

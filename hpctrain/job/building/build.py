@@ -36,6 +36,8 @@ from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.average import Average
 from hpctrain.training.display import choose_display
 from hpctrain.training.improvement import Improvement
+from hpctrain.training.looking.first_look import LOOKS_AT, FirstLook, NoLook
+from hpctrain.training.looking.held_values import check_parameters
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
@@ -75,6 +77,7 @@ def build(
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
 
+    check_parameters(parts.whole_task)
     task, model = parts.task, parts.model()
     if loader.fills_up(effective.max_steps):
         check_filled_up(model.module, config.model.get("norm"))
@@ -119,6 +122,11 @@ def build(
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=build_utilisation(parts.build, model, parts.whole_task, config, ranks),
     )
+    look = NoLook()
+    if not objects.broadcast(_looked(run) if ranks.is_main else None):
+        feeds = evaluations.values()
+        evaluates = any(feed.fills_up(feed.steps_per_epoch) for feed in feeds)
+        look = FirstLook(model, task, (loader.fills_up(effective.max_steps), evaluates))
     display = choose_display(ranks.is_main, config.metric)
     if ranks.is_main:
         display = ProgressFile(display, run.path / "progress.json", config.metric)
@@ -148,7 +156,16 @@ def build(
         notes=notes,
         watch=watch,
         hooks=observers.build_hooks(config, run, ranks),
+        look=look,
     )
+
+
+def _looked(run: RunDir) -> bool:
+    """Return whether the attempt before has looked at the same code, on as many ranks."""
+    *_, before, now = (None, *run.read().attempts)
+    if before is None or now.code_changed or before.world_size != now.world_size:
+        return False
+    return run.last_checkpoint() >= (before.first_step or 0) + LOOKS_AT
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:

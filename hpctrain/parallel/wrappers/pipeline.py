@@ -119,6 +119,15 @@ class PipelineModel(ParallelModel):
         with torch.no_grad():
             return self._run(task, batch, train=False)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Forget the schedules and the names of the evaluations within this context."""
+        schedules, names = dict(self._schedules), dict(self._names)
+        try:
+            yield
+        finally:
+            self._schedules, self._names = schedules, names
+
     def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], Scalars]:
         if not isinstance(task, SplitTask):
             raise ConfigError(

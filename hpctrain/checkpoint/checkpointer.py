@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,8 +32,9 @@ from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
+from hpctrain.checkpoint.saving.committed import Committed, Readers
 from hpctrain.checkpoint.saving.proof import prove
-from hpctrain.checkpoint.saving.saves import Readers, Saves
+from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
 from hpctrain.distributed import objects
@@ -76,12 +77,12 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    the multiples of `keep_every` and of the steps in `kept`. Rank 0 asks the `readers` which they
-    need. A checkpoint that has an `average` is loaded into these tensors. `base` is the digest of
-    the weights that the adapters of the model (LoRA) belong to: then its frozen parameters are
-    neither saved nor loaded. "" saves the whole model. The optimizer keeps about `states` tensors
-    for a parameter. `staging` are the bytes of memory that a copy of this rank's part may take,
-    while it is written in the background; 0 lets saves stop the training.
+    the multiples of `keep_every` and of the steps that `kept` returns. Rank 0 asks the `readers`
+    which they need. A checkpoint that has an `average` is loaded into these tensors. `base` is the
+    digest of the weights that the adapters of the model (LoRA) belong to: then its frozen
+    parameters are neither saved nor loaded. "" saves the whole model. The optimizer keeps about
+    `states` tensors for a parameter. `staging` are the bytes of memory that a copy of this rank's
+    part may take, while it is written in the background; 0 lets saves stop the training.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -97,7 +98,7 @@ class Checkpointer:
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
         keep_every: int | None = None,
-        kept: Collection[int] = (),
+        kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
         readers: Readers | None = None,
@@ -106,8 +107,9 @@ class Checkpointer:
         staging: float = 0,
     ) -> None:
         self.readers, self.ranks = readers or Readers(), ranks
-        self.saves = Saves(folder, ranks, keep, keep_every, kept, self.readers)
-        self.path = self.saves.path
+        self.committed = Committed(folder, keep, keep_every, kept, self.readers)
+        self.saves = Saves(self.committed, ranks, self.readers)
+        self.path = self.committed.path
         self._average, self._base = average, base
         self.model, self.wrong = model, ""
         trained = [plain_name(name) for name in model.names], model.parameters
@@ -118,7 +120,7 @@ class Checkpointer:
 
     def exists(self, step: int) -> bool:
         """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
-        found = objects.broadcast(self.saves.path(step).is_dir() if self.ranks.is_main else None)
+        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
         return bool(found)
 
     def prove(self) -> None:
@@ -237,6 +239,7 @@ class Checkpointer:
                 return path
             if ranks.is_main:
                 log.warning(manifest.PASSED_OVER, path, damage)
+                self.committed.damaged.add(path)
         if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.saves.folder))):
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None

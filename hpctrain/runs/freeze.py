@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.checkpoint.files.manifest import checkpoints
+from hpctrain.checkpoint.files.manifest import OLD, checkpoints
 from hpctrain.config import evaluation_job
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
@@ -166,7 +166,8 @@ def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> s
 def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     """Return the last known step of a run whose checkpoints are gone; 0 if none are."""
     record = run.read()
-    if not record.attempts or record.state == "finished" or checkpoints(run.checkpoints):
+    there = checkpoints(run.checkpoints) or [*run.checkpoints.glob(f"*{OLD}")]
+    if not record.attempts or record.state == "finished" or there:
         return 0
     stopped = [
         each.step or 0 for each in record.attempts if each.state in ("interrupted", "paused")

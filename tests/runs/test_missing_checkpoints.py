@@ -83,7 +83,10 @@ def test_when_a_checkpoint_must_be_there(
         return
     with pytest.raises(StorageError):
         refuse_lost_checkpoints(config, run)
-    (run.checkpoints / "step-00000200").mkdir(parents=True)
+    place = run.checkpoints / "step-00000200.old"  # a kill while it was replaced
+    place.mkdir(parents=True)
+    refuse_lost_checkpoints(config, run)
+    place.rename(place.with_suffix(""))
     refuse_lost_checkpoints(config, run)
 
 

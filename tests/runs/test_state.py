@@ -1,5 +1,9 @@
 """The state of a run, from its directory and the scheduler."""
 
+import json
+import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
 from hpctrain.slurm.queue import Ended, Job, Queue
+from hpctrain.tracking.journal import Journal
 from tests.made_runs import (
     ATTEMPT,
     BEAT,
@@ -196,6 +201,37 @@ def test_the_budget_is_read_with_the_newest_checkpoint(tmp_path: Path) -> None:
     for step, told in ((4, "restart 2 of 3 without a new checkpoint"), (6, "")):
         (run / "checkpoints" / f"step-{step:08d}").mkdir()
         assert Facts.read(run).restarted == told
+
+
+@pytest.mark.parametrize(
+    ("where", "logged", "expected"),
+    [
+        ("dead", True, ("lost", "no process holds it on {}, after step 590")),
+        ("dead", False, ("lost", "no process holds it on {}, after step 500")),
+        ("alive", True, ("running", "")),
+        ("elsewhere", True, ("running", "")),
+    ],
+)
+def test_a_run_that_could_write_nothing_more(
+    tmp_path: Path, where: str, logged: bool, expected: tuple[str, str]
+) -> None:
+    """The disk is full, or the directory was moved away: progress.json is of an early step."""
+    with subprocess.Popen(["true"]) as process:
+        pid = os.getpid() if where == "alive" else process.pid
+    host = "n1" if where == "elsewhere" else socket.gethostname()
+    now = time.time()
+    attempt = ATTEMPT | {"started": now - 9, "host": host, "pid": pid}
+    run = make_run(tmp_path, state="running", attempts=[attempt])
+    (run / "progress.json").write_text(json.dumps({"step": 0, "time": now - 8, "stepped": now - 8}))
+    (run / "checkpoints" / "step-00000500").mkdir()
+    if logged:
+        journal = Journal(run)
+        journal.append("metrics", step=590, metrics={})
+        journal.close()
+    (found,) = gather([run])
+    state = judge(found, now)
+    assert (state.name, state.reason) == (expected[0], expected[1].format(host))
+    assert state_module.step(found) == (590 if logged else 500)
 
 
 def test_mlflow_learns_only_of_runs_whose_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ def _checkpointer(
     return Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
-        kept=[*trained_code.turning_points(run.read())][-1:] if ranks.is_main else (),
+        kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,

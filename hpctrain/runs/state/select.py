@@ -129,7 +129,7 @@ def are_folders(names: Sequence[str]) -> bool:
 def _runs_in(name: str, archived: bool = False) -> list[Path]:
     """Return the runs in a folder of runs; none if it is a run, or if there is no such folder."""
     given = os.path.abspath(name)
-    if not os.path.isdir(given) or os.path.exists(f"{given}/run.json"):
+    if not os.path.isdir(given) or _is_run(Path(given)):
         return []
     return all_runs(Path(given), archived)
 
@@ -143,7 +143,7 @@ def all_runs(folder: Path, archived: bool = True) -> list[Path]:
                 for entry in entries
                 if (archived or not is_archived(entry.name))
                 and entry.is_dir(follow_symlinks=False)
-                and os.path.exists(f"{entry.path}/run.json")
+                and _is_run(Path(entry.path))
             )
     except OSError as error:
         raise StorageError(
@@ -181,7 +181,7 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
     """Return the directories of the runs and sweeps of a name."""
     given = Path(os.path.abspath(name))
     of_sweep = ("sweep.json", "array-0/tasks", SEARCH_FILE)
-    if any((given / file).is_file() for file in ("run.json", *of_sweep)):
+    if _is_run(given) or any((given / file).is_file() for file in of_sweep):
         return [given]
     if inside := _runs_in(name, archived):
         return inside
@@ -198,14 +198,14 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "run.json").is_file()
+    return os.path.lexists(path / "run.json")  # a run is damaged where that is no file
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:
     """Yield the runs of a sweep that still exist, even if `output_dir` was moved."""
     for path in runs_of(sweep):
         for place in (path, Path(os.path.abspath(folder)) / path.name):
-            if (place / "run.json").is_file():
+            if _is_run(place):
                 yield place
                 break
 

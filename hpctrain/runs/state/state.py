@@ -100,7 +100,8 @@ def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
 
 def step(run: Facts) -> int | None:
     """Return the last step that is known to be done; None if none is."""
-    sources = (run.record.reached, run.progress.step, run.attempt.step)
+    made = [step for step in (run.progress.step, run.left_at) if step is not None]
+    sources = (run.record.reached, max(made, default=None), run.attempt.step)
     return next((step for step in sources if step is not None), None)
 
 
@@ -204,7 +205,8 @@ def _gone(run: Facts, now: float) -> State:
     word = "" if run.ended is None else _word(run.ended.state)
     submitted_s = now - run.record.submitted
     fresh = _is_of_this_attempt(run) and now - run.progress.time < _ALIVE_S
-    if run.recorded_state == "running" and (run.held or (fresh and not run.scheduler)):
+    beats = fresh and not (run.scheduler or run.died_here)
+    if run.recorded_state == "running" and (run.held or beats):
         return _running(run, now)
     if run.ended is not None and not run.submission and word in ("RUNNING", *_WAITING):
         if run.recorded_state == "queued":

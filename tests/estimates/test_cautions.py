@@ -76,6 +76,9 @@ OFFLOAD += ["launch.gpus_per_node=2"]
             [*OFFLOAD, "launch.mem_gb=130"],
             "launch.mem_gb=130 leaves each of 2 ranks less than 8 GB beside it",
         ),
+        ([*LLAMA, "train.local_sgd.outer_lr=0.7"], "outer_lr=0.7 needs train.local_sgd.every: wit"),
+        ([*LLAMA, "train.compression.rank=8"], "compression.rank=8 needs train.compression.kind"),
+        ([*LLAMA, "data.windows.field=null"], "data.windows.length=8193 needs data.windows.field"),
         ([*LLAMA, "hardware=a100_80", "precision=fp8"], "a100_80 has no peak for it (NVIDIA A100"),
     ],
 )

@@ -1,7 +1,7 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,7 +88,7 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         facts, flops, layouts = self.estimator.facts, self.estimator.facts.flops, self.layouts
-        every = (*layouts, *(one for _, one in self.kinds if one))
+        every = (*layouts, *(kind.best for kind in self.kinds if kind.best))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         operations = {"flops_per_sample": flops and flops.training, "flops_per_token": per_token}
         return {
@@ -100,8 +100,12 @@ class Answer:
             ],
             "loader": self.loader.as_json(layouts[0] if layouts else None),
             "hardware": [
-                {"name": hardware.name, **(one.as_json() if one else {"fits": False})}
-                for hardware, one in self.kinds
+                {
+                    "name": kind.hardware.name,
+                    **(kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why}),
+                    "exceeds": (kind.best and kind.why) or None,
+                }
+                for kind in self.kinds
             ],
             "assumptions": self.assumptions
             | {"not compared": uncompared_line(every) or None, "excluded": self.ranking.excluded},
@@ -174,8 +178,8 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), any_kind)
-        hint = _half_the_base(named, estimator)
-        parts = filter(None, ("the layout of the command line", hint, named.mark))
+        hints = _smaller_base(named, estimator)
+        parts = filter(None, ("the layout of the command line", *hints, named.mark))
         named = replace(named, reason="; ".join(parts))
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
@@ -186,8 +190,9 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(config, estimator, hardware, per_node)
-            ranking = Ranking([least] if least else [], ranking.excluded)
-    kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
+            enough = [least.best] if least.best and not least.why else []
+            ranking = replace(ranking, best=enough, over=least.best)
+    kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
     layers = layers_of(estimator.model, task, sample) if asked.layers else []
     return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds)
 
@@ -203,12 +208,20 @@ def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
         )
 
 
-def _half_the_base(named: Estimate, estimator: Estimator) -> str:
-    """Return a hint for adapters that fit only beside a base in 16 bits."""
-    if named.fits is not False or not named.layout.config.train.lora.patterns:
-        return ""
+def _smaller_base(named: Estimate, estimator: Estimator) -> Iterator[str]:
+    """Yield hints for adapters that do not fit: a base in 16 bits, or more of it in 4 bits."""
+    lora, facts = named.layout.config.train.lora, estimator.facts
+    if named.fits is not False or not lora.patterns:
+        return
+    if lora.quantize:
+        yield (
+            f"train.lora.quantize={lora.quantize} packs only the layers that train.lora.match "
+            f"names, {facts.adapted:,} of {facts.parameters:,} parameters; all linear layers of "
+            "the blocks are the most"
+        )
     layout, half = copy.deepcopy(named.layout), {"compute": "bf16", "params": "bf16"}
     layout.config.precision = replace(layout.config.precision, **half, reduce=None)
     halved = estimator.of(layout, named.hardware)
     total = readable(halved.memory.total)
-    return f"precision=pure_bf16 needs {total} and fits" if halved.fits else ""
+    if halved.fits:
+        yield f"precision=pure_bf16 needs {total} and fits"

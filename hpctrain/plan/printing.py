@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from hpctrain.config.advice import HOST_GB_PER_GPU
+from hpctrain.config.schema import LoRAConfig
 from hpctrain.console import Console, Table
 from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Price
@@ -31,7 +32,7 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     if answer.named is not None:
         _print_memory(console, answer.named)
     console.print()
-    _print_model(console, facts)
+    _print_model(console, facts, answer.config.train.lora)
     if answer.layers:
         _print_layers(console, answer.layers)
     if answer.layouts and answer.hardware:
@@ -50,20 +51,26 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
     size, limits = f"{_big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
     named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
     if hardware is None and named is not None:
-        most = max((kind.memory_bytes or 0 for kind, _ in kinds), default=math.inf)
+        most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
         console.print(f"{_needs(size, named, most)}; hardware=NAME shows layouts that fit")
     elif hardware is not None and layouts:
         _print_summaries(console, size, layouts, overrides)
     elif hardware is not None:
-        console.print(f"no layout of {size} on {hardware.title} is possible")
+        named, which = answer.ranking.over, "is possible"
+        if named:
+            within = "is within --deadline and --max-cost; the nearest"
+            which = f"{within}: {_sentences(size, named)[0]}"
+        console.print(f"no layout of {size} on {hardware.title} {which}")
     if hardware and named and (exceeded := limits.exceeded(*named.bill)):
         console.print(f"it {exceeded}", soft_wrap=True)
     if hardware and layouts and limits.excess(*layouts[0].bill) is None:
         console.print("whether that is within --deadline and --max-cost is unknown")
-    if one := kinds[0][1] if kinds else None:
+    if one := kinds[0].best if kinds else None:
         cheapest = one.price and one.time and len(currencies(kinds)) == 1
         which = "the cheapest" if cheapest else "that of the fewest GPUs"
         console.print(f"of all known hardware {which}: {_sentences(size, one)[0]}")
+        if kinds[0].why:
+            console.print(f"it {kinds[0].why}; none is within --deadline and --max-cost")
 
 
 def _print_summaries(
@@ -173,9 +180,11 @@ def _taken(one: Estimate) -> str:
     return f"{what} take {', '.join(parts)}"
 
 
-def _print_model(console: Console, facts: ModelFacts) -> None:
+def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
     """Print the sizes of the model."""
     others = [f"{facts.trainable:,} trained", f"{facts.embedding:,} in embeddings"]
+    if lora.quantize:
+        others.append(f"{facts.adapted:,} packed in 4 bits, those of train.lora.match")
     if facts.active != facts.parameters:
         others.append(f"{facts.active:,} used by a token")
     console.print(f"model: {facts.parameters:,} parameters ({', '.join(others)})")
@@ -270,13 +279,16 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
 
 def _print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    units, found = currencies(rows), [one for _, one in rows]
+    units, found = currencies(rows), [kind.best for kind in rows]
     unit = f", in {min(units)}" if len(units) == 1 else ""
     console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
-        "hardware": [hardware.name for hardware, _ in rows],
+        "hardware": [kind.hardware.name for kind in rows],
         "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
-        "layout": [_name(one) if one else "not possible" for one in found],
+        "layout": [
+            f"{_name(kind.best)}{' over' * bool(kind.why)}" if kind.best else "not possible"
+            for kind in rows
+        ],
     }
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
@@ -285,6 +297,11 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
+    if any(kind.best and kind.why for kind in rows):
+        console.print("over: it has room, but takes more than --deadline or --max-cost allows")
+    for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):
+        those = ", ".join(kind.hardware.name for kind in alike)
+        console.print(f"not possible on {those}: {why}", soft_wrap=True)
 
 
 def _print_estimates(

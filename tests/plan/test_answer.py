@@ -220,6 +220,36 @@ def test_only_a_limit_that_is_passed_is_named() -> None:
     assert both.excess(None, 34.8, "USD") == 2
 
 
+def test_what_costs_too_much_fits_and_what_does_not_fit_has_a_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the table of kinds, in `--json`, and where the hardware is named."""
+    kinds = {name: load(name) for name in ("h100_pcie", "l40s", "rtx_4090")}
+    kinds["l40s"] = replace(kinds["l40s"], memory_bytes=2**30)
+    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [*kinds])
+    monkeypatch.setattr("hpctrain.plan.plan_command.load", lambda name, *_: kinds[name])
+    words = ["experiment=digits", "data=null", "--sample-shape", "64", "--budget", "1e12samples"]
+    words += ["train.global_batch_size=8", "model.hidden=[64]"]
+    costs = {one["name"]: one["cost"] for one in plan(capsys, *words)["hardware"] if one["fits"]}
+    limit = (costs["h100_pcie"] + costs["rtx_4090"]) / 2
+    cheap, dear, small = plan(capsys, *words, "--max-cost", f"{limit:.0f}")["hardware"]
+    assert (cheap["name"], cheap["fits"], cheap["exceeds"]) == ("rtx_4090", True, None)
+    assert (dear["name"], dear["fits"]) == ("h100_pcie", True)
+    assert dear["exceeds"].endswith(f"USD (--max-cost {limit:,.0f})")
+    assert dear["cost"] > limit > cheap["cost"]
+    assert (small["name"], small["fits"], small["exceeds"]) == ("l40s", False, None)
+    assert re.search(r"needs .* GiB of 1.0 GiB per GPU, also with ", small["reason"])
+    assert small["reason"].endswith("; train.global_batch_size=8 is too small for more")
+    assert main([*words, "--max-cost", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"it takes [\d,]+ USD \(--max-cost 1\); none is within --deadline and", text)
+    assert "not possible on l40s: " + small["reason"] in text
+    assert main([*words, "--max-cost", "1", "hardware=h100_pcie", "--nodes", "1"]) == 8
+    text = " ".join(capsys.readouterr().out.split())
+    assert "H100 PCIe 80 GB is within --deadline and --max-cost; the nearest: " in text
+    assert re.search(r"parameters fit on .* it takes [\d,]+ USD \(--max-cost 1\)", text)
+
+
 @pytest.mark.slow
 def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
     capsys: pytest.CaptureFixture[str],
@@ -229,10 +259,12 @@ def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
     text = capsys.readouterr().out
     assert "one GPU alone would need 8.3 TiB, more than any has" in text
     table = text[text.index("of each kind, in USD") :].splitlines()[1 : len(known()) + 1]
-    hours = {line.split()[0]: line.replace(" * ", " ").split()[3] for line in table[1:]}
+    within = [line.replace(" * ", " ") for line in table[1:] if " over " not in line]
+    hours = {line.split()[0]: line.split()[3] for line in within}
     assert hours.pop("h100_64") == "unknown"  # the bandwidth of its memory is
     known_hours = [float(each) for each in hours.values() if each[0].isdecimal()]
-    assert len(known_hours) > 10
+    assert len(known_hours) > 10  # those over the limit come last
+    assert len(within) == len(table) - 1 or " over " in table[-1]
     assert max(known_hours) <= 6
     assert max(map(len, table)) <= 100
     assert not re.search(r"\d{5,}(\.\d+)? .iB", text)

@@ -132,7 +132,9 @@ def test_a_divergence_is_taken_back_only_when_the_loss_is_low_again_and_not_in_s
             assert [note.topic for note in kept[-1] if note.topic == "diverged"] == ["diverged"]
             assert "taken back" not in caplog.text
     assert "diverged" not in [note.topic for note in kept[-1]]
-    assert "taken back at step 120, no longer so: train/loss has diverged: it is 1e+29" in caplog.text
+    assert (
+        "taken back at step 120, no longer so: train/loss has diverged: it is 1e+29" in caplog.text
+    )
 
 
 def test_a_run_that_stops_early_is_judged_at_its_end() -> None:

@@ -137,7 +137,7 @@ class Answer:
         if estimator.failures is not None:
             found["failures"] = estimator.failures.text
         if hardware is not None:
-            found["accuracy"] = accuracy(estimator.facts, self.config)
+            found["accuracy"] = accuracy(estimator.facts, self.config, hardware)
             found["memory accuracy"] = memory_accuracy()
         return found
 

@@ -68,7 +68,8 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
     if one := kinds[0].best if kinds else None:
         cheapest = one.price and one.time and len(currencies(kinds)) == 1
         which = "the cheapest" if cheapest else "that of the fewest GPUs"
-        console.print(f"of all known hardware {which}: {_sentences(size, one)[0]}")
+        gpus = "no published run covers" if one.assumed else "published runs cover"
+        console.print(f"of the hardware that {gpus} {which}: {_sentences(size, one)[0]}")
         if kinds[0].why:
             console.print(f"it {kinds[0].why}; none is within --deadline and --max-cost")
 
@@ -283,7 +284,9 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     unit = f", in {min(units)}" if len(units) == 1 else ""
     console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
-        "hardware": [kind.hardware.name for kind in rows],
+        "hardware": [
+            kind.hardware.name + " *" * bool(kind.best and kind.best.assumed) for kind in rows
+        ],
         "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
         "layout": [
             f"{_name(kind.best)}{' over' * bool(kind.why)}" if kind.best else "not possible"
@@ -297,6 +300,11 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
+    if any(one.assumed for one in found if one):
+        console.print(
+            "* behind a GPU: its speed is assumed, for no published run on it was compared; such "
+            "GPUs stand behind the others, whatever they cost"
+        )
     if any(kind.best and kind.why for kind in rows):
         console.print("over: it has room, but takes more than --deadline or --max-cost allows")
     for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):

@@ -150,16 +150,20 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
-    """Return that whose steps are cheapest first; without that, that of the fewest GPUs."""
+    """Return that whose steps are cheapest first; without that, that of the fewest GPUs.
+
+    Those with an unknown or assumed speed come behind those that published runs cover.
+    """
     found = [*kinds]
     several = len(currencies(found)) > 1
 
-    def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
+    def cost(kind: Kind) -> tuple[bool, bool, bool, bool, float]:
         if (one := kind.best) is None:
-            return True, True, True, 0.0
+            return True, True, True, True, 0.0
         known = one.price and one.time and not several
         amount = one.price.amount * one.time.step_s if one.price and one.time and known else 1.0
-        return False, bool(kind.why), not known, amount * one.layout.ranks
+        last = one.assumed or one.time is None
+        return False, bool(kind.why), last, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
 

@@ -75,7 +75,7 @@ def test_the_layout_of_the_command_line(
     first, *others = found["layouts"]
     times = {"step_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "bubble", "comm_s"}
     words = {"overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
-    assert first.keys() == times | words | BILL | {"tight", "compared"}
+    assert first.keys() == times | words | BILL | {"tight", "compared", "gpu_compared"}
     assert (first["ranks"], first["nodes"], first["fits"], first["tight"]) == (8, 1, True, False)
     assert first["memory"].keys() == MEMORY | {"allowance", "total", "host"}
     assert first["memory"]["parameters"] == 1_328_256 * 4 // 8
@@ -133,9 +133,15 @@ def test_what_a_run_may_cost_and_take(
     assert max(map(len, [*table, *first.splitlines()])) <= 80
     assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 950\)", flat)
     assert flat.index("assumptions kind:") > flat.index("excluded:")
-    runs, median, _, worst = accuracy.MEMORY
-    told = f"published runs; memory: {median}% median, {worst}% at worst of {runs} published runs"
-    assert f"{told} of all classes loader:" in flat
+    # The errors of the class, of the GPU, and of the memory.
+    all_errors = accuracy.SPEED["dense bf16"], accuracy.BY_GPU["h100_sxm"], accuracy.MEMORY
+    of_class, of_gpu, of_memory = (
+        f"{of[1]}% median, {of[2]}% at the 90th percentile, {of[3]}% at worst of {of[0]} published "
+        "runs"
+        for of in all_errors
+    )
+    speeds = f"dense bf16: {of_class}; NVIDIA H100 SXM 80 GB, all classes: {of_gpu}"
+    assert f"{speeds}; memory: {of_memory} of all classes loader:" in flat
 
     # A command is one line in a terminal of any width, and quoted, so that it can be copied.
     command, faster, *_ = re.findall(r"\n  (python -m hpctrain -m .{80,})\n", text)
@@ -223,16 +229,24 @@ def test_only_a_limit_that_is_passed_is_named() -> None:
 def test_what_costs_too_much_fits_and_what_does_not_fit_has_a_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the table of kinds, in `--json`, and where the hardware is named."""
-    kinds = {name: load(name) for name in ("h100_pcie", "l40s", "rtx_4090")}
+    """In the table of kinds, in `--json`, and where the hardware is named.
+
+    What no published run covers has no rank among what is covered.
+    """
+    kinds = {name: load(name) for name in ("mi300x", "h100_pcie", "l40s", "rtx_4090")}
     kinds["l40s"] = replace(kinds["l40s"], memory_bytes=2**30)
     monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [*kinds])
     monkeypatch.setattr("hpctrain.plan.plan_command.load", lambda name, *_: kinds[name])
     words = ["experiment=digits", "data=null", "--sample-shape", "64", "--budget", "1e12samples"]
     words += ["train.global_batch_size=8", "model.hidden=[64]"]
-    costs = {one["name"]: one["cost"] for one in plan(capsys, *words)["hardware"] if one["fits"]}
+    found = plan(capsys, *words)["hardware"]
+    assert [one["name"] for one in found] == ["rtx_4090", "h100_pcie", "mi300x", "l40s"]
+    assert [one.get("gpu_compared") for one in found] == [True, True, False, None]
+    costs = {one["name"]: one["cost"] for one in found if one["fits"]}
+    assert costs["mi300x"] < costs["h100_pcie"]
     limit = (costs["h100_pcie"] + costs["rtx_4090"]) / 2
-    cheap, dear, small = plan(capsys, *words, "--max-cost", f"{limit:.0f}")["hardware"]
+    found = plan(capsys, *words, "--max-cost", f"{limit:.0f}")["hardware"]
+    cheap, dear, small = (one for one in found if one["name"] != "mi300x")
     assert (cheap["name"], cheap["fits"], cheap["exceeds"]) == ("rtx_4090", True, None)
     assert (dear["name"], dear["fits"]) == ("h100_pcie", True)
     assert dear["exceeds"].endswith(f"USD (--max-cost {limit:,.0f})")
@@ -244,6 +258,8 @@ def test_what_costs_too_much_fits_and_what_does_not_fit_has_a_reason(
     text = " ".join(capsys.readouterr().out.split())
     assert re.search(r"it takes [\d,]+ USD \(--max-cost 1\); none is within --deadline and", text)
     assert "not possible on l40s: " + small["reason"] in text
+    assert "of the hardware that published runs cover the cheapest: " in text
+    assert re.search(r" mi300x \* .* \* behind a GPU: its speed is assumed, for no published", text)
     assert main([*words, "--max-cost", "1", "hardware=h100_pcie", "--nodes", "1"]) == 8
     text = " ".join(capsys.readouterr().out.split())
     assert "H100 PCIe 80 GB is within --deadline and --max-cost; the nearest: " in text

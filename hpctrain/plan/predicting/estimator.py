@@ -25,7 +25,7 @@ from hpctrain.plan.inspecting.model_facts import (
 )
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import stored_bytes
-from hpctrain.plan.predicting.accuracy import uncompared
+from hpctrain.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.plan.predicting.calibration import Calibration
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
@@ -52,6 +52,7 @@ class Estimate:
     losses: Losses | None = None  # by failures of nodes, which the hours have; None if not asked
     reason: str = ""
     staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
+    calibrated: bool = False  # whether the times are those of measured runs
 
     @property
     def fits(self) -> bool | None:
@@ -85,8 +86,15 @@ class Estimate:
 
     @property
     def mark(self) -> str:
-        """The same as a sentence."""
-        return f"no published run with {self.uncompared} was compared" if self.uncompared else ""
+        """The same as a sentence, and of the GPU."""
+        layout = f"no published run with {self.uncompared} was compared" * bool(self.uncompared)
+        gpu = f"its speed is assumed, for no published run on {self.hardware.title} was compared"
+        return "; ".join(filter(None, (layout, gpu * self.assumed)))
+
+    @property
+    def assumed(self) -> bool:
+        """Whether the speed is assumed: no published run on such a GPU was compared."""
+        return not (self.time is None or self.calibrated or is_covered(self.hardware))
 
     @property
     def overrides(self) -> list[str]:
@@ -158,6 +166,7 @@ class Estimate:
             "fits": self.fits,
             "tight": self.fit.tight,
             "compared": not self.uncompared,
+            "gpu_compared": not self.assumed,
             "memory": asdict(self.memory),
             **{name: self.time and getattr(self.time, name) for name in of_step},
             **{name: getattr(self, name) for name in own},
@@ -243,4 +252,5 @@ class Estimator:
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
         run = self.budget, hardware, self.facts.tokens, losses
-        return Estimate(layout, memory, fit, time, *run, staged=staged)
+        calibrated = self.calibration is not None
+        return Estimate(layout, memory, fit, time, *run, staged=staged, calibrated=calibrated)

@@ -10,7 +10,7 @@ from hpctrain.config.validate import validate_job
 from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
-from hpctrain.estimates.memory_fit import MARGIN
+from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
@@ -22,7 +22,17 @@ from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import GAPS
-from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.ranking import (
+    Kind,
+    Ranking,
+    by_cost,
+    on,
+    one_gpu,
+    rank,
+    scaling,
+    sizes_of,
+    smallest,
+)
 from hpctrain.units import GIB, readable
 
 
@@ -61,6 +71,7 @@ class Answer:
     hardware: Hardware | None
     loader: LoaderRate
     kinds: list[Kind]  # with the smallest number of GPUs that is enough of each
+    alone: Estimate | None = None  # on one GPU, where all in `ranking` have more and gain little
 
     @property
     def layouts(self) -> list[Estimate]:
@@ -98,6 +109,7 @@ class Answer:
                 {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
                 for one, part in scaling(self.ranking.best)
             ],
+            "one_gpu": self.alone and self.alone.as_json(),
             "loader": self.loader.as_json(layouts[0] if layouts else None),
             "hardware": [
                 {
@@ -124,10 +136,11 @@ class Answer:
             else "unknown: the model can be called only with values, so they are left out",
         }
         if hardware is not None:
+            margin = margin_of(self.config.train)
             found |= {
                 "hardware": hardware.title,
                 "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
-                "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves "
+                "margin": f"what fits leaves {margin:.0%} of the GPU's memory free; tight leaves "
                 "less",
                 **estimator.efficiencies.on(hardware).assumptions,
             }
@@ -193,8 +206,13 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
             enough = [least.best] if least.best and not least.why else []
             ranking = replace(ranking, best=enough, over=least.best)
     kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
+    alone = None
+    if hardware is not None and looks_around and ranking.best and ranking.best[0].layout.ranks > 1:
+        alone = one_gpu(config, estimator, hardware)
+        if alone and not any(one.gains_little(alone) for one in ranking.best):
+            alone = None
     layers = layers_of(estimator.model, task, sample) if asked.layers else []
-    return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds)
+    return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds, alone)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.config.schema import LoRAConfig
 from hpctrain.console import Console, Table
-from hpctrain.estimates.memory_fit import MARGIN
+from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Price
 from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import duration, number
@@ -54,7 +54,10 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
         most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
         console.print(f"{_needs(size, named, most)}; hardware=NAME shows layouts that fit")
     elif hardware is not None and layouts:
-        _print_summaries(console, size, layouts, overrides)
+        _print_summaries(console, size, layouts, overrides, answer.alone)
+        if one := answer.alone:
+            console.print(f"\none GPU alone: {_sentences(size, one)[0]}")
+            console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
     elif hardware is not None:
         named, which = answer.ranking.over, "is possible"
         if named:
@@ -75,20 +78,26 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
 
 
 def _print_summaries(
-    console: Console, size: str, layouts: list[Estimate], overrides: Sequence[str]
+    console: Console,
+    size: str,
+    layouts: list[Estimate],
+    overrides: Sequence[str],
+    alone: Estimate | None,
 ) -> None:
     """Print the first layout of each number of ranks in a sentence, and the command that takes it.
 
-    After that of the command line comes only what is faster on as many ranks.
+    After that of the command line comes only what is faster on as many ranks. What gains little
+    over that of the fewest GPUs says so.
     """
     first = layouts[0]
+    fewest = alone or min((one for one in layouts if one.time), key=_ranks, default=first)
     for place, (one, *_) in enumerate(_by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
             if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
-        sentence, *others = _sentences(size, one)
+        sentence, *others = _sentences(size, one, fewest)
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
@@ -142,7 +151,11 @@ def _divided(one: Estimate) -> str:
     return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
 
 
-def _sentences(size: str, one: Estimate) -> list[str]:
+def _ranks(one: Estimate) -> int:
+    return one.layout.ranks
+
+
+def _sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[str]:
     """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
     layout, hardware = one.layout, one.hardware
     needed, limit = readable(one.memory.total), _known(hardware.memory_bytes)
@@ -157,8 +170,13 @@ def _sentences(size: str, one: Estimate) -> list[str]:
     elif one.fit.tight:
         found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
     else:
-        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {MARGIN:.0%} or more stays free"
-        found = f"{size} fit on {where} ({room})"
+        margin = f"{margin_of(layout.config.train):.0%} or more stays free"
+        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {margin}"
+        host = f", and {readable(one.host_of_node)} of the host memory of each node"
+        found = f"{size} fit on {where} ({room}{host * bool(one.host_of_node)})"
+    if fewest and one.gains_little(fewest):
+        few = "one alone" if _ranks(fewest) == 1 else f"one of {_ranks(fewest)}"
+        found += f", but each GPU does only {one.efficiency(fewest):.1%} of what {few} does"
     return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
 
 
@@ -227,7 +245,7 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
     if memory.host:
         ranks = layout.config.launch.tasks_per_node
         console.print(
-            f"each node keeps {readable(ranks * memory.host)} of {ranks} ranks in its host "
+            f"each node keeps {readable(estimate.host_of_node)} of {ranks} ranks in its host "
             f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
         )
     if estimate.staged:
@@ -296,7 +314,7 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
     after = {"prices of": [date.strip() for date in dates]}
-    names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
+    names = ("host of a node", "trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
@@ -349,6 +367,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
+    "host of a node": lambda one: readable(one.host_of_node) if one.host_of_node else "",
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",

@@ -45,7 +45,7 @@ from hpctrain.plan.predicting.timing import (
     gather_s,
     link_of,
 )
-from hpctrain.plan.printing import print_scaling
+from hpctrain.plan.printing import _sentences, print_scaling
 from hpctrain.plan.ranking import WHY, scaling
 from hpctrain.tasks import LanguageModel
 
@@ -266,6 +266,26 @@ def test_what_costs_too_much_fits_and_what_does_not_fit_has_a_reason(
     assert re.search(r"parameters fit on .* it takes [\d,]+ USD \(--max-cost 1\)", text)
 
 
+def test_gpus_that_gain_little_are_said_to_and_one_alone_has_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["experiment=digits", "data=null", "--sample-shape", "64", "hardware=l40s"]
+    found = plan(capsys, *words, "--nodes", "1")
+    assert {one["ranks"] for one in found["layouts"]} == {4}
+    assert found["one_gpu"]["ranks"] == 1
+    part = found["layouts"][0]["samples_per_s"] / 4 / found["one_gpu"]["samples_per_s"]
+    assert part < 0.5
+    assert main([*words, "--nodes", "1"]) == 0
+    text = capsys.readouterr().out
+    assert f"but each GPU does only {part:.1%} of what one alone does; a step" in text
+    line = text[text.index("\none GPU alone: 85k parameters fit on 1 NVIDIA L40S") :].splitlines()[
+        2
+    ]
+    assert "launch.tasks_per_node=1" in line
+    large = ["train.global_batch_size=1048576", "model.hidden=[1024]"]
+    assert plan(capsys, *words, *large, "--nodes", "1")["one_gpu"] is None  # all four are busy
+
+
 @pytest.mark.slow
 def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
     capsys: pytest.CaptureFixture[str],
@@ -304,6 +324,13 @@ def test_more_than_all_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     print_scaling(Console(width=200), scaling(estimates))
     text = capsys.readouterr().out
     assert "200.0%" in text
+    assert not estimates[1].gains_little(estimates[0])
+    slow = replace(estimates[1], time=replace(estimates[1].time, step_s=80.0))
+    assert slow.efficiency(estimates[0]) == pytest.approx(0.025)
+    kept = replace(slow, memory=replace(slow.memory, host=2**30), fit=Fit(True))
+    sentence = _sentences("all", kept, estimates[0])[0]
+    assert "stays free, and 8.0 GiB of the host memory of each node)" in sentence
+    assert "each node), but each GPU does only 2.5% of what one of 8 does; " in sentence
     text = " ".join(text.split())
     assert "so that zero1 (1 micro-batch, activation checkpointing none) has room, which is" in text
 
@@ -502,8 +529,9 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
 ) -> None:
     words = ["train.lora.match=[layers.*.mlp.up]", "train.lora.rank=4", "parallel=zero3"]
     words += ["launch.tasks_per_node=2", "--nodes", "1"]
-    found = plan(capsys, *LM, *words, "checkpoint.init_from=.")
+    found = plan(capsys, *LM, *words, "checkpoint.init_from=.", "hardware=h100_sxm")
     model, memory = found["model"], found["layouts"][0]["memory"]
+    assert found["assumptions"]["margin"].startswith("what fits leaves 20% of the GPU's memory")
     assert model["trainable"] == 4 * 4 * (128 + 352)
     assert memory["parameters"] == 4 * model["parameters"] // 2
     assert memory["gradients"] == 4 * model["trainable"] // 2
@@ -575,6 +603,8 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
         ([*LM, "--deadline", "soon"], "--deadline=soon: it must be a time such as 90min"),
+        ([*LM, "--nodes", "1", "--budget", "9steps"], "--budget=9steps with --nodes=1 and without"),
+        ([*LM, "--nodes", "1", "--deadline", "9h"], "add hardware=NAME, or leave --nodes out"),
         ([*LM, "--max-cost", "0"], "--max-cost=0: it must be an amount such as 500 or 500USD"),
         ([*LM, "--max-cost", "9EUR", "--budget", "9steps", "hardware=l40s"], "price is in USD"),
         ([*LM, "--max-cost", "9", "--budget", "9steps", "hardware=gb300"], "has no price"),

@@ -9,7 +9,7 @@ from typing import Any, Self
 from torch import nn
 
 from hpctrain.config.schema import Config
-from hpctrain.estimates.memory_fit import Fit, on_gpu, on_host, staged_bytes, worst
+from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, staged_bytes, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.parallel.precision import DTYPES
@@ -35,6 +35,7 @@ from hpctrain.tasks.task import check_arguments
 # A layout that was compared with nothing published is ranked as if its steps took so many times as
 # long: predictions of the largest class, dense bf16, are 11 % off in the median, a tenth over 22 %.
 _SLOWER = 1.15
+_LITTLE = 0.5  # the efficiency below which a sentence says it: half of the GPUs do nothing
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,24 @@ class Estimate:
         return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
 
     @property
+    def host_of_node(self) -> int:
+        """The bytes that offload keeps in the host memory of a node."""
+        return self.layout.config.launch.tasks_per_node * self.memory.host
+
+    @property
     def samples_per_s(self) -> float | None:
         """The samples of all ranks in a second."""
         return None if self.time is None else self.layout.batch.global_size / self.time.step_s
+
+    def efficiency(self, other: Self) -> float | None:
+        """Return the speed of a GPU as a part of that in another layout."""
+        if not self.samples_per_s or not other.samples_per_s:
+            return None
+        return self.samples_per_s / self.layout.ranks / other.samples_per_s * other.layout.ranks
+
+    def gains_little(self, other: Self) -> bool:
+        """Return whether most of what its GPUs could do is lost, compared with another layout."""
+        return (self.efficiency(other) or 1.0) < _LITTLE
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -247,8 +263,9 @@ class Estimator:
                 *(layout.nodes, saved, time.step_s, self.budget.steps, given),
                 background=staged > 0,
             )
+        complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
-            on_gpu(memory.total, hardware.memory_bytes, complete=memory.activations is not None),
+            on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
         run = self.budget, hardware, self.facts.tokens, losses

@@ -12,7 +12,7 @@ from hpctrain.units import GIB, readable
 
 # Predicted and measured peaks differ by 2 % as a rule (docs/plan.md), and what torch sees of a GPU
 # by 1 % between drivers.
-MARGIN = 0.05
+_MARGIN = 0.05
 # Public reports of adapters (LoRA, QLoRA) needed 2 to 20 % more than predicted: their tensors are
 # predicted well (docs/plan.md), and what other programs and 4 bits need beside them is not.
 _ADAPTED_MARGIN = 0.2
@@ -36,11 +36,11 @@ class Fit:
 
 def margin_of(train: TrainConfig) -> float:
     """Return the part of a GPU's memory that has to stay free."""
-    return _ADAPTED_MARGIN if train.lora.patterns else MARGIN
+    return _ADAPTED_MARGIN if train.lora.patterns else _MARGIN
 
 
 def on_gpu(
-    needed: float, memory: int | None, *, complete: bool = True, margin: float = MARGIN
+    needed: float, memory: int | None, *, complete: bool = True, margin: float = _MARGIN
 ) -> Fit:
     """Return whether the bytes of the fullest rank fit into what torch sees of its GPU.
 
@@ -70,7 +70,7 @@ def on_host(kept: float, ranks: int, mem_gb: float | None) -> Fit:
     if kept > mem_gb * GIB:
         return Fit(False, reason=text)
     if kept > (mem_gb - HOST_GB_PER_GPU * ranks) * GIB:
-        rest = f"leaves each of {ranks} ranks less than {HOST_GB_PER_GPU} GB beside it"
+        rest = f"leaves each of {ranks} ranks less than {HOST_GB_PER_GPU} GiB beside it"
         return Fit(True, True, f"{text} {rest}")
     return Fit(True)
 

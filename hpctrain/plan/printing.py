@@ -246,7 +246,7 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
         ranks = layout.config.launch.tasks_per_node
         console.print(
             f"each node keeps {readable(estimate.host_of_node)} of {ranks} ranks in its host "
-            f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
+            f"memory, and needs {HOST_GB_PER_GPU} GiB for each rank beside it (launch.mem_gb)"
         )
     if estimate.staged:
         console.print(

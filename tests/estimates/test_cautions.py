@@ -44,7 +44,7 @@ OFFLOAD += ["launch.gpus_per_node=2"]
             "8,030,261,248 parameters alone take",
         ),
         ([*LLAMA, "launch.cpus_per_task=1"], "use launch.cpus_per_task=2 or more"),
-        ([*LLAMA, "launch.mem_gb=63"], "launch.mem_gb=63: less than 8 GB of host memory per GPU"),
+        ([*LLAMA, "launch.mem_gb=63"], "launch.mem_gb=63: less than 8 GiB of host memory per GPU"),
         ([*LLAMA, "parallel.tp=16"], "parallel.tp=16 spans several nodes of 8 ranks"),
         (
             [*LLAMA, "+model.experts=16", "parallel.ep=16", "parallel.dp_shard=16"],
@@ -74,7 +74,7 @@ OFFLOAD += ["launch.gpus_per_node=2"]
         ),
         (
             [*OFFLOAD, "launch.mem_gb=130"],
-            "launch.mem_gb=130 leaves each of 2 ranks less than 8 GB beside it",
+            "launch.mem_gb=130 leaves each of 2 ranks less than 8 GiB beside it",
         ),
         ([*LLAMA, "train.local_sgd.outer_lr=0.7"], "outer_lr=0.7 needs train.local_sgd.every: wit"),
         ([*LLAMA, "train.compression.rank=8"], "compression.rank=8 needs train.compression.kind"),

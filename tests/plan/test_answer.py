@@ -361,7 +361,7 @@ def test_what_offload_keeps_on_the_host_has_to_fit_there(
     text = " ".join(capsys.readouterr().out.split())
     kept = f"{2 * memory['host'] / 2**20:.1f} MiB"
     assert "optimizer (host)" in text
-    assert f"each node keeps {kept} of 2 ranks in its host memory, and needs 8 GB for" in text
+    assert f"each node keeps {kept} of 2 ranks in its host memory, and needs 8 GiB for" in text
     assert f"it is tight, as the run keeps {kept}" in text
     assert "offload: 25.2 GB/s to the host, whose memory" in text  # 80 % of PCIe 4 x16
 

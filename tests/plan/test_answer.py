@@ -347,9 +347,10 @@ def test_what_does_not_fit_is_exit_code_8(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_offload_keeps_on_the_host_has_to_fit_there(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 bytes for each parameter, and pinned memory is rounded up to powers of two."""
+    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [])  # they take seconds
     words = [*LM, "model.layers=2", "parallel=offload", "launch.tasks_per_node=2"]
     words += ["hardware=rtx_4090"]
     found = plan(capsys, *words, "launch.mem_gb=0.01", code=8)
@@ -394,7 +395,10 @@ def test_an_unknown_time_is_neither_too_long_nor_short_enough(
     assert "\n* no published run with cp+tp or offload or zero2 was compared; such layouts" in text
 
 
-def test_a_layout_that_fits_barely_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layout_that_fits_barely_is_tight(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [])  # they take seconds
     words = [*LM, "model.layers=1", "hardware=rtx_4090", "parallel=ddp"]
     total = plan(capsys, *words)["layouts"][0]["memory"]["total"] / 2**30
     assert main([*words, f"hardware.memory_gib={1.02 * total}", "--nodes", "1"]) == 0

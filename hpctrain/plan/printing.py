@@ -314,10 +314,15 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
     after = {"prices of": [date.strip() for date in dates]}
-    names = ("host of a node", "trained", "hours", "GPU-hours", "kWh", "cost", "spot")
+    names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
+    keep = [
+        f"{k.hardware.name} {_CELLS[_HOST](k.best)}" for k in rows if k.best and k.best.memory.host
+    ]
+    if keep:
+        console.print(f"in the host memory of each node: {', '.join(keep)}", soft_wrap=True)
     if any(one.assumed for one in found if one):
         console.print(
             "* behind a GPU: its speed is assumed, for no published run on it was compared; such "
@@ -359,6 +364,7 @@ def _step(one: Estimate) -> str:
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
+_HOST = "host of a node"
 _CELLS: dict[str, Callable[[Estimate], str]] = {
     "layout": _name,
     "nodes": lambda one: str(one.layout.nodes),
@@ -367,7 +373,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
-    "host of a node": lambda one: readable(one.host_of_node) if one.host_of_node else "",
+    _HOST: lambda one: readable(one.host_of_node) if one.host_of_node else "",
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",

@@ -66,6 +66,7 @@ def test_the_variable_of_mlflow_names_the_store(
         ("--experiment=digits", "--experiment=digits; write experiment=digits; --help shows"),
         ("-seed=1", "unrecognized arguments: -seed=1; write seed=1; --help shows"),
         ("--lr=1", "unrecognized arguments: --lr=1; write optimizer.lr=1; --help shows"),
+        ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match"),  # as plan composes
         ("model=null", "Config group override must be"),
         ("seed=1,2", "seed=1,2: these are several values; add -m for one run with each of them"),
         ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
@@ -160,6 +161,11 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
         ("network.p2p_level=NVLINK", "network.p2p_level=NVLINK: allowed are null, LOC, NVL"),
+        ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match: without it, this key"),
+        ("train.lora.alpha=32", "train.lora.alpha=32.0 needs train.lora.match"),
+        ("train.lora.dropout=0.1", "train.lora.dropout=0.1 needs train.lora.match"),
+        ("train.lora.also=[head]", "train.lora.also=['head'] needs train.lora.match"),
+        ("train.lora.quantize=nf4", "give train.lora.match, or leave this key at None"),
         ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
     ],
 )

@@ -30,6 +30,7 @@ from hpctrain.config.composing.choices import groups
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
+from hpctrain.config.rules.switches import NEEDED, idle
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.yaml_file import conf_dir
@@ -84,16 +85,18 @@ def compose(argv: list[str]) -> Config | None:
             "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
             "nothing was started"
         )
-    return scaled(from_omegaconf(composed[0])) if composed else None
+    return as_asked(from_omegaconf(composed[0])) if composed else None
 
 
-def scaled(config: Config) -> Config:
+def as_asked(config: Config) -> Config:
     """Return the config, in which a weak scaling series has the batch of its nodes.
 
     +scaling=weak train.global_batch_size=64 launch.nodes=1,2,4 makes 64, 128 and 256 samples. A
     frozen config has the batch that it trains. Such a series with a range of nodes is a
-    ConfigError.
+    ConfigError, as are keys that would do nothing.
     """
+    if problems := [*idle(config, NEEDED)]:
+        raise ConfigError("\n".join(problems))
     if config.scaling is None:
         return config
     nodes = config.launch.node_numbers

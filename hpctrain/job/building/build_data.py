@@ -45,6 +45,7 @@ from hpctrain.job.building.evaluation_transforms import EvaluationTransforms, tr
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.index import Index, Statistics
+from hpctrain.units import GIB
 
 
 class DataBuilder:
@@ -164,7 +165,7 @@ class DataBuilder:
         data = self.config.data
         index = self._index(path)
         shards = index.split(split).shards
-        budget = None if data.stage_gb is None else int(data.stage_gb * 1e9)
+        budget = None if data.stage_gb is None else int(data.stage_gb * GIB)
         folder = None if data.stage_dir is None else Path(data.stage_dir)
         mode = "node" if data.stage == "sbcast" else data.stage
         place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)

@@ -3,11 +3,11 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -28,9 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 from hpctrain import yaml_file
 from hpctrain.config.composing.choices import groups
 from hpctrain.config.composing.text_values import quoted
-from hpctrain.config.explain import explain, same_name
+from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.schema import Config, all_keys
+from hpctrain.config.schema import Config, all_keys, all_members
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.yaml_file import conf_dir
 
@@ -197,8 +197,25 @@ def _read(source: ConfigSource, config_path: str, content: bytes, where: str) ->
     values = yaml_file.parse(content, where, types(), prefix)
     if not isinstance(values := {} if values is None else values, dict):
         raise ConfigError(f"{where}: it has no keys")
+    for name, value in _plain_sections(values, prefix):
+        is_group = isinstance(value, str) and name in groups(conf_dir())
+        cure = f"; the choice of a file is written {as_default(name, value)}" if is_group else ""
+        given = "null" if value is None else value
+        raise ConfigError(f"{where}: {name}: {given}: {of_section(name, known_keys())}{cure}")
     config = OmegaConf.create(values)
     return ConfigResult(source.provider, f"{source.scheme()}://{source.path}", config, header)
+
+
+def _plain_sections(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the sections of which a file gives one plain value; OmegaConf does not name them."""
+    for member in all_members():
+        if not (member.is_section or member.type.startswith("dict[")):
+            continue
+        node: Any = {prefix: values} if prefix else values
+        for part in member.name.split("."):
+            node = node.get(part, {}) if isinstance(node, dict) else {}
+        if not isinstance(node, dict) and "${" not in str(node) and node != "???":
+            yield member.name, node
 
 
 _SUBMITIT = {

@@ -229,7 +229,7 @@ def _command(module: str, argv: list[str]) -> int:
 
 
 def _freeze(argv: list[str]) -> int:
-    from hpctrain.config.composing.compose import compose
+    from hpctrain.config.composing.compose import compose, words
     from hpctrain.runs.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
@@ -237,7 +237,7 @@ def _freeze(argv: list[str]) -> int:
     config = compose(argv)
     if config is not None:
         run = check(config)
-        freeze(config, run, argv)
+        freeze(config, run, *words(argv))
         print(run.path, file=exact())
     return 0
 

@@ -199,5 +199,6 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
         RunDir(run.path, digest),
         kept,
         keeps_code=kept is not None,
+        config_dir=run.record.config_dir,
         earlier=[*run.record.overrides],
     )

@@ -35,8 +35,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     inside = re.search(r"In '((\w+)/.*)': Could not (?:override|find) '\2/(\w+)(?:@|/(\S+)')", text)
     twice = re.search(r"()()Multiple values for (\w+)\. To override .*: (.*)'", text)
     if wrong := inside or twice:
-        file = f"{wrong[1]}.yaml: " if wrong[1] else ""
-        return f"{file}its choice of {wrong[3]} is written {as_default(wrong[3], wrong[4])}"
+        where = f"{wrong[1]}.yaml: " if wrong[1] else ""
+        return f"{where}its choice of {wrong[3]} is written {as_default(wrong[3], wrong[4])}"
     if file := re.search(r"In '((?:experiment|debug)/.*)': Could not override '\S+@", text):
         return f"{file[1]}.yaml: {_GLOBAL}"
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
@@ -58,9 +58,9 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         group = options[1] if options else wrong[1]  # a group such as `hydra/sweeper` has a slash
         choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
         listed = ", ".join(options[2].split()) if options else "none"
-        file = f"{group}/{choice}.yaml"
-        for found in (*glob.glob(glob.escape(file)), *sorted(glob.glob(f"*/{glob.escape(file)}"))):
-            listed += f"; --config-dir {found.removesuffix(file)[:-1] or '.'} adds {found}"
+        own = f"{group}/{choice}.yaml"
+        for found in (*glob.glob(glob.escape(own)), *sorted(glob.glob(f"*/{glob.escape(own)}"))):
+            listed += f"; --config-dir {found.removesuffix(own)[:-1] or '.'} adds {found}"
         return f"{group}={choice}: no such choice; there are: {listed}"
     if "is not a ListConfig, list or tuple" in text:
         asked = re.search(r"Error merging override ([^\n]+)", text)

@@ -57,8 +57,12 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     return RunDir.of(config, data_digest(config))
 
 
-def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
+def freeze(
+    config: Config, run: RunDir, overrides: Iterable[str] = (), config_dir: str = ""
+) -> None:
     """Write the run directory of a checked config, for a training without a submission.
+
+    The overrides and the folder of configs are those of the command.
 
     A finished run is left as it is; with `launch.rerun=all` it is archived and starts again. It is
     a StorageError if the directory cannot be written, the checkpoints of the run are gone, or a
@@ -71,7 +75,8 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
     run.check_unlocked()
     if finished or may_start_again(config, run):
         run.archive()
-    run.freeze(config, provenance=None, overrides=[*map(reference, overrides)])
+    words = [*map(reference, overrides)]
+    run.freeze(config, provenance=None, overrides=words, config_dir=config_dir)
     with told(run.path):
         provenance.store(run.provenance, provenance.collect())
 

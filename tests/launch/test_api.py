@@ -260,6 +260,7 @@ def test_a_launcher_of_submitit_in_a_users_folder_is_ours(
     given = [*where, "hydra/launcher=mine", "launch.snapshot=off"]
     with composed(given, tmp_path / "conf") as call:
         assert call.local == (name == "Local")
+        assert call.composer.config_dir == f"{tmp_path}/conf"
         config = call.composer.typed(call.runs[0])
     assert (config.launch.time_min, config.name) == (9, "digits")
     submitted = []
@@ -267,7 +268,8 @@ def test_a_launcher_of_submitit_in_a_users_folder_is_ours(
     monkeypatch.chdir(tmp_path)
     command_line.compose(["-m", "--config-dir", str(tmp_path / "conf"), *given])
     assert [sweep._local for sweep in submitted] == [name == "Local"]
-    assert submitted[0].entries[0].config.launch.time_min == 9
+    (entry,) = submitted[0].entries
+    assert (entry.config.launch.time_min, entry.config_dir) == (9, f"{tmp_path}/conf")
 
 
 def test_keys_of_submitits_launcher_that_are_not_read_are_named(where: list[str]) -> None:

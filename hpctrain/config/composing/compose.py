@@ -47,7 +47,7 @@ def compose(argv: list[str]) -> Config | None:
     composed: list[DictConfig] = []
     is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
-    overrides = _overrides(argv)
+    overrides, _ = words(argv)
     given = [quoted(extending(text)) for text in overrides]
     # Let Hydra raise its errors instead of printing a long report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -224,8 +224,8 @@ _SUBMITIT = {
 }
 
 
-def _overrides(argv: list[str]) -> list[str]:
-    """Return the arguments that are neither flags of Hydra nor their values."""
+def words(argv: list[str]) -> tuple[list[str], str]:
+    """Return the arguments that are neither flags of Hydra nor their values, and --config-dir."""
 
     def refuse(message: str) -> NoReturn:
         hint = _as_override(argv, message)
@@ -234,8 +234,8 @@ def _overrides(argv: list[str]) -> list[str]:
     parser = get_args_parser()
     parser.allow_abbrev = False  # `--experiment` would be taken for a flag of Hydra
     parser.error = refuse  # type: ignore[method-assign]
-    overrides: list[str] = parser.parse_intermixed_args(argv).overrides
-    return overrides
+    given = parser.parse_intermixed_args(argv)
+    return given.overrides, os.path.abspath(given.config_dir) if given.config_dir else ""
 
 
 def _as_override(argv: list[str], message: str) -> str:

@@ -104,7 +104,7 @@ class Submission:
                 planned = arrays.plan(todo, self._folder, sbatch.max_array_size(), in_queue)
                 return arrays.submit(planned, parent, self._locks, self.write_list) + beyond
             for entry in todo:
-                freeze(entry.config, entry.run, entry.overrides)
+                freeze(entry.config, entry.run, entry.overrides, entry.config_dir)
                 entry.mark(Status.FROZEN)
                 code = entry.code.digest if entry.code else None
                 entry.run.update(code=code, **entry.place_in(parent))

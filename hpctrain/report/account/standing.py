@@ -75,9 +75,8 @@ def why(span: Span) -> str:
 def command(account: RunAccount) -> str:
     """Return the command that makes this run; "" if its overrides are not known."""
     record = account.facts.record
-    overrides = [mask(text) for text in record.overrides]
-    words = ["-m"] * bool(record.submission) + overrides
-    return f"python -m hpctrain {shlex.join(words)}" if overrides else ""
+    words = ["-m"] * bool(record.submission) + [mask(text) for text in record.words]
+    return f"python -m hpctrain {shlex.join(words)}" if record.overrides else ""
 
 
 def facts(account: RunAccount) -> Iterator[Fact]:

@@ -109,7 +109,8 @@ def load_run(path: Folder) -> LoadedRun:
         path: The run directory.
 
     Returns:
-        An object with `config`, `metrics` (a DataFrame), `result`, `state` and `model()`.
+        An object with `config`, `metrics` (a DataFrame), `result`, `state`, `model()` and
+        `inputs(sample)`.
 
     Raises:
         StorageError: It is no run directory, or it is damaged.

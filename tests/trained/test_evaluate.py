@@ -58,6 +58,10 @@ def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
         return loaded.model()(validation(loaded, digits)[0]).numpy()  # type: ignore[no-any-return]
 
 
+def halved(sample: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    return {"image": sample["image"] / 2}
+
+
 def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
     np.testing.assert_allclose(predictions(folder), expected, rtol=0, atol=EXACT)
 
@@ -113,6 +117,19 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     loaded.predict(None, out, shard_samples=128)
     assert len(written) == len({*written}) + 1
     check_predictions(out, logits(run, digits))
+    # A sample, which needs no label, becomes what the model takes: scaled, in float64.
+    scaled = validation(loaded, digits)[0][:1]
+    given = (scaled[0] / loaded.config.task["scale"]).to(torch.uint8).numpy()
+    (inputs,) = loaded.inputs({"image": given})
+    assert inputs.dtype == torch.float64
+    assert torch.equal(inputs, scaled)
+    with pytest.raises(ConfigError, match=r"task\.input=image: the data set's fields are picture"):
+        loaded.inputs({"picture": given})
+    # So are the transforms of an evaluation: a flip, which draws, is none of them.
+    of_samples, flip = f"{__name__}.halved", "hpctrain.data.transforms.RandomFlip"
+    loaded.config.data.transforms = [{"_target_": of_samples, "_partial_": True}]
+    loaded.config.data.batch_transforms = [{"_target_": flip, "p": 1.0}]
+    assert torch.equal(loaded.inputs({"image": given})[0], scaled / 2)
     run_module("data_prep", "verify", str(out))
     # Its folder is for these predictions only.
     loaded.predict(None, out, shard_samples=128)

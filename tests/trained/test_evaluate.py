@@ -15,8 +15,10 @@ from torch import nn
 from hpctrain import load_run, progress_bar
 from hpctrain.config.evaluation_job import fit_layout
 from hpctrain.config.schema import Config
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import chosen_checkpoint
+from hpctrain.tasks import Classification
 from hpctrain.tracking import recorded
 from hpctrain.trained import predictor, restored
 from hpctrain.trained.loaded import LoadedRun
@@ -60,6 +62,10 @@ def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
 
 def halved(sample: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
     return {"image": sample["image"] / 2}
+
+
+def of_their_own_lengths(task: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Any:
+    return {"own": [label.repeat(int(label) + 1) for label in batch["label"]]}
 
 
 def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
@@ -131,6 +137,20 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     loaded.config.data.batch_transforms = [{"_target_": flip, "p": 1.0}]
     assert torch.equal(loaded.inputs({"image": given})[0], scaled / 2)
     run_module("data_prep", "verify", str(out))
+    # A list has samples of their own lengths; a tensor whose rows change is refused.
+    counts = iter(range(1, 99))
+    with monkeypatch.context() as context:
+        context.setattr(Classification, "predictions", of_their_own_lengths, raising=False)
+        for size, name in ((128, "several"), (65536, "one")):
+            loaded.predict(None, tmp_path / name, shard_samples=size)
+            reader, labels = Reader(tmp_path / name, "val"), validation(loaded, digits)[1]
+            rows = reader.read(np.arange(len(labels)))["own"]
+            assert [each.tolist() for each in rows] == [[n] * (n + 1) for n in labels.tolist()]
+        context.setattr(Classification, "predictions", lambda _, x, b: {"x": x[:, : next(counts)]})
+        for size, name in ((128, "wide"), (65536, "wider")):
+            with pytest.raises(ConfigError, match=r"x: its rows are .*\(1,\)\) .*\(2,\)\) in anot"):
+                loaded.predict(None, tmp_path / name, shard_samples=size)
+            counts = iter(range(1, 99))
     # Its folder is for these predictions only.
     loaded.predict(None, out, shard_samples=128)
     with pytest.raises(StorageError, match="has other predictions: split was val, and is train"):

@@ -15,11 +15,12 @@ from hpctrain.runs.chosen_checkpoint import purged
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import STATES, State, best, duration, eta_s, metric, step
+from hpctrain.runs.state.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.terminal import printable
 from hpctrain.tracking.meta import Uploaded
 from hpctrain.tracking.pending_upload import left_behind
+from hpctrain.units import duration
 
 PROBLEMS = 3
 """The most lines about uploads and the like."""

@@ -18,8 +18,9 @@ from hpctrain.job.summary import pages_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
 from hpctrain.runs.code import provenance
-from hpctrain.runs.state.state import duration, eta_s
+from hpctrain.runs.state.state import eta_s
 from hpctrain.secrets import mask
+from hpctrain.units import duration
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",

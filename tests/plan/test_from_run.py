@@ -99,7 +99,7 @@ def test_what_is_no_run_or_has_too_few_steps(digits: Path, run: Path, tmp_path: 
     journal.write_bytes(b"".join(lines[: reports[1] + 1]))
     told = said(short)
     assert "it has measured 5 steps after its first report, and at least 20" in told
-    assert told.endswith("or report more often than every 5 steps (train.log_every)")
+    assert told.endswith("or report more often: train.log_every=5")
 
 
 # Three sizes of a Transformer are trained; two of them predict the third.

@@ -11,7 +11,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.optimizer_state import Layout
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -48,6 +48,7 @@ from hpctrain.training.trainer import Trainer
 from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
+LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
 def build(
@@ -89,6 +90,7 @@ def build(
     average = Average(model, train.ema, evaluates=train.ema_evaluation)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average, layout)
 
+    log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
     watch = observers.build_watch(
         *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
@@ -107,7 +109,7 @@ def build(
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
-        silent=SilentLayers(train.log_every if train.watch != "off" else 0),
+        silent=SilentLayers(log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
     )
     meter = Meter(
@@ -134,7 +136,7 @@ def build(
         device=device,
         max_steps=effective.max_steps,
         every=Every(
-            log=train.log_every,
+            log=log_every,
             # With a time instead of steps, the last step of the run is evaluated in any case.
             evaluate=train.eval_every
             or (None if train.eval_every_s is None else effective.max_steps),
@@ -149,6 +151,11 @@ def build(
         watch=watch,
         hooks=observers.build_hooks(config, run, ranks),
     )
+
+
+def report_every(train: TrainConfig, max_steps: int) -> int:
+    """Return the steps from one report of metrics to the next, in a run of so many."""
+    return train.log_every or max(1, min(LOG_EVERY, max_steps // 10))
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:

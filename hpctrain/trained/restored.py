@@ -89,7 +89,7 @@ def restored(
         default_dtype(config.precision),
     ):
         parts = Parts(config, ranks, device)
-        model = parts.model(divided_loss=divided_loss)
+        model = parts.model(divided_loss=divided_loss, trains=False)
         load_trained(config, checkpoint, model)
         model.module.eval()
         yield Restored(parts, model)

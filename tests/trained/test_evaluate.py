@@ -17,6 +17,7 @@ from hpctrain.config.evaluation_job import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.parallel import recipe
 from hpctrain.runs import chosen_checkpoint
 from hpctrain.tasks import Classification
 from hpctrain.tracking import recorded
@@ -100,7 +101,11 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     run = only_run(tmp_path)
     loaded = load_run(run)
     expected = {n: v for n, v in run_json(run)["result"].items() if n.startswith("val/")}
-    means = loaded.evaluate()
+    with monkeypatch.context() as context:
+        said = list[bool]()  # whether what concerns a training is said of its batch norms
+        context.setattr(recipe, "prepare_batch_norms", lambda *_, trains: said.append(trains))
+        means = loaded.evaluate()
+        assert said == [False]
     assert {f"val/{name}": value for name, value in means.items()} == expected
     with pytest.raises(ConfigError, match="the result would be another one"):
         loaded.evaluate(overrides=["optimizer.lr=1"])

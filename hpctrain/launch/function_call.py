@@ -97,7 +97,7 @@ class Call:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{file}: cannot be read as a call ({error})") from error
 
-    def write(self, folder: Path, code: str | None, ranks: int) -> None:
+    def write(self, folder: Path, code: str | None, ranks: int = 1) -> None:
         """Write call.json; `code` is the digest of the code's copy."""
         content = json.loads(self._text()) | {"code": code, "ranks": ranks}
         write_atomically(folder / "call.json", written(content))

@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
     functions, others = parted(options.dir, options.runs)
     if functions and (others or options.watch is not None):
         raise ConfigError(
-            f"{functions[0].name}: a job of a function has no runs beside it here, "
-            "and `logs NAME -f` follows it"
+            f"{functions[0].name}: status shows jobs of functions without runs beside them, and "
+            "without --watch; `logs NAME -f` follows one"
         )
     if functions:
         from hpctrain.commands import function_jobs

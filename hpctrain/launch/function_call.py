@@ -138,7 +138,7 @@ def is_check(folder: Path) -> bool:
 class _Stored(Record, frozen=True):
     module: str = ""
     code: str | None = None
-    ranks: Annotated[int, Meta(ge=1, le=10**7)] = 1  # older versions have not noted it
+    ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1  # older versions have not noted it
 
 
 def _stored(folder: Path) -> _Stored:

@@ -11,7 +11,7 @@ otherwise some ranks would have nothing to do.
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -94,24 +94,35 @@ def _whole(outputs: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-_CHANGES = (
-    "{}: its rows are {} in one batch and {} in another, as where predictions are as long as their "
-    "input. Give the task a method `predictions(outputs, batch)` that returns a list with a tensor "
-    "for each sample; FIELD_length of the batch has the lengths"
-)
+def _refuse_change(name: str, *kinds: tuple[str, tuple[int, ...], bool] | None) -> NoReturn:
+    """Raise the error for predictions whose rows are of several kinds, such as two of `_kind`."""
+    told = [
+        f"{each[0]} {each[1]}{', of any length' * each[2]}" if each else "none" for each in kinds
+    ]
+    raise ConfigError(
+        f"{name}: its rows are {' in one batch and '.join(told)} in another, as where predictions "
+        "are as long as their input. Give the task a method `predictions(outputs, batch)` that "
+        "returns a list with a tensor for each sample; FIELD_length of the batch has the lengths"
+    )
 
 
 def _array(value: torch.Tensor | list[torch.Tensor]) -> Array | Ragged:
     """Return predictions as they are written; a list has samples of their own lengths."""
     if isinstance(value, list):
+        if not all(each.dim() for each in value) or len({each.shape[1:] for each in value}) > 1:
+            given = ", ".join(map(str, sorted({tuple(each.shape) for each in value})[:5]))
+            raise ConfigError(
+                "a list of predictions has a tensor (length, ...) for each sample, and all are "
+                f"alike but for their length; these are {given}"
+            )
         return Ragged.of([np.asarray(_array(each)) for each in value])
     return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
 
 
-def _kind(value: Array | Ragged) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype and the shape of a row, or of an element of a list's items."""
+def _kind(value: Array | Ragged) -> tuple[str, tuple[int, ...], bool]:
+    """Return dtype, shape and `variable` of the field that has such rows."""
     array = value.values if isinstance(value, Ragged) else value
-    return array.dtype.name, tuple(array.shape[1:])
+    return array.dtype.name, tuple(array.shape[1:]), isinstance(value, Ragged)
 
 
 class _Begun(Record, frozen=True):
@@ -221,7 +232,7 @@ class _Prediction:
                 before = parts.setdefault(name, [])
                 before.append(_array(kept_rows))
                 if _kind(before[0]) != _kind(before[-1]):
-                    raise ConfigError(_CHANGES.format(name, *map(_kind, (before[0], before[-1]))))
+                    _refuse_change(name, _kind(before[0]), _kind(before[-1]))
             left = (self._samples(n) - first for n in turn)
             shown.advance(sum(max(0, min(self._rows, n)) for n in left), 0)
         # The ranks of a replica have the same outputs, and one of them writes.
@@ -242,10 +253,7 @@ class _Prediction:
             yield last
 
     def _write(self, number: int, rows: int, parts: dict[str, list[Array | Ragged]]) -> None:
-        fields = {
-            name: Field(*_kind(values[0]), isinstance(values[0], Ragged))
-            for name, values in parts.items()
-        }
+        fields = {name: Field(*_kind(values[0])) for name, values in parts.items()}
         name = shard_name(self._split, number)
         unfinished = self._out / f".{name}.unfinished"
         try:
@@ -266,15 +274,15 @@ class _Prediction:
         if (self._out / FILE).exists():
             return Index.load(self._out)
         notes = [read(_Note, self._out / self._note(n)) for n in numbers]
-        for note, (name, kind) in ((n, item) for n in notes for item in n.fields.items()):
-            if (first := notes[0].fields[name]) != kind:
-                raise ConfigError(_CHANGES.format(name, first, kind))
-            assert note.variable == notes[0].variable
+        kinds = [
+            {name: (*kind, name in note.variable) for name, kind in note.fields.items()}
+            for note in notes
+        ]
+        for name, first in kinds[0].items():
+            if other := next((each for each in kinds if each.get(name) != first), None):
+                _refuse_change(name, first, other.get(name))
         index = Index(
-            {
-                name: Field(dtype, shape, name in notes[0].variable)
-                for name, (dtype, shape) in notes[0].fields.items()
-            },
+            {name: Field(*kind) for name, kind in kinds[0].items()},
             tuple(
                 Shard(shard_name(self._split, n), self._split, f.count, f.bytes, f.digest)
                 for n, f in zip(numbers, notes, strict=True)

@@ -151,9 +151,12 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
             reader, labels = Reader(tmp_path / name, "val"), validation(loaded, digits)[1]
             rows = reader.read(np.arange(len(labels)))["own"]
             assert [each.tolist() for each in rows] == [[n] * (n + 1) for n in labels.tolist()]
+        context.setattr(Classification, "predictions", lambda _, x, b: {"x": [*x.sum(1)]})
+        with pytest.raises(ConfigError, match=r"a tensor \(length, ...\) for each .* are \(\)$"):
+            loaded.predict(None, tmp_path / "numbers")
         context.setattr(Classification, "predictions", lambda _, x, b: {"x": x[:, : next(counts)]})
         for size, name in ((128, "wide"), (65536, "wider")):
-            with pytest.raises(ConfigError, match=r"x: its rows are .*\(1,\)\) .*\(2,\)\) in anot"):
+            with pytest.raises(ConfigError, match=r"x: its rows are float64 \(1,\) .* \(2,\) in"):
                 loaded.predict(None, tmp_path / name, shard_samples=size)
             counts = iter(range(1, 99))
     # Its folder is for these predictions only.

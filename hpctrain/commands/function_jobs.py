@@ -9,11 +9,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpctrain.console import Cell, Table
-from hpctrain.disk import is_own
+from hpctrain.disk import is_own, open_regular
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.function import FunctionJob, LocalFunctionJob, opened, why_ended
 from hpctrain.launch.function_call import Call
@@ -21,7 +22,7 @@ from hpctrain.runs.state.select import functions_in
 from hpctrain.slurm import queue
 from hpctrain.terminal import bytes_writer, printable
 
-_ASK_S, _READ_S = 10.0, 0.5  # how often `logs -f` asks the scheduler, and reads the log
+_READ_S = 0.5  # how often `logs -f` reads the log; the job asks the scheduler less and less often
 
 
 def in_queue(folder: Path) -> list[Path]:
@@ -62,12 +63,12 @@ def cancel(paths: Sequence[Path]) -> list[dict[str, str]]:
     for path in paths:
         job, action = opened(path), "skip"
         state = _state(job)
-        if state not in ("pending", "running"):
+        if isinstance(job, LocalFunctionJob) and state == "unknown":
+            said = "skipped: it ends with the program that has started it here"
+        elif job.done():
             said = f"{state}, nothing to do"
         elif not is_own(path):
             said = f"{state}, skipped: it is another user's, who can cancel it"
-        elif isinstance(job, LocalFunctionJob):
-            said = "skipped: it ends with the program that has started it"
         else:
             job.cancel()
             action, said = "cancel", f"cancelled, was {state}"
@@ -82,22 +83,25 @@ def show_log(
     copy: Callable[[Path, int, Callable[[bytes], None]], int],
 ) -> int:
     """Do for a function job what `logs` does for a run; return the exit code."""
-    job, write, last = opened(path), bytes_writer(), time.monotonic()
+    job, write = opened(path), bytes_writer()
     file = _log_file(path, job, options.rank)
     offset = start(file, options.lines)
     if options.json:
         if options.follow:
             raise ConfigError("logs -f prints lines as they come; leave out --json")
-        lines = file.read_bytes()[offset:].decode(errors="replace").splitlines()
+        with open_regular(file) as opened_log:
+            opened_log.seek(offset)
+            lines = opened_log.read().decode(errors="replace").splitlines()
         print(json.dumps(facts(path) | {"file": str(file), "lines": lines}))
         return 0
     print(printable(f"==> {file} <=="), file=sys.stderr)
-    offset = copy(file, offset, write)
-    while options.follow and not job.done():
-        time.sleep(_READ_S)
-        offset = copy(file, offset, write)
-        if time.monotonic() - last > _ASK_S:
-            job, last = opened(path), time.monotonic()
+    with suppress(KeyboardInterrupt):
+        while True:
+            over = not options.follow or job.done()
+            offset = copy(file, offset, write)
+            if over:
+                break
+            time.sleep(_READ_S)
     return 0
 
 

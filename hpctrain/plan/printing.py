@@ -11,11 +11,11 @@ from hpctrain.console import Console, Table
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Price
 from hpctrain.plan.answer import Answer
-from hpctrain.plan.budget import duration, number
+from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind, currencies, scaling
-from hpctrain.units import MIB, readable
+from hpctrain.units import MIB, duration, readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 
@@ -186,9 +186,9 @@ def _taken(one: Estimate) -> str:
     if one.time is None:
         return "how long a step takes is unknown"
     if one.hours is None:
-        step = duration(one.time.step_s / 3600)
-        return f"a step takes {step}, and --budget 1e9tokens or 20epochs tells hours and cost"
-    parts = [duration(one.hours), f"{number(one.gpu_hours)} GPU-hours"]
+        step = number(one.time.step_s)
+        return f"a step takes {step} s, and --budget 1e9tokens or 20epochs tells hours and cost"
+    parts = [duration(3600 * one.hours), f"{number(one.gpu_hours)} GPU-hours"]
     parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
     if prices := _costs(one, lambda price: number(one.cost(price))):
         parts.append(f"about {' or '.join(prices)}")

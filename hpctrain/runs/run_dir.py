@@ -79,9 +79,10 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """Return an existing run directory; one that is incomplete or damaged is a StorageError."""
         run = cls(Path(os.path.realpath(path)))
-        for name in ("config.yaml", "run.json"):
+        for name in ("run.json", "config.yaml"):
             if not (run.path / name).is_file():
-                raise StorageError(f"{path}: no run directory ({name} is missing)")
+                cure = "; the command that has made the run writes it" if name != "run.json" else ""
+                raise StorageError(f"{path}: no run directory ({name} is missing{cure})")
         if not run.read().signature:
             raise DamageError(run.path / "run.json", "it has no `signature`")
         return run

@@ -77,9 +77,10 @@ class SplitTask(ABC):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums and counts of a `Task`; `outputs` are the model's for `inputs(batch)`."""
 
-    def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def measured(self, outputs: Any, batch: Batch) -> tuple[Any, ...]:
         """Return the arguments of `update` of each of `metrics`, with samples along the first axis.
 
+        Each is a tensor, or a list with an item for each sample, such as a text or a dict of boxes.
         `outputs` are the model's for `inputs(batch)`. Rows whose mask is False are left out by the
         caller.
         """

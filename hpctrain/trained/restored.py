@@ -91,7 +91,7 @@ def restored(
         default_dtype(config.precision),
     ):
         parts = Parts(config, ranks, device)
-        model = parts.model(divided_loss=divided_loss)
+        model = parts.model(divided_loss=divided_loss, trains=False)
         load_trained(config, checkpoint, model)
         saved = Manifest.read(checkpoint)
         model.step = saved.step

@@ -222,7 +222,8 @@ def test_a_damaged_config_is_named_in_one_line(
         assert done.stderr.count("\n") == 1
     (run / "config.yaml").unlink()
     done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
-    assert done.stderr == f"error: {run}: no run directory (config.yaml is missing)\n"
+    missing = "config.yaml is missing; the command that has made the run writes it"
+    assert done.stderr == f"error: {run}: no run directory ({missing})\n"
 
 
 def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -> None:

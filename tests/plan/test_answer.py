@@ -26,7 +26,7 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.memory_fit import Fit
 from hpctrain.hardware import Hardware, known, load, of_section
 from hpctrain.job.building.flops import Flops
-from hpctrain.plan.budget import Budget, Limits, budget_of, duration
+from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.failures import best_interval, stretch
 from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
@@ -116,7 +116,7 @@ def test_what_a_run_may_cost_and_take(
     command = "python -m hpctrain -m model=lm_small .*"
     assert re.match(
         r"1\.33M parameters fit on 8 NVIDIA H100 SXM 80 GB as zero3 \(1.1 GiB of 79.2 GiB each, "
-        r"5% or more stays free\); 1e12 tokens take 3\d\.\d hours, [23]\d\d GPU-hours, .* kWh, "
+        r"5% or more stays free\); 1e12 tokens take 3\d h \d+ min, [23]\d\d GPU-hours, .* kWh, "
         r"about 9\d\d USD on demand or [89]\d\d USD spot zero3: the layout of the command line "
         rf"{command} faster: 1\.33M parameters fit on 8 .* as zero1 .*; 1e12 tokens take ",
         flat,
@@ -673,9 +673,6 @@ def test_budgets() -> None:
     times = {"3000gpuhours": 750, "3000 GPU-hours": 750, "2weeks": 336, "1.5d": 36, "90min": 1.5}
     hours = {t: budget_of(t, config.train, 10, 50).steps_of(3.6, 4) for t in times}
     assert hours == {text: 1000 * hours for text, hours in times.items()}
-    assert [duration(hours) for hours in (0.01, 0.5, 30, 504)] == [
-        *("36.0 s", "30.0 min", "30.0 hours", "21.0 days")
-    ]
 
 
 def test_collectives() -> None:

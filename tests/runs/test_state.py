@@ -15,9 +15,10 @@ from hpctrain.run_record import Hang, RunRecord
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.shared_job import job_of
-from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
+from hpctrain.runs.state.state import ended_for_good, eta_s, judge
 from hpctrain.slurm.queue import Ended, Job, Queue
 from hpctrain.tracking.journal import Journal
+from hpctrain.units import duration
 from tests.made_runs import (
     ATTEMPT,
     BEAT,
@@ -271,8 +272,8 @@ def test_the_time_left() -> None:
     # The heartbeat of the previous attempt is not used.
     record["attempts"] = [ATTEMPT | {"started": NOW}]
     assert eta_s(facts_of(Path("x"), record, BEAT), NOW) is None
-    shown = [duration(s) for s in (45, 100, 5399, 12_000, 200_000)]
-    assert shown == ["45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
+    shown = [duration(s) for s in (0, 0.0125, 45, 100, 5399, 12_000, 200_000)]
+    assert shown == ["0 s", "0.013 s", "45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
 
 
 def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:

@@ -40,6 +40,8 @@ class Composer:
 
     def __init__(self, loader: ConfigLoaderImpl, master: DictConfig) -> None:
         self._loader, self._master = loader, master
+        folders = master.hydra.runtime.config_sources
+        self.config_dir = next((f.path for f in folders if f.provider == "command-line"), "")
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self.notes: dict[str, None] = {}  # lines for the user, in their order
         self._read: dict[str, str] = {}  # of the keys of `hydra.launcher`, by our key: the line

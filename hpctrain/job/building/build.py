@@ -11,7 +11,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.optimizer_state import Layout
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -51,6 +51,7 @@ from hpctrain.training.trainer import Trainer
 from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
+LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
 def build(
@@ -95,6 +96,7 @@ def build(
     average = Average(model, train.ema, evaluates=train.ema_evaluation)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average, layout)
 
+    log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
     watch = observers.build_watch(
         *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
@@ -113,7 +115,7 @@ def build(
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
-        silent=SilentLayers(train.log_every if train.watch != "off" else 0),
+        silent=SilentLayers(log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
     )
     meter = Meter(
@@ -145,7 +147,7 @@ def build(
         device=device,
         max_steps=effective.max_steps,
         every=Every(
-            log=train.log_every,
+            log=log_every,
             # With a time instead of steps, the last step of the run is evaluated in any case.
             evaluate=train.eval_every
             or (None if train.eval_every_s is None else effective.max_steps),
@@ -169,6 +171,11 @@ def _looked(run: RunDir) -> bool:
     if before is None or now.code_changed or before.world_size != now.world_size:
         return False
     return run.last_checkpoint() >= (before.first_step or 0) + LOOKS_AT
+
+
+def report_every(train: TrainConfig, max_steps: int) -> int:
+    """Return the steps from one report of metrics to the next, in a run of so many."""
+    return train.log_every or max(1, min(LOG_EVERY, max_steps // 10))
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:

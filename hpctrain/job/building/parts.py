@@ -46,13 +46,15 @@ class Parts:
         """The task for this rank's part of each sequence."""
         return on_part(self.whole_task, self.mesh.sequence_part)
 
-    def model(self, *, divided_loss: bool = True) -> ParallelModel:
+    def model(self, *, divided_loss: bool = True, trains: bool = True) -> ParallelModel:
         """Return a new model on its ranks, as the task calls it.
 
-        With `divided_loss`, tensor parallel may leave the logits divided.
+        With `divided_loss`, tensor parallel may leave the logits divided. What to know about a
+        training is said only if the model `trains`.
         """
         return parallelize(
             *(self.build, self.config, self.mesh, self.precision),
             loss_parallel=divided_loss and getattr(self.task, "loss_parallel", False),
             arguments=getattr(self.task, "arguments", ()),
+            trains=trains,
         )

@@ -37,14 +37,16 @@ log = logging.getLogger(__name__)
 FILLED_UP = "data.tail=pad fills up the last batch of an epoch with rows that come twice, and"
 
 
-def prepare_batch_norms(model: nn.Module, mesh: Mesh, config: Config, parts: int) -> None:
+def prepare_batch_norms(
+    model: nn.Module, mesh: Mesh, config: Config, parts: int, *, trains: bool = True
+) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
-    Rank 0 logs a warning if statistics of the model depend on how a batch is divided: over the
-    ranks, and into so many `parts`. All ranks call this together with the whole model.
+    If the model `trains`, rank 0 logs a warning if its statistics depend on how a batch is divided:
+    over the ranks, and into so many `parts`. All ranks call this together with the whole model.
     """
     layers, train = list(depending(model)), config.train
-    text = _warning(layers, mesh, config, parts) if layers else ""
+    text = _warning(layers, mesh, config, parts) if layers and trains else ""
     if text and dist.get_rank() == 0:
         log.warning("%s", text)
     if not train.sync_batchnorm or mesh.dp_cp_size == 1:

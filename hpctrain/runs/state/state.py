@@ -27,6 +27,7 @@ from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.slurm.allocations import since_epoch
+from hpctrain.units import duration
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -247,19 +248,6 @@ def _stalled_s(run: Facts, now: float) -> float | None:
     if seen.step_s is not None:
         limit_s = max(_LEAST_STALLED_S, _STALLED_STEPS * seen.step_s, 2 * seen.longest_step_s)
     return since_s if since_s > limit_s else None
-
-
-def duration(seconds: float) -> str:
-    """Return a rounded duration: `45 s`, `12 min`, `3 h 20 min` or `2 d 4 h`."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def _is_of_this_attempt(run: Facts) -> bool:

@@ -54,7 +54,7 @@ def sample_inputs(config: Config, sample: Mapping[str, Any]) -> tuple[torch.Tens
     """Return the positional arguments of the model for one sample: `LoadedRun.inputs`."""
     data, index = config.data, load_index(config.data.path)
     with default_dtype(config.precision):
-        task = bind_task(instantiate("task", config.task), data.path)
+        task = bind_task(instantiate("task", config.task, seed=config.seed), data.path)
         if not isinstance(task, SplitTask):
             raise ConfigError(
                 f"task._target_={config.task.get('_target_')} is no hpctrain.tasks.SplitTask, so "
@@ -65,7 +65,7 @@ def sample_inputs(config: Config, sample: Mapping[str, Any]) -> tuple[torch.Tens
         variable = {name for name, field in index.fields.items() if field.variable} - whole
         source, device = _Alone(sample, variable), torch.device("cpu")
         statistics = index.statistics.get(data.train_split, {})
-        chosen = EvaluationTransforms(data, device, shown=False).of(source, statistics)
+        chosen = EvaluationTransforms(data, device, config.seed, shown=False).of(source, statistics)
         samples, batches = chosen["transforms"], chosen["batch_transforms"]
         loader = Loader(
             source,

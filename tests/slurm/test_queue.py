@@ -30,7 +30,14 @@ from hpctrain.slurm.queue import (
     jobs_of,
     queued,
 )
-from hpctrain.slurm.sbatch import expected_start, nodes_that_fit, partitions, sbatch
+from hpctrain.slurm.sbatch import (
+    FullQueueError,
+    SubmitLimitError,
+    expected_start,
+    nodes_that_fit,
+    partitions,
+    sbatch,
+)
 
 
 def test_a_command_does_not_die_of_the_signals_of_the_job(
@@ -62,6 +69,33 @@ def test_the_job_id_in_an_answer_of_sbatch(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert sbatch(tmp_path / "script", Config()) == "12"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("Resource temporarily unavailable", FullQueueError),  # MaxJobCount
+        ("Slurm job queue full, sleeping and retrying", FullQueueError),
+        ("Unable to create job record, try again", FullQueueError),
+        ("Job violates accounting/QOS policy (job submit limit, user's size", SubmitLimitError),
+        ("Zero Bytes were transmitted or received", UnreachableError),
+        ("Slurm backup controller in standby mode", UnreachableError),
+        ("Communications connection failure", UnreachableError),
+        ("Invalid partition name specified", LaunchError),
+    ],
+)
+def test_refusals_that_pass_are_told_from_others(
+    words: str, kind: type[LaunchError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "squeue"):
+        answer = f'echo "sbatch: error: Batch job submission failed: {words}" >&2; exit 1'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("hpctrain.slurm.sbatch._PAUSES_S", (0, 0))
+    with pytest.raises(LaunchError) as caught:
+        sbatch(tmp_path / "script", Config())
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(

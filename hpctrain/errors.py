@@ -7,6 +7,7 @@
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
+    │   ├── JoinError        5   the ranks do not reach each other
     │   ├── LateRankError    5   a rank did not come to a collective operation in time
     │   └── PortTakenError   5   another process listens on the port of rank 0
     ├── StorageError         6   the run directory, checkpoints, permissions, space
@@ -67,6 +68,10 @@ class DistributedError(HpctrainError):
     """The ranks cannot form the requested process group."""
 
     exit_code = 5
+
+
+class JoinError(DistributedError):
+    """This rank could not connect to the others, so there has been no process group yet."""
 
 
 class LateRankError(DistributedError):

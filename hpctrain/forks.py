@@ -1,4 +1,4 @@
-"""Forks of the user's own code, which behave as if hpctrain were not there.
+"""Forks of the user's own code, which behave as if hpctrain were not there, and our own programs.
 
     this process   SIGTERM ── the wakeup descriptor ── the thread of `Stop` ── save and stop
     its fork       SIGTERM ── what it did before hpctrain came: it ends the fork
@@ -8,21 +8,25 @@ A fork inherits the handlers of signals and the wakeup descriptor. Without this 
 blocked until the fork has its own handlers, because one that arrives earlier would be heard here.
 A fork also inherits open files. One that outlives the run would keep the lock of the run, and the
 pipes whose end tells the uploader and the sensors that the run is over. So it loses those.
-A program that is started by `subprocess` inherits none of this.
+A program that is started by `subprocess` inherits none of this. But Slurm signals every process of
+a step, and one that dies of it looks like a failure: `run` runs a program that this does not reach.
 """
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from types import FrameType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], None]
+# A scheduler, a terminal or a user sends these signals to every process of a job.
+JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _ours: set[Any] = set()
 _before: dict[int, Any] = {}  # what a signal did before the first of our handlers
@@ -64,6 +68,36 @@ def wakeup(descriptor: int) -> Iterator[None]:
 def keep_private(descriptor: int) -> None:
     """Let forks of this process lose an open file. It may be closed without a word to us."""
     _private[descriptor] = os.fstat(descriptor)
+
+
+@contextmanager
+def job_signals_blocked() -> Iterator[None]:
+    """Block the signals of the job in this thread; a program that is started here inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run(
+    command: Sequence[str], *, timeout: float | None = None, input: Any = None, **options: Any
+) -> "subprocess.CompletedProcess[Any]":
+    """Run a program to its end, as `subprocess.run` does, without the signals of the job.
+
+    This process still hears them. Without `input` the program reads an empty standard input.
+    """
+    given = subprocess.DEVNULL if input is None else subprocess.PIPE
+    pipes = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    with job_signals_blocked():
+        process = subprocess.Popen(command, **pipes)
+    with process:
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:  # it is late, or Ctrl-C
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def at_end_of_parent(number: int) -> None:

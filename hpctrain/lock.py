@@ -33,7 +33,7 @@ def file_lock(path: Path, wait: Callable[[], None], parts: int = 1) -> Iterator[
     while True:
         fd = open_lock(path, os.O_RDWR | os.O_CREAT, parts)
         try:
-            _flock(fd, path, wait)
+            take(fd, path, wait)
             if _is_same(fd, path):
                 keep_private(fd)
                 yield fd
@@ -112,7 +112,8 @@ def open_lock(path: str | Path, flags: int, parts: int = 1) -> int:
     return fd
 
 
-def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:
+def take(fd: int, path: Path, wait: Callable[[], None]) -> None:
+    """Lock the open file on `path`, as `file_lock` does, until it is closed."""
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +124,14 @@ def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:
                 raise
             # Lustre mounted without `flock`, for example. Working without a lock is better than
             # not working at all.
-            return log.warning("%s: this file system has no locks (%s)", path, error)
+            device = os.fstat(fd).st_dev
+            if device not in _without:  # else each change of run.json would tell it
+                _without.add(device)
+                log.warning("%s: this file system has no locks (%s)", path, error)
+            return None
+
+
+_without = set[int]()
 
 
 def _is_same(fd: int, path: Path) -> bool:

@@ -8,6 +8,7 @@ A single process forms a group of one rank, so no later code needs to handle tha
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -21,7 +22,7 @@ from hpctrain.causes import one_line
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work, members
 from hpctrain.distributed.devices import agree, keep_to_share
-from hpctrain.errors import DistributedError
+from hpctrain.errors import DistributedError, JoinError
 from hpctrain.rendezvous import run_secret
 from hpctrain.rendezvous.cores import threads
 from hpctrain.rendezvous.leaving import leave_group_open
@@ -49,7 +50,8 @@ def process_group(
 
     Raises:
         ConfigError: The devices of the ranks do not fit together (`hpctrain.distributed.devices`).
-        DistributedError: The port is taken, ranks do not join, or one that is a stranger has.
+        JoinError: Ranks do not join.
+        DistributedError: The port is taken, or one that is a stranger has joined.
     """
     if (count := threads(ranks, launch.cpus_per_task)) is not None:
         torch.set_num_threads(count)
@@ -57,6 +59,7 @@ def process_group(
     # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     key = _secret(ranks, folder, config.timeout_s)
+    began = time.monotonic()
     try:
         store = _store(ranks, timeout, key)
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
@@ -75,9 +78,11 @@ def process_group(
             _connect(device)
     except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
         _after_failure(ranks)
-        raise DistributedError(
-            f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} within "
-            f"{config.timeout_s} s ({one_line(str(error))})"
+        choose = "; if the nodes have several networks, set MASTER_ADDR and network.interface"
+        raise JoinError(
+            f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} after "
+            f"{time.monotonic() - began:.0f} s ({one_line(str(error))})"
+            f"{choose * (ranks.num_nodes > 1)}"
         ) from error
     try:
         with (

@@ -83,7 +83,7 @@ def _host(config: Config) -> Iterator[str]:
             "GPU, so that loading data and starting kernels take turns; use "
             f"launch.cpus_per_task={least} or more"
         )
-    if gpus and launch.mem_gb is not None and launch.mem_gb < HOST_GB_PER_GPU * gpus:
+    if gpus and launch.mem_gb and launch.mem_gb < HOST_GB_PER_GPU * gpus:
         yield (
             f"launch.mem_gb={launch.mem_gb:g}: less than {HOST_GB_PER_GPU} GiB of host memory per "
             f"GPU, which torch, NCCL and the loader need; use {HOST_GB_PER_GPU * gpus} or more"

@@ -64,7 +64,7 @@ def on_host(kept: float, ranks: int, mem_gb: float | None) -> Fit:
     `kept` are the bytes of all `ranks` ranks of a node, each of which has torch, NCCL and a loader
     beside it. Nothing is said against a node whose memory is unknown.
     """
-    if mem_gb is None or not kept:
+    if not mem_gb or not kept:
         return Fit(True)
     text = f"keeps {readable(kept)} in the host memory of each node, and launch.mem_gb={mem_gb:g}"
     if kept > mem_gb * GIB:
@@ -83,7 +83,7 @@ def staged_bytes(
     `copy` are those of their parts. If the copy does not fit beside the bytes that are `kept`, the
     training waits for the checkpoint.
     """
-    free = float("inf") if mem_gb is None else mem_gb * GIB - kept
+    free = float("inf") if not mem_gb else mem_gb * GIB - kept
     fits = copy <= (staging_gb or 0) * GIB and copy <= OF_FREE * free
     return copy if fits and copy >= ranks * SMALL_PART else 0.0
 

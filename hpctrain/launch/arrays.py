@@ -40,7 +40,7 @@ from hpctrain.secrets import reference
 from hpctrain.slurm import excluded_hosts, sbatch
 from hpctrain.slurm.lead_time import lead_s
 from hpctrain.slurm.partition_limit import Road, road
-from hpctrain.slurm.queue import me
+from hpctrain.slurm.queue import UnreachableError, me
 from hpctrain.slurm.sbatch_options import check_folder
 from hpctrain.slurm.script import sbatch_script
 
@@ -237,7 +237,8 @@ def submit(
 ) -> list[Entry]:
     """Write the arrays and submit them; return the entries over the cluster's submit limit.
 
-    These are frozen, but not queued. `on_written` is called after the files of an array are written
+    These are frozen, but not queued, as are those of later arrays if the scheduler does not answer.
+    `on_written` is called after the files of an array are written
     and before it is submitted.
 
     Raises:
@@ -253,8 +254,12 @@ def submit(
             on_written()
         try:
             array.submit(inherit)
-        except sbatch.SubmitLimitError:
-            if array.tasks > 1:
+        except UnreachableError:  # this array may be queued
+            _leave(waiting, sweep)
+            raise
+        except sbatch.SubmitLimitError as error:
+            # Each try at a full queue takes minutes.
+            if array.tasks > 1 and not isinstance(error, sbatch.FullQueueError):
                 # The limit depends on user, account and QOS: try with half of the runs.
                 rest = array.halve(array.folder.with_name(f"array-{unused}"))
                 for follower in waiting:
@@ -263,10 +268,15 @@ def submit(
                 unused += 1
                 continue
             shutil.rmtree(array.folder)
-            for each in (array, *waiting):
-                for entry in each.entries:
-                    entry.mark(Status.NO_ROOM)
-                    entry.task = None
-                each.freeze(sweep)
-            return [entry for each in (array, *waiting) for entry in each.entries]
+            return _leave([array, *waiting], sweep)
     return []
+
+
+def _leave(waiting: Iterable[Array], sweep: dict[str, str] | None) -> list[Entry]:
+    """Freeze the runs of arrays that cannot be queued now, for the next command; return them."""
+    for array in waiting:
+        for entry in array.entries:
+            entry.mark(Status.NO_ROOM)
+            entry.task = None
+        array.freeze(sweep)
+    return [entry for array in waiting for entry in array.entries]

@@ -24,7 +24,6 @@ different runs never have the same directory.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -44,7 +43,7 @@ from hpctrain.config.schema import Config
 from hpctrain.disk import create, open_regular, set_aside, write_atomically
 from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.forks import keep_private
-from hpctrain.lock import is_locked, open_lock
+from hpctrain.lock import is_locked, open_lock, take
 from hpctrain.record import read
 from hpctrain.rendezvous import epochs
 from hpctrain.run_record import Attempt, Progress, RunRecord
@@ -200,7 +199,7 @@ class RunDir:
         The lock is needed because a job may start while its submission is being written.
         """
         with open(self.path / ".run.json.lock", "a", opener=open_lock) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            take(file.fileno(), self.path / "run.json", partial(time.sleep, 0.01))
             self.read()  # a damaged file stays as it is
             content: dict[str, Any] = {}
             with suppress(FileNotFoundError):  # what it has of a newer version stays
@@ -212,10 +211,7 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Hold the lock of the run, or raise InUseError; the end of the process releases it."""
         with open(self.path / "lock", "a+", opener=open_lock) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise self._in_use() from error
+            take(file.fileno(), self.path / "lock", self._refuse)
             keep_private(file.fileno())
             file.truncate(0)
             file.write(holder := f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -227,6 +223,9 @@ class RunDir:
         """Raise InUseError if a process holds the lock of the run, as far as this host can see."""
         if self.is_locked():
             raise self._in_use()
+
+    def _refuse(self) -> None:
+        raise self._in_use()
 
     def _in_use(self) -> InUseError:
         lock = self.path / "lock"

@@ -51,6 +51,10 @@ def in_container(
     """
     if container.runtime is None:
         return [], []
+    if container.runtime == "command":
+        return [], container.args
+    if container.runtime == "pyxis" and container.image is None:
+        return container.args, []
     own = [str(folder) for folder in _outermost(folders)]
     for path in own:
         if bad := [char for char in ",:" if char in path]:

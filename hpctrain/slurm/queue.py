@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from hpctrain.errors import DistributedError, LaunchError
+from hpctrain.forks import run
 from hpctrain.rendezvous.hostlist import expand_hostlist
 from hpctrain.run_record import RunRecord
 from hpctrain.slurm.job_environment import clean_environment
@@ -246,13 +247,11 @@ def call(
     It raises an OSError if there is no such command, and TimeoutExpired if it is late.
     """
     # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
-    return subprocess.run(
+    return run(
         command,
-        capture_output=True,
         encoding="utf-8",
         errors="replace",
         timeout=timeout_s,
-        check=False,
         env=clean_environment(),
         **options,
     )
@@ -275,19 +274,15 @@ def version(answer: str) -> str:
     return found[0] if found else ""
 
 
-def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
+def ask(*command: str, quiet: bool = False) -> str | None:
     """Run a command of the scheduler and return its output; None if it fails.
 
-    The reason of a failure is logged as an error, or with `quiet` as a debug message. A command
-    that a signal has ended is run again, `tries` times in all: at a preemption Slurm signals every
-    process of a step, also one that a rank has just started to requeue its job.
+    The reason of a failure is logged as an error, or with `quiet` as a debug message.
     """
     try:
         done = call(*command)
         done.check_returncode()
     except subprocess.CalledProcessError as error:
-        if error.returncode < 0 and tries > 1:
-            return ask(*command, quiet=quiet, tries=tries - 1)
         message = " ".join((error.stderr or error.stdout).split()) or str(error)
     except (OSError, subprocess.TimeoutExpired) as error:
         message = str(error)

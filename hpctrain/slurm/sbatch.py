@@ -34,6 +34,10 @@ class SubmitLimitError(LaunchError):
     """The job array is over the cluster's limit of jobs per user, account or QOS."""
 
 
+class FullQueueError(SubmitLimitError):
+    """The controller takes no job of anybody now; sbatch has waited for two minutes before."""
+
+
 def sbatch(
     script: Path, config: Config, inherit: Sequence[int] = (), known: Sequence[str] = ()
 ) -> str:
@@ -47,6 +51,7 @@ def sbatch(
         LaunchError: The scheduler refuses the job. The message has its words and the config keys
             that they are probably about.
         SubmitLimitError: There are too many jobs.
+        FullQueueError: There are too many, whosever they are.
         UnreachableError: The controller does not answer; the job may be queued or not.
     """
     timed_out = False
@@ -61,8 +66,9 @@ def sbatch(
         # After a timeout the job may be queued all the same, and may be the one over the limit.
         if timed_out and (job := _find_job(script, words, known)):
             return job
-        if _LIMIT.search(words):
-            raise SubmitLimitError(_refusal(words, config))
+        if _LIMIT.search(words) or _FULL.search(words):
+            kind = FullQueueError if _FULL.search(words) else SubmitLimitError
+            raise kind(_refusal(words, config))
         if not _UNREACHABLE.search(words):
             raise LaunchError(_refusal(words, config))
     raise _unreachable(words)
@@ -105,7 +111,13 @@ _ID = re.compile(r"(\d+)(;\S+)?")  # with the name of the cluster where there ar
 # "job submit limit" is part of a general message about all QOS and association limits. The name of
 # the particular limit, if there is one, comes before it.
 _LIMIT = re.compile(r"Submit\w*Limit|^(?!.*\b(QOS|Assoc)\w+).*job submit limit", re.I)
-_UNREACHABLE = re.compile(r"timed out|unable to contact|connection (refused|reset)|try again", re.I)
+# MaxJobCount of the whole cluster.
+_FULL = re.compile(r"temporarily un|job queue full|unable to create job record", re.I)
+_UNREACHABLE = re.compile(
+    r"timed out|unable to contact|connection (refused|reset|closed|failure)|(send|receive) failure|"
+    r"zero bytes|not connected|no route|network is unreachable|standby mode|(?<!record, )try again",
+    re.I,
+)
 
 
 def expected_start(script: str, config: Config) -> str:
@@ -124,7 +136,7 @@ def expected_start(script: str, config: Config) -> str:
         return re.sub(r"^.*sbatch: Job \d+ ", "", words)
     if _UNREACHABLE.search(words):
         raise UnreachableError(words)
-    if _LIMIT.search(words):
+    if _LIMIT.search(words) or _FULL.search(words):
         return f"when there is room for more jobs ({words})"
     if _WRONG.search(words):
         raise LaunchError(_refusal(words, config))

@@ -53,14 +53,31 @@ def sbatch_options(
             raise ConfigError(f"{key}={value}: give the long name of an option, without the dashes")
         if option in _OWN_KEYS:
             raise ConfigError(f"{key}={value}: use {_OWN_KEYS[option]} for this option")
+        if value is None:
+            continue
+        if option in ("gpu-bind", "tres-bind", "tres-per-task") and value != "none":
+            raise ConfigError(f"{key}={value}: {_OWN_GPU_ONLY}")
+        if option == "gres" and option in options:  # such as nvme:950 beside the GPUs
+            if "gpu" in re.split("[:,]", str(value)):
+                raise ConfigError(f"{key}={value}: use launch.gpus_per_node for the GPUs")
+            value = f"{options.pop(option)},{value}"
         if option in (*options, "no-requeue", "open-mode", "dependency"):
             raise ConfigError(f"{key}={value}: the script sets --{option} itself")
-        if value is None or value is False:
+        if value is False:
             continue
         if not isinstance(value, str | int | float):
             raise ConfigError(f"{key}={value}: text, a number, or true for an option without value")
         options[option] = True if value is True else _check_text(key, str(value))
+    for word in site.srun:
+        if re.match(r"--(gpu-bind=(?!none$)|tres-bind|tres-per-task|gpus-per-task)", word):
+            raise ConfigError(f"site.srun: {word}: {_OWN_GPU_ONLY}")
     return options
+
+
+_OWN_GPU_ONLY = (
+    "each rank would see its own GPU only, and NCCL could use neither NVLink nor shared memory "
+    "between the ranks of a node; leave it out"
+)
 
 
 def _in_parentheses(constraint: str | None) -> str | None:
@@ -113,6 +130,8 @@ def _memory_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     option = site.memory_option
     if launch.mem_gb is None or option == "none":
         return {}
+    if launch.mem_gb == 0:
+        return {"mem": "0"}
     if launch.gpus_per_run is not None and option == "mem-per-gpu":
         option = "mem"  # the job has no whole GPU
     shares = {

@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from hpctrain.config.rank_counts import fitting_nodes
@@ -192,12 +193,20 @@ def _setup(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
     yield ""
     if site.modules or any(re.match(r"\s*(module|ml)\b", line) for line in site.setup):
         yield "type module &>/dev/null || source /etc/profile # defines `module`"
-    if site.modules:
-        command = f"module load {shlex.join(site.modules)}"
+    for command in _module_commands(site.modules):
         yield f"{command}\nchecked {shlex.quote(f'site.modules: {command}')}"
     yield from _exports(launch, site)
     for command in site.setup:
         yield f"{command}\nchecked {shlex.quote(f'site.setup: {command}')}"
+
+
+def _module_commands(modules: Sequence[str]) -> Iterator[str]:
+    """Yield the commands, in their order; what is no name of a module stands behind `module`."""
+    for loads, group in groupby(modules, lambda text: not re.search(r" |^(purge|reset)$", text)):
+        if loads:
+            yield f"module load {shlex.join(group)}"
+        else:
+            yield from (f"module {shlex.join(text.split())}" for text in group)
 
 
 def _exports(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:

@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hpctrain.errors import OfflineError, RefusedError, TrackingError, deleted_experiment
-from hpctrain.lock import file_lock, patience
+from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.secrets import mask
 from hpctrain.tracking.uploader_process import run_python_module
 
@@ -51,13 +51,15 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
     path = sqlite_path(uri)
     kind = file_system(path, mounts)
     if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
-        raise TrackingError(
-            f"tracking.uri={uri}: {path} is on a network file system ({kind}), where SQLite loses "
-            f"data. Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
-            f"--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a "
-            f"local disk; or set tracking.upload=false and upload later with "
-            f"`python -m hpctrain sync --uri URI`"
-        )
+        why = f"{path} is on a network file system ({kind}), where SQLite loses data"
+        raise TrackingError(f"tracking.uri={uri}: {why}. {_ELSEWHERE}")
+
+
+_ELSEWHERE = (
+    "Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
+    "--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a local "
+    "disk; or set tracking.upload=false and upload later with `python -m hpctrain sync --uri URI`"
+)
 
 
 def resolve_uri(uri: str, base: Path) -> str:
@@ -207,6 +209,8 @@ def _create_sqlite(uri: str, experiment: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Other processes wait here. Then the store is ready and they need not import mlflow.
         with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
+            if why := why_no_locks(path.parent, alone=True):
+                raise TrackingError(f"tracking.uri={uri}: SQLite needs locks; {why}. {_ELSEWHERE}")
             if experiment_id(uri, experiment) is None:
                 with write_lock(uri):
                     is_made(path)  # raises at once if the store is unusable; MLflow takes seconds

@@ -16,18 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpctrain.disk import give_home, opener
-from hpctrain.forks import keep_private
+from hpctrain.forks import JOB_SIGNALS, job_signals_blocked, keep_private, run
 from hpctrain.secrets import mask_logging
-
-# A scheduler, a terminal or a user sends these signals to a whole job. A child ignores them: the
-# uploader must still upload the records that the training writes when it gets the same signal.
-_BROADCAST_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 
 
 class Process(NamedTuple):
@@ -98,30 +88,32 @@ def start_child(
     It cannot be started: OSError.
     """
     command, env = python_module(module, *args)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BROADCAST_SIGNALS)  # inherited
-    try:
-        with open(log_file, "ab", opener=opener(2)) if log_file else nullcontext() as output:
-            process = subprocess.Popen(
-                command,
-                env=env | variables,
-                cwd=cwd,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with (
+        open(log_file, "ab", opener=opener(2)) if log_file else nullcontext() as output,
+        job_signals_blocked(),
+    ):
+        process = subprocess.Popen(
+            command,
+            env=env | variables,
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     assert process.stdin is not None
     keep_private(process.stdin.fileno())
     return process
 
 
 def begin_child() -> None:
-    """Ignore the signals of the job, leave the cores to the training, and log without secrets."""
-    for number in _BROADCAST_SIGNALS:
+    """Ignore the signals of the job, leave the cores to the training, and log without secrets.
+
+    The uploader must still upload what the training writes when it gets the same signal.
+    """
+    for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BROADCAST_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
     os.nice(5)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -136,15 +128,6 @@ def run_python_module(module: str, *args: str, cwd: Path, timeout: float) -> tup
     error. A module that has not ended in time is a `subprocess.TimeoutExpired`.
     """
     command, env = python_module(module, *args)
-    done = subprocess.run(
-        command,
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    done = run(command, env=env, cwd=cwd, text=True, timeout=timeout)
     lines = (done.stderr or done.stdout).strip().splitlines()
     return done.returncode, lines[-1] if lines else f"exit code {done.returncode}"

@@ -39,6 +39,7 @@ from hpctrain.errors import (
     DistributedError,
     HealthError,
     InUseError,
+    JoinError,
     LateRankError,
     NoGpuError,
     PortTakenError,
@@ -85,6 +86,12 @@ def begin(tmp_path: Path) -> Begin:
 
 def save(run: RunDir, step: int) -> None:
     (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever another rank or an observer tells is there already."""
+    monkeypatch.setattr(failure, "_NAMED_S", 0.0)
 
 
 def fail(run: RunDir, error: Exception, restarts: int = 0) -> None:
@@ -254,6 +261,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 HOST = socket.gethostname()
 ON_GPU = f"GPU fault on {HOST}: RuntimeError: {ECC}"
 STALE = f"lost mount on {HOST}: OSError: [Errno 116] Stale"
+ALONE = JoinError("no process group (gloo/transport/tcp/socket.cc:142 … unreachable)")
 ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
 
 
@@ -283,6 +291,9 @@ ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
         (None, "uninterruptible", {}, 1, "restart --exclude=n2", "hang", HUNG["sentence"]),
         (None, "silent", {}, KILLED, "restart --exclude=n2", "node", HUNG["sentence"]),
         (ZeroDivisionError("x"), "dead", {}, 1, "", "code", "ZeroDivisionError: x"),
+        # Slurm has killed rank 0 then; and a rank that was killed before is the cause.
+        (ALONE, "", {}, KILLED, "", "code", f"JoinError: {ALONE}"),
+        (ALONE, "dead", {}, KILLED, "restart", "rank killed", HUNG["sentence"]),
         (RuntimeError(ECC), "", {}, 1, "restart", "GPU fault", ON_GPU),
         (
             RuntimeError(f"{ECC}\nCUDA kernel errors might be"),
@@ -617,7 +628,8 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
         (KeyboardInterrupt(), True),
         (DistributedError("the first batch: rank 3 is gone (Broken pipe)"), False),
         (DistributedError("the first batch: rank 3 failed: ZeroDivisionError: x"), False),
-        (DistributedError("no process group (Connection was likely closed. Did it crash?)"), False),
+        (DistributedError("the check (Connection was likely closed. Did it crash?)"), False),
+        (JoinError("no process group (gloo/transport/tcp/socket.cc:142 … unreachable)"), True),
         (DistributedError("port 4711 on node1 is taken"), True),
         (RuntimeError("[gloo/transport/tcp/pair.cc:144] Timed out waiting 1000ms"), True),
         (RuntimeError("ncclSystemError: …\nLast error:\nCall to bind failed : in use"), True),

@@ -164,6 +164,8 @@ def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
     assert sorted(text.count("pending already") for text in said) == [0, 6]
 
 
+FULL = """sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying
+sbatch: error: Batch job submission failed: Resource temporarily unavailable"""
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
@@ -175,6 +177,21 @@ def test_an_answer_that_never_came_is_looked_up(
     assert "queued" in done.stderr
     assert sorted(cluster.queue()) == sorted(cluster.job_ids(tmp_path / "runs"))
     assert len(cluster.queue()) == 2
+
+
+def test_what_a_full_queue_leaves_is_kept_and_submitted_by_the_same_command(
+    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
+) -> None:
+    # sbatch itself has waited for two minutes. Two of three runs share the first array.
+    refusal = f'echo "{FULL}" >&2; exit 1'
+    path = wrapper("sbatch", f'if [[ -e asked ]]; then {refusal}; fi; touch asked; "$real" "$@"')
+    command = ("-m", "seed=1,2,3", "launch.pack=2", "tracking=off", HELD)
+    done = train(*command, code=4, PATH=path)
+    assert "error: 2 of 3 runs queued, 1 not: the cluster has no room" in done.stderr
+    states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
+    assert sorted(states) == ["created", "queued", "queued"]
+    assert train(*command).stderr.count("pending already") == 2
+    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"queued"}
 
 
 def test_a_controller_that_does_not_answer_stops_before_anything_is_written(
@@ -499,7 +516,7 @@ def test_arrays_keep_to_the_clusters_limits(
 ) -> None:
     common = ("seed=range(0,5)", "train.max_steps=2", "tracking=off")
     done = train("-m", *common, HELD, code=4, **strict)
-    assert "1 of 5 runs are not queued" in done.stderr
+    assert "4 of 5 runs queued, 1 not" in done.stderr
     env = os.environ | strict
     listed = cluster.slurm("squeue", "--noheader", "--array", "--format=%i", env=env).split()
     assert sorted(job.partition("_")[2] for job in listed) == ["0", "0", "1", "2"]

@@ -26,9 +26,8 @@ def test_a_sweep_goes_on_when_its_runs_have_taken_less(
         *("train.max_steps=30", "train.log_every=5", "tracking.upload=false"),
     )
     first = train(*command, code=4)
-    assert (
-        "1 of 2 runs are not queued: 1 would not end within launch.budget_gpu_hours" in first.stderr
-    )
+    why = "1 would not end within launch.budget_gpu_hours"
+    assert f"1 of 2 runs queued, 1 not: {why}" in first.stderr
     cluster.wait_for_end(cluster.job_ids(tmp_path / "runs"))
     assert len(runs(tmp_path / "runs")) == 1
     second = train(*command)

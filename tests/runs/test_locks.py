@@ -1,5 +1,6 @@
 """Who holds a run, and who may lock it."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -8,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.errors import StorageError
+from hpctrain import lock
+from hpctrain.errors import StorageError, TrackingError
 from hpctrain.lock import file_lock
 from hpctrain.rendezvous import epochs, leaving
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.store import initialise
 from tests.made_runs import (
     make_run,
 )
@@ -46,6 +49,24 @@ def test_a_second_process_that_a_lock_did_not_stop(
         with pytest.raises(SystemExit):
             epochs.end_if_over(run.path, AttemptKey())
     epochs.end_if_over(run.path, AttemptKey())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_run_on_a_file_system_without_locks_is_trained_and_changed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    run = RunDir(make_run(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(lock, "_without", set())
+    with run.lock():
+        run.update(state="running")
+        assert (run.read().state, run.is_locked()) == ("running", False)
+    assert caplog.text.count("this file system has no locks") == 1
+    with pytest.raises(TrackingError, match=r"SQLite needs locks.* or name a path on a local disk"):
+        initialise(f"sqlite:///{tmp_path}/mlflow.db", "exp")
 
 
 def test_who_may_only_read_a_run_cannot_lock_it(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Tests of the scheduler's commands. A stand-in is killed: Slurm's signals cannot be timed."""
+"""Tests of the scheduler's commands, with stand-ins for the commands."""
 
-import logging
 import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
+from hpctrain.forks import JOB_SIGNALS, run
 from hpctrain.job import run_page
 from hpctrain.record import convert
 from hpctrain.run_record import RunRecord
@@ -28,31 +30,32 @@ from hpctrain.slurm.queue import (
     jobs_of,
     queued,
 )
-from hpctrain.slurm.sbatch import expected_start, nodes_that_fit, partitions, sbatch
+from hpctrain.slurm.sbatch import (
+    FullQueueError,
+    SubmitLimitError,
+    expected_start,
+    nodes_that_fit,
+    partitions,
+    sbatch,
+)
 
 
-@pytest.fixture
-def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `squeue` whose first calls end by SIGTERM; the file `kills` holds their number."""
+def test_a_command_does_not_die_of_the_signals_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "squeue"
-    program.write_text(
-        '#!/bin/sh\ncd "$(dirname "$0")" || exit\necho >>calls\n'
-        'if [ "$(wc -l <calls)" -le "$(cat kills)" ]; then kill -TERM $$; fi\necho RUNNING\n'
-    )
+    kills = "\n".join(f"kill -s {number.value} $$" for number in JOB_SIGNALS)
+    program.write_text(f"#!/bin/sh\n{kills}\necho RUNNING\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return tmp_path
+    assert ask("squeue", "--jobs", "1") == "RUNNING\n"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*JOB_SIGNALS}  # only the program
 
 
-@pytest.mark.parametrize(("kills", "answer"), [(0, "RUNNING\n"), (2, "RUNNING\n"), (9, None)])
-def test_a_killed_command_is_run_again(
-    squeue: Path, kills: int, answer: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    (squeue / "kills").write_text(str(kills))
-    with caplog.at_level(logging.ERROR):
-        assert ask("squeue", "--jobs", "1") == answer
-    assert len((squeue / "calls").read_text().splitlines()) == min(kills + 1, 5)
-    assert ("died with <Signals.SIGTERM: 15>" in caplog.text) == (answer is None)
+def test_a_command_that_is_late_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(["sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60"], timeout=0.2)
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,33 @@ def test_the_job_id_in_an_answer_of_sbatch(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert sbatch(tmp_path / "script", Config()) == "12"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("Resource temporarily unavailable", FullQueueError),  # MaxJobCount
+        ("Slurm job queue full, sleeping and retrying", FullQueueError),
+        ("Unable to create job record, try again", FullQueueError),
+        ("Job violates accounting/QOS policy (job submit limit, user's size", SubmitLimitError),
+        ("Zero Bytes were transmitted or received", UnreachableError),
+        ("Slurm backup controller in standby mode", UnreachableError),
+        ("Communications connection failure", UnreachableError),
+        ("Invalid partition name specified", LaunchError),
+    ],
+)
+def test_refusals_that_pass_are_told_from_others(
+    words: str, kind: type[LaunchError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "squeue"):
+        answer = f'echo "sbatch: error: Batch job submission failed: {words}" >&2; exit 1'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("hpctrain.slurm.sbatch._PAUSES_S", (0, 0))
+    with pytest.raises(LaunchError) as caught:
+        sbatch(tmp_path / "script", Config())
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 from hpctrain import hardware, secrets
 from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import (
+    Config,
+    ContainerConfig,
     LaunchConfig,
     MonitorConfig,
     NetworkConfig,
@@ -55,13 +57,61 @@ def resources(
     for name, (_, key) in variables(network, train).items():
         if name in site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
-    if site.container.runtime is not None and not site.container.image:
-        yield f"site.container.runtime={site.container.runtime} needs site.container.image"
+    yield from _container(site.container)
+    undone = [line for line in site.setup if re.match(r"\s*(module|ml)\s.*\b(purge|reset)\b", line)]
+    if site.modules and undone:
+        yield (
+            f"site.setup={undone}: it would undo site.modules={site.modules}, which come before; "
+            f"put it at their beginning, such as site.modules=[purge, {site.modules[0]}]"
+        )
     if launch.time_min != "auto" and launch.warn_s >= 60 * launch.limit_min:
         yield (
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
         )
+
+
+def for_a_shell(config: Config) -> Iterator[str]:
+    """Yield the paths and variables that only a shell would understand; none reads them."""
+    site = config.site
+    values = {
+        "output_dir": config.output_dir,
+        "data.path": config.data.path,
+        **{
+            f"data.{part}[{i}].path": each.get("path")
+            for part in ("mixture", "val_sets")
+            for i, each in enumerate(getattr(config.data, part))
+        },
+        "data.stage_dir": config.data.stage_dir,
+        "checkpoint.init_from": config.checkpoint.init_from,
+        "tracking.uri": config.tracking.uri,
+        "site.container.image": site.container.image,
+        **{f"site.container.binds[{i}]": bind for i, bind in enumerate(site.container.binds)},
+        **{f"site.env.{name}": value for name, value in site.env.items()},
+    }
+    for key, value in values.items():
+        if match := re.search(r"\$\{?([A-Za-z_]\w*)\}?|(?:^|/)~(?=/|$)", str(value or "")):
+            name, shown = match[1] or "HOME", match[0].strip("/")
+            job = f"; in site.setup, `export {key[9:]}=…`, for one of the job" * ("env." in key)
+            yield (
+                f"{key}={value}: no shell reads it, so {shown} would stay there; write "
+                f"${{oc.env:{name}}}{job}"
+            )
+
+
+def _container(container: ContainerConfig) -> Iterator[str]:
+    name = f"site.container.runtime={container.runtime}"
+    if container.runtime == "command":
+        if not container.args:
+            yield f"{name} needs site.container.args, the words before Python: [shifter, …]"
+        for key in ("image", "binds", "nv"):
+            if value := getattr(container, key):
+                yield f"{name} has no use for site.container.{key}={value}: say it in args"
+    elif container.runtime is not None and not container.image:
+        if container.runtime != "pyxis":
+            yield f"{name} needs site.container.image"
+        elif not container.args or container.binds:
+            yield f"{name} needs site.container.image, or args that name one and its mounts"
 
 
 def _packing(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
@@ -76,6 +126,8 @@ def _packing(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
         yield f"{pack} with site.gpu_option=none: only Slurm can give each run GPUs of its own"
     if "--overlap" in site.srun:
         yield f"{pack} with --overlap in site.srun: all runs would get the same GPUs"
+    if launch.mem_gb == 0:
+        yield f"{pack} with launch.mem_gb=0: say how much each run gets"
     if "MASTER_PORT" in site.env:
         yield f"{pack} with site.env.MASTER_PORT: all runs would listen on one port"
 

@@ -76,9 +76,10 @@ class LaunchConfig:
     cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(
         None,
-        "Each node provides this much memory. Null means the cluster's default.",
+        "Each node provides this much memory. 0 is all memory of the nodes (--mem=0), and null the "
+        "cluster's default.",
         unit="GiB",
-        above=0,
+        at_least=0,
     )
     time_min: int | str = key(
         60,

@@ -25,7 +25,8 @@ class NetworkConfig:
     interface: str | None = key(
         None,
         "NCCL and gloo connect through this network interface, such as ib0 (NCCL_SOCKET_IFNAME, "
-        "GLOO_SOCKET_IFNAME). Null leaves the choice to them.",
+        "GLOO_SOCKET_IFNAME). Null leaves the choice to them. Before, the ranks meet at "
+        "MASTER_ADDR, by default the name of the first host.",
         check=_check_interfaces,
     )
     infiniband: str = key(

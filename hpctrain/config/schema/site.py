@@ -14,11 +14,14 @@ class ContainerConfig:
 
     runtime: str | None = key(
         None,
-        "This program starts the container; pyxis is a plugin of srun. Null means no container.",
-        choices=(None, "apptainer", "singularity", "pyxis"),
+        "This program starts the container; pyxis is a plugin of srun. With command, `args` are "
+        "the words that stand before Python. Null means no container.",
+        choices=(None, "apptainer", "singularity", "pyxis", "command"),
     )
     image: str | None = key(
-        None, "The image is FILE.sif, docker://..., or a name that enroot knows."
+        None,
+        "The image is FILE.sif, docker://..., or a name that enroot knows. With pyxis, null means "
+        "the one that `args` name, such as --environment=FILE, which mounts the folders, too.",
     )
     python: str = key("python", "Inside the image, Python is this command.")
     binds: list[str] = key(
@@ -31,7 +34,12 @@ class ContainerConfig:
         "apptainer gets --nv, or --rocm on nodes with AMD's GPUs. Null means that it does when "
         "the job has GPUs.",
     )
-    args: list[str] = key([], "`apptainer exec`, or with pyxis srun, gets these arguments too.")
+    args: list[str] = key(
+        [],
+        "`apptainer exec`, or with pyxis srun, gets these arguments too. With runtime=command they "
+        "are the whole command, such as [shifter, --image=me/hpctrain:1]: it must let the ranks "
+        "see the environment, the GPUs, output_dir, data.path and the code.",
+    )
 
 
 @dataclass
@@ -66,7 +74,11 @@ class SiteConfig:
         "sweep sends its own.",
     )
     login_shell: bool = key(False, "The job's script runs in a login shell, `bash -l`.")
-    modules: list[str] = key([], "The script first loads these modules.")
+    modules: list[str] = key(
+        [],
+        "The script first loads these modules. purge, reset and what has a space, such as use "
+        "/sw/modules, are commands of `module` itself, in the order that you give.",
+    )
     env: dict[str, str] = key({}, "Every rank has these variables, and so has the script.")
     setup: list[str] = key([], "These shell commands run before srun. If one fails, the job ends.")
     teardown: list[str] = key([], "These shell commands run after srun, however srun ended.")

@@ -14,7 +14,6 @@ shard itself.
 import logging
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from hpctrain.data.places.depot import BROADCAST, Depot
 from hpctrain.data.places.origin import FolderOrigin, WrongShard, digest_of, pour
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import LaunchError
+from hpctrain.forks import run
 from hpctrain.shards.index import Shard
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,7 @@ def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
     progress = Progress("sbcast", sum(shard.bytes for shard in shards))
     for shard in shards:
         target = folder / f"{digest_of(shard)}{BROADCAST}"
-        done = subprocess.run(
-            ["sbcast", "--force", str(source / shard.path), str(target)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run(["sbcast", "--force", str(source / shard.path), str(target)], text=True)
         if done.returncode:
             raise LaunchError(f"sbcast of {shard.path} to {target} failed: {done.stderr.strip()}")
         progress.add(shard.bytes)

@@ -36,10 +36,11 @@ import numpy as np
 
 from hpctrain.data.source import Source
 from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
-from hpctrain.data.workers.process import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
+from hpctrain.data.workers.process import MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.forks import JOB_SIGNALS
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 

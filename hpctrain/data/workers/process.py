@@ -23,12 +23,10 @@ import numpy as np
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.forks import die_with
+from hpctrain.forks import JOB_SIGNALS, die_with
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
-# Slurm, a terminal or a user sends these to every process of a job; the trainer handles them.
-JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STACKS = signal.SIGURG  # asks a worker where it is; a process that does not know it ignores it
 MESSAGE = 64 * 1024  # bytes of the longest message
 VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker

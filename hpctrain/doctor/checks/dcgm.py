@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from hpctrain import forks
 from hpctrain.doctor.finding import Finding, good, unknown
 
 _CHECK, _TIMEOUT_S = "DCGM", 90
@@ -24,13 +25,7 @@ def checked(*, run: bool) -> Finding:
     if not run:
         return unknown(_CHECK, "its diagnostics take seconds: `doctor --nodes` runs them")
     try:
-        done = subprocess.run(
-            [program, "diag", "--run", "1", "--json"],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = forks.run([program, "diag", "--run", "1", "--json"], text=True, timeout=_TIMEOUT_S)
         said = done.stdout
         answer = json.loads(said[said.index("{") : said.rindex("}") + 1])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:

@@ -74,8 +74,8 @@ def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) ->
             return measured(asked, ranks, device, seen)
     except (HpctrainError, RuntimeError) as error:
         cure = (
-            "Look at the other findings first; then choose the interface (network.interface), and "
-            "see whether the nodes reach each other."
+            "Look at the other findings first; then choose the network (MASTER_ADDR and "
+            "network.interface), and see whether the nodes reach each other."
         )
         found = " ".join(str(error).split())[:300]
         seen.findings.append(Finding("communication", "fail", found, "the ranks meet", cure))

@@ -102,7 +102,12 @@ class Sweep:
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
         self._say_notes(cluster)
-        left = submission.queue(self.entries)
+        try:
+            left = submission.queue(self.entries)
+        except LaunchError as error:
+            if not any(entry.job for entry in self.entries):
+                raise
+            raise type(error)(f"{self._queued()}: {error}") from error
         submission.write_list()
         if parent := self._parent.of(self.entries):
             self._adoption = adopt(self.entries, parent, self.folder)
@@ -126,9 +131,9 @@ class Sweep:
                 more = f", and {why}" if beyond < len(left) else ""
                 why = f"{beyond} would not end within launch.budget_gpu_hours{more}"
             raise LaunchError(
-                f"{len(left)} of {len(self.entries)} runs are not queued: {why}. Run the same "
-                "command later to submit the rest; with launch.wait=true it waits and submits them "
-                "when other jobs have ended"
+                f"{self._queued()}, {len(left):,} not: {why}. Run the same command later to "
+                "submit the rest; with launch.wait=true it waits and submits them when other jobs "
+                "have ended"
             )
         elif cluster and any(entry.job for entry in self.entries) and not self._followed:
             self._say_they_run()
@@ -138,6 +143,10 @@ class Sweep:
     def jobs(self) -> list[RunJob | LocalRunJob]:
         """Return the jobs of submitit for the runs, in the order of `add`."""
         return [entry.handle or _job_of(entry) for entry in self.entries]
+
+    def _queued(self) -> str:
+        queued = sum(entry.job != "" for entry in self.entries)
+        return f"{queued:,} of {runs(len(self.entries))} queued"
 
     def _any(self, key: str) -> bool:
         """Return whether `launch.KEY` is true for at least one run; then it holds for all."""

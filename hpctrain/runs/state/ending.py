@@ -106,7 +106,8 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
     if error and cause is causes.LOST_MOUNT:
         hosts = (error.host,) if error.host else ()
         return End(cause, error.error, error.frame, step, hosts, bad=bool(hosts))
-    if error and cause and cause not in (causes.HANG, causes.GPU_FAULT):
+    alone = seen and error and error.error.startswith("JoinError: ")  # it missed that rank
+    if error and cause and cause not in (causes.HANG, causes.GPU_FAULT) and not alone:
         own = causes.recorded(now.cause, now.error)
         # Slurm has ended rank 0 before it could record anything, or it does not know the cause.
         knows = now.state == "failed" and own is not causes.ANOTHER_RANK

@@ -23,7 +23,7 @@ import psutil
 from hpctrain import frames, record
 from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, LOST_MOUNT, cause_of, one_line
 from hpctrain.disk import write_atomically
-from hpctrain.errors import DamageError, HealthError
+from hpctrain.errors import DamageError, HealthError, JoinError
 from hpctrain.rendezvous import epochs
 from hpctrain.run_record import AttemptKey, Hang, Keyed
 from hpctrain.secrets import mask
@@ -75,6 +75,8 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         follows = cause is ANOTHER_RANK
         if follows and run.is_dir() and (said := _wait_for_cause(run, key)):
             log.error("the error of this rank follows from this: %s", said)
+        elif follows and isinstance(error, JoinError):  # nobody has left a group that never was
+            cause, follows = CODE, False
         if run.is_dir() and not follows and read(run, key) is None:
             content = {
                 "error": text,

@@ -22,9 +22,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import OfflineError, RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience
 from hpctrain.secrets import mask
+from hpctrain.tracking import artifact_place
 from hpctrain.tracking.uploader_process import run_python_module
 
 log = logging.getLogger(__name__)
@@ -110,7 +112,8 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     """Return the store's id of an experiment that is not deleted. This does not import mlflow.
 
     It is None if the store or the experiment does not exist, or the store does not answer. A
-    deleted experiment, or a server that refuses to answer, is a RefusedError.
+    deleted experiment, or a server that refuses to answer, is a RefusedError. One whose files would
+    go to a place that is not the store's is a TrackingError.
     """
     if is_server(uri):
         from hpctrain.tracking import server
@@ -122,7 +125,8 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     path = sqlite_path(uri)
     if not path.is_file():
         return None
-    query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
+    columns = "experiment_id, lifecycle_stage, artifact_location"
+    query = f"SELECT {columns} FROM experiments WHERE name = ?"
     try:
         with opened(path, "ro") as database:
             row = database.execute(query, (experiment,)).fetchone()
@@ -132,6 +136,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
         return None
     if row[1] != "active":
         raise deleted_experiment(uri, experiment, str(row[0]))
+    artifact_place.below(path, str(row[2]))
     return str(row[0])
 
 
@@ -192,6 +197,8 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
         if required:
             raise OfflineError(f"{problem}, and tracking.required=true") from error
     else:
+        if theirs := others_store(uri):
+            log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)
         return True
     log.warning(
         "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries "
@@ -199,6 +206,13 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
         problem,
     )
     return False
+
+
+def others_store(uri: str) -> str:
+    """Say that a SQLite store is another user's; "" for one's own, and for a server."""
+    if is_server(uri) or is_own(path := sqlite_path(uri)) or not (owner := owner_name(path)):
+        return ""
+    return f"this store belongs to {owner}"
 
 
 def _create_sqlite(uri: str, experiment: str) -> None:
@@ -221,12 +235,9 @@ def _not_ours(uri: str, path: Path, error: PermissionError) -> str:
     """Return the error for a store in a folder of somebody else, with the cure."""
     where = Path(error.filename or path)
     there = next(each for each in (where, *where.parents) if os.path.exists(each))
-    try:
-        owner = there.owner()
-    except KeyError:
-        owner = f"user {there.stat().st_uid}"
     return (
-        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner}. A SQLite "
+        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner_name(there)}. "
+        "A SQLite "
         "store is for one user: name one of your own, tracking.uri=sqlite:////PATH/mlflow.db, or "
         "for a group a server, tracking.uri=http://HOST:5000; or give an output_dir of your own; "
         "tracking.upload=false keeps the metrics in the run's journal"

@@ -21,6 +21,7 @@ from hpctrain.tracking import store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.links import VIEW_TAG, with_column
 from hpctrain.tracking.page.mlflow_names import clean_key
+from hpctrain.tracking.uploading.artifacts import Artifacts
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class MlflowRun:
             self._find_or_create, meta.uid, meta.run_name, start_time, self.parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
+        self.artifacts = Artifacts(meta.uri, run.info.artifact_uri)
         if run.info.lifecycle_stage != "active":
             raise DeletedError(self.run_id, meta.uri)
         self.position = int(run.data.tags.get(_POSITION, 0))
@@ -162,6 +164,10 @@ class MlflowRun:
             return False
         return True
 
+    def send_to_parent(self, text: str, name: str) -> None:
+        """Send a text as a file of the sweep's run; an error is the caller's."""
+        Artifacts(self._meta.uri, self._parent_place).send_text(text, name)
+
     def show(self, metric: str) -> None:
         """Let our view of the experiment have a column for a metric; an error is the caller's."""
         tags = self._try(self._client.get_experiment, self.experiment_id).tags
@@ -206,6 +212,7 @@ class MlflowRun:
         uid, name = self._meta.parent_uid, self._meta.parent_name
         assert uid is not None
         run = self._call(self._find_or_create, uid, name or uid, start_time, None)
+        self._parent_place = run.info.artifact_uri
         return str(run.info.run_id)
 
     def _find_or_create(

@@ -67,17 +67,25 @@ class MlflowRun:
     """A run in an MLflow store. The constructor finds or creates it.
 
     `start_time` is that of the journal's first record, in seconds since the epoch. `pause` is
-    called between two tries with a number of seconds: it sleeps, or raises to give up. Every method
+    called between two tries with a number of seconds: it sleeps, or raises to give up. `connected`
+    is called when MLflow has started and opened its store, or can ask the server. Every method
     can raise DeletedError: the run is deleted in MLflow. Everything up to `position` in the journal
     is in the store. `params` cannot change there; `tags` are those that the run had when it was
     opened.
     """
 
-    def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        start_time: float,
+        pause: Callable[[float], None],
+        connected: Callable[[], None],
+    ) -> None:
         self._meta = meta
         self._pause = pause
         import_mlflow()
         self._client = self._call(connect, meta.uri)
+        connected()
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
         self.parent_id = self._open_parent(start_time) if meta.parent_uid else None
         # A deleted run directory and a new one can have the same name and uid. The new one has its

@@ -4,6 +4,7 @@ A SQLite store may be written by others, who can name a folder of ours or any ad
 server keeps what each of its users has made. MLflow would follow, with the user's password.
 """
 
+from os.path import realpath
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -25,7 +26,7 @@ def below(database: Path, place: str) -> Path:
     if parts.scheme in ("", "file") and not parts.netloc and ".." not in path.parts:
         # A link on the way to the folder of the store gives it two names.
         for each in (path, *path.parents):
-            if each.name == home.name and each.parent.resolve() == home.parent.resolve():
+            if each.name == home.name and realpath(each.parent) == realpath(home.parent):
                 _check_link(home)
                 return path.relative_to(each)
     whose = f"; the store belongs to {owner_name(database)}" if not is_own(database) else ""

@@ -12,6 +12,7 @@ all of them would migrate its schema and most would fail.
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
+import errno
 import logging
 import os
 import re
@@ -51,6 +52,13 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
             )
         return
     path = sqlite_path(uri)
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise TrackingError(
+                f"tracking.uri={uri}: {path}: a link in this path leads to itself"
+            ) from None
     kind = file_system(path, mounts)
     if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
         raise TrackingError(
@@ -64,7 +72,7 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
 
 def resolve_uri(uri: str, base: Path) -> str:
     """Return `uri` with an absolute sqlite path; a relative one is relative to `base`."""
-    return uri if is_server(uri) else f"sqlite:///{(base / sqlite_path(uri)).resolve()}"
+    return uri if is_server(uri) else f"sqlite:///{os.path.realpath(base / sqlite_path(uri))}"
 
 
 def is_server(uri: str) -> bool:
@@ -77,7 +85,10 @@ def sqlite_path(uri: str) -> Path:
     prefix, path = uri[:10], uri[10:]
     if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
         hint = (
-            "; MLflow has removed its file store"
+            "; MLflow only maintains its file store, and hpctrain writes none: either bring its "
+            "runs into a database, `mlflow migrate-filestore --source mlruns --target "
+            "sqlite:///mlflow.db`, or name a server of it, `MLFLOW_ALLOW_FILE_STORE=true mlflow "
+            "server --backend-store-uri mlruns`"
             if uri.startswith(("file:", "/", ".")) or ":" not in uri
             else ""
         )
@@ -90,7 +101,7 @@ def sqlite_path(uri: str) -> Path:
 
 def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
     """Return the type of the file system of `path`, which need not exist; "" if unknown."""
-    path = path.absolute().resolve()
+    path = Path(os.path.realpath(path))  # `resolve` raises for a loop of links
     best, kind = -1, ""
     try:
         table = mounts.read_text(errors="surrogateescape")

@@ -23,7 +23,7 @@ class Artifacts:
         else:
             database = store.sqlite_path(uri)
             self._below = artifact_place.below(database, place)
-            self._root = artifact_place.root(database).resolve()
+            self._root = Path(os.path.realpath(artifact_place.root(database)))
 
     def send(self, file: Path, folder: str = "") -> None:
         """Send a file into a folder of the run, such as `images`; it replaces one of its name."""

@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import pwd
 import re
 import resource
 import secrets
@@ -191,6 +192,18 @@ def is_own(path: Path) -> bool:
         return path.lstat().st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def owner_name(path: Path) -> str:
+    """Return the name of the user who owns a file or folder; "" if there is none."""
+    try:
+        uid = path.lstat().st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def parse_json(content: str | bytes) -> Any:

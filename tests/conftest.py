@@ -6,11 +6,12 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,11 +183,20 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared(tmp_path_factory, "empty.db", make)
 
 
+def copy_store(empty: Path, path: Path) -> Path:
+    """Copy a store without runs; the copy keeps files of runs beside itself, as each store does."""
+    shutil.copy(empty, path)
+    with closing(sqlite3.connect(path)) as copy, copy:
+        place = path.with_name("mlartifacts").as_uri()
+        copy.execute("UPDATE experiments SET artifact_location = ?", (place,))
+    return path
+
+
 @pytest.fixture
 def store(empty_store: Path, tmp_path: Path) -> Path:
     """The store of the runs in tmp_path/runs: a copy, so that no run has to create it."""
     (tmp_path / "runs").mkdir(mode=0o700)
-    return Path(shutil.copy(empty_store, tmp_path / "runs" / "mlflow.db"))
+    return copy_store(empty_store, tmp_path / "runs" / "mlflow.db")
 
 
 @pytest.fixture

@@ -1,16 +1,20 @@
 """A training step on a small model, and this rank and its config, for tests of parts of a step."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.checkpoint.saving.part import facts
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
 from hpctrain.faults.stop import Stop
@@ -137,3 +141,12 @@ def stack_of_one_device(values: Sequence[torch.Tensor]) -> torch.Tensor:
 def weights(step: TrainStep) -> torch.Tensor:
     """Return all parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in step.model.parameters])
+
+
+def save_alone(state: dict[str, Any], folder: Path, base: str = "") -> None:
+    """Save a state as the checkpoint of one rank, with its manifest."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+    files = {path.name: facts(path) for path in folder.iterdir()}
+    Manifest(1, 1, {}, files, 0.0, {}, base=base).write(folder)

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from hpctrain import generators
+from hpctrain.checkpoint import metadata_file
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
@@ -36,7 +37,7 @@ from hpctrain.checkpoint.saving.committed import Committed, Readers
 from hpctrain.checkpoint.saving.proof import prove
 from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
+from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.tensors import local
@@ -186,7 +187,7 @@ class Checkpointer:
         if path is None:
             return None
         found = Manifest.read(path)
-        content = b64encode(read_metadata(path)).decode() if self.ranks.is_main else None
+        content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
         reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
         if found.base != self._base:
             raise StorageError(

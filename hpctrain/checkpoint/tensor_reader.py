@@ -24,38 +24,26 @@ import xxhash
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from hpctrain.checkpoint import metadata_file
 from hpctrain.checkpoint.files.matching import fits, misshapen
-from hpctrain.disk import open_regular
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
 from hpctrain.terminal import few
 
-_DCP = (
-    *(classes.Metadata, classes.StorageMeta, classes.MetadataIndex, classes.ChunkStorageMetadata),
-    *(classes.TensorStorageMetadata, classes.TensorProperties, classes.BytesStorageMetadata),
-    *(classes._MEM_FORMAT_ENCODING, _StorageInfo),
-)
-_ALLOWED: dict[tuple[str, str], Any] = {
-    **{(made.__module__, made.__name__): made for made in _DCP},
-    **{("torch", name): v for name, v in vars(torch).items() if isinstance(v, torch.dtype)},
-    ("torch", "Size"): torch.Size,
-}
 _SHOWN = 4  # weights that do not fit
 _AT_ONCE = 64 << 20  # bytes that replicas send each other in one message
-_LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 
 
 class Reader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
     `saved` is what is known of each entry of the saved state, by its dotted name. `metadata` is
-    what another rank got from `read_metadata`. The ranks of each group of `replicas` divide the
-    files that all of them need, and send each other what they have read.
+    what another rank got from `metadata_file.read`. The ranks of each group of `replicas` divide
+    the files that all of them need, and send each other what they have read.
     """
 
     def __init__(
@@ -63,7 +51,7 @@ class Reader(dcp.FileSystemReader):
     ) -> None:
         super().__init__(checkpoint)
         self._replicas, self.folder = replicas, checkpoint
-        self._metadata = _parsed(metadata or read_metadata(checkpoint), checkpoint / ".metadata")
+        self._metadata = metadata_file.parse(metadata or metadata_file.read(checkpoint), checkpoint)
         self.saved = self._metadata.state_dict_metadata
 
     def part(self, name: str) -> dict[str, Any]:
@@ -258,68 +246,3 @@ class _Planner(DefaultLoadPlanner):
         content = torch.load(value, weights_only=True)
         place = self.mappings[read_item.dest_index.fqn]
         set_element(self.original_state_dict, place, content)
-
-
-class Unpickler(pickle.Unpickler):
-    """Makes only the objects that DCP's metadata consists of."""
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: D102
-        if (module, name) in _ALLOWED:
-            return _ALLOWED[module, name]
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return _LAYOUTS.get
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        if module.startswith("pathlib") and name == "PosixPath":
-            return lambda *parts: "/".join(parts)  # the folder where it was saved
-        raise pickle.UnpicklingError(
-            f"it names {module}.{name}, which is no part of DCP's metadata"
-        )
-
-
-def _member(kind: Any, name: Any) -> Any:
-    """Return a member of an enumeration of DCP, which Python 3.11.2 pickles by its name."""
-    if kind is not classes._MEM_FORMAT_ENCODING:
-        raise pickle.UnpicklingError("it calls getattr, which is no part of DCP's metadata")
-    return kind[name]
-
-
-def read_metadata(checkpoint: Path) -> bytes:
-    """Return the file of a checkpoint that says where its tensors are."""
-    path = checkpoint / ".metadata"
-    try:
-        with open_regular(path, parts=0) as file:
-            return file.read()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def _parsed(content: bytes, path: Path) -> classes.Metadata:
-    before = {made: dict(vars(made)) for made in _DCP}
-    try:
-        try:
-            found = Unpickler(io.BytesIO(content)).load()
-        finally:
-            touched = [name for made in _DCP for name in _restore(made, before[made])]
-        if touched:
-            raise pickle.UnpicklingError(f"it changes the attribute {touched[0]} of a class")
-        if not isinstance(found, classes.Metadata):
-            raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
-        names = {part.relative_path for part in found.storage_data.values()}
-        if outside := [name for name in names if Path(name).name != name]:
-            raise pickle.UnpicklingError(f"it refers to {outside[0]}, outside of the checkpoint")
-        return found
-    except Exception as error:  # whatever a stream of random bytes leads to
-        reason = f"{error}" if isinstance(error, pickle.UnpicklingError) else repr(error)
-        raise StorageError(f"{path}: not the metadata of a checkpoint: {reason}") from error
-
-
-def _restore(made: type, before: dict[str, Any]) -> Iterator[str]:
-    """Undo changes of a class, whose attributes a pickle may set; yield their names."""
-    for name, value in dict(vars(made)).items():
-        if name not in before:
-            delattr(made, name)
-            yield name
-        elif value is not before[name]:
-            setattr(made, name, before[name])
-            yield name

@@ -70,6 +70,7 @@ def mlflow_store(tracking: TrackingConfig) -> Finding:
             has = server.experiment_id(uri, tracking.experiment) is not None
             made = "is there" if has else "is made by the first run"
             return good(check, f"{uri} answers; experiment {tracking.experiment} {made}")
+        store.experiment_id(uri, tracking.experiment)  # it may be deleted, or a stranger's
         return _sqlite(check, store.sqlite_path(uri))
     except TrackingError as error:
         return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")

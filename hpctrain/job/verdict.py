@@ -41,16 +41,16 @@ from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import is_elsewhere
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
+from hpctrain.tracking.uploading.child_uploader import START_S
 
 log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # by a person
-_START_S = 60.0  # how long the uploader may take to import mlflow
 
 
 def close_tracking(run: RunDir, code: int) -> None:
     """Record the end of a run whose rank 0 was killed, or did not know the cause, and upload it.
 
-    The upload takes at most `tracking.drain_s`.
+    The upload takes at most `tracking.drain_s` from the start of MLflow.
     """
     tracking = load(run.config_file).tracking
     if not tracking.enabled:
@@ -78,7 +78,7 @@ def close_tracking(run: RunDir, code: int) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                timeout=tracking.drain_s + _START_S,
+                timeout=tracking.drain_s + START_S,
             )
 
 

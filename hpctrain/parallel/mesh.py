@@ -30,6 +30,8 @@ class Mesh:
         cp_rank: The part of each sequence that this rank has, 0 <= cp_rank < cp.
         tp_rank: The part of each layer that this rank has, 0 <= tp_rank < tp.
         pp_rank: The part of the layers that this rank has, 0 <= pp_rank < pp.
+        has_outputs: Whether this rank has the outputs of the model. A pipeline sets it: it knows
+            which rank has the last stage.
         stream: The number of this rank's random stream. Ranks that divide a layer draw the same
             dropout masks, because each computes what all of them add to the residual stream.
     """
@@ -46,6 +48,7 @@ class Mesh:
         self.stream, self.tp_rank = divmod(rank, degrees.tp)
         data, self.cp_rank = divmod(self.stream, degrees.cp)
         self.pp_rank, self.dp_rank = divmod(data, degrees.dp)
+        self.has_outputs = degrees.pp == 1
         self.weight, self.first_share, self.shares = 1, self.dp_rank, degrees.dp
         if weights is not None:
             each = [weight for weight in weights for _ in range(degrees.dp // len(weights))]
@@ -60,7 +63,7 @@ class Mesh:
     @property
     def is_counted(self) -> bool:
         """Whether the sums of this rank count; ranks that divide a layer have the same ones."""
-        return self.tp_rank == 0 and self.pp_rank == self.degrees.pp - 1
+        return self.tp_rank == 0 and self.has_outputs
 
     @property
     def data_mesh(self) -> DeviceMesh:

@@ -7,7 +7,6 @@
 import dataclasses
 import json
 import os
-import pwd
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hpctrain import secrets
-from hpctrain.disk import write_atomically
+from hpctrain.disk import owner_name, write_atomically
 from hpctrain.errors import DamageError, TrackingError
 from hpctrain.record import Count, matching, read_owned
 from hpctrain.tracking.store import is_server
@@ -76,10 +75,7 @@ def check_known(meta: Meta, run_dir: Path) -> None:
     chosen = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     if meta.is_ours or chosen == meta.uri.rstrip("/"):
         return
-    try:
-        owner = pwd.getpwuid(meta.owner or 0).pw_name
-    except KeyError:
-        owner = f"user {meta.owner}"
+    owner = owner_name(run_dir / "journal" / "meta.json")
     uri = secrets.mask(meta.uri)
     raise TrackingError(
         f"this run belongs to {owner}, and its journal/meta.json names the store {uri}: nothing "

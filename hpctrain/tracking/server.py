@@ -12,6 +12,7 @@ from typing import Any
 
 from hpctrain.errors import RefusedError, deleted_experiment
 from hpctrain.secrets import without_credentials
+from hpctrain.tracking.artifact_place import check_of_server
 
 _TIMEOUT = 3.0
 
@@ -34,6 +35,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
             raise deleted_experiment(
                 uri, experiment, str(body["experiment"].get("experiment_id", ""))
             )
+        check_of_server(uri, str(body["experiment"].get("artifact_location", "")))
         return str(body["experiment"].get("experiment_id", ""))
     if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
         return None

@@ -12,6 +12,7 @@ all of them would migrate its schema and most would fail.
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
+import errno
 import logging
 import os
 import re
@@ -22,9 +23,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import OfflineError, RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.secrets import mask
+from hpctrain.tracking import artifact_place
 from hpctrain.tracking.uploader_process import run_python_module
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,13 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
             )
         return
     path = sqlite_path(uri)
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise TrackingError(
+                f"tracking.uri={uri}: {path}: a link in this path leads to itself"
+            ) from None
     kind = file_system(path, mounts)
     if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
         why = f"{path} is on a network file system ({kind}), where SQLite loses data"
@@ -64,7 +74,7 @@ _ELSEWHERE = (
 
 def resolve_uri(uri: str, base: Path) -> str:
     """Return `uri` with an absolute sqlite path; a relative one is relative to `base`."""
-    return uri if is_server(uri) else f"sqlite:///{(base / sqlite_path(uri)).resolve()}"
+    return uri if is_server(uri) else f"sqlite:///{os.path.realpath(base / sqlite_path(uri))}"
 
 
 def is_server(uri: str) -> bool:
@@ -77,7 +87,10 @@ def sqlite_path(uri: str) -> Path:
     prefix, path = uri[:10], uri[10:]
     if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
         hint = (
-            "; MLflow has removed its file store"
+            "; MLflow only maintains its file store, and hpctrain writes none: either bring its "
+            "runs into a database, `mlflow migrate-filestore --source mlruns --target "
+            "sqlite:///mlflow.db`, or name a server of it, `MLFLOW_ALLOW_FILE_STORE=true mlflow "
+            "server --backend-store-uri mlruns`"
             if uri.startswith(("file:", "/", ".")) or ":" not in uri
             else ""
         )
@@ -90,7 +103,7 @@ def sqlite_path(uri: str) -> Path:
 
 def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
     """Return the type of the file system of `path`, which need not exist; "" if unknown."""
-    path = path.absolute().resolve()
+    path = Path(os.path.realpath(path))  # `resolve` raises for a loop of links
     best, kind = -1, ""
     try:
         table = mounts.read_text(errors="surrogateescape")
@@ -112,7 +125,8 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     """Return the store's id of an experiment that is not deleted. This does not import mlflow.
 
     It is None if the store or the experiment does not exist, or the store does not answer. A
-    deleted experiment, or a server that refuses to answer, is a RefusedError.
+    deleted experiment, or a server that refuses to answer, is a RefusedError. One whose files would
+    go to a place that is not the store's is a TrackingError.
     """
     if is_server(uri):
         from hpctrain.tracking import server
@@ -124,7 +138,8 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     path = sqlite_path(uri)
     if not path.is_file():
         return None
-    query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
+    columns = "experiment_id, lifecycle_stage, artifact_location"
+    query = f"SELECT {columns} FROM experiments WHERE name = ?"
     try:
         with opened(path, "ro") as database:
             row = database.execute(query, (experiment,)).fetchone()
@@ -134,6 +149,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
         return None
     if row[1] != "active":
         raise deleted_experiment(uri, experiment, str(row[0]))
+    artifact_place.below(path, str(row[2]))
     return str(row[0])
 
 
@@ -194,6 +210,8 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
         if required:
             raise OfflineError(f"{problem}, and tracking.required=true") from error
     else:
+        if theirs := others_store(uri):
+            log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)
         return True
     log.warning(
         "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries "
@@ -201,6 +219,13 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
         problem,
     )
     return False
+
+
+def others_store(uri: str) -> str:
+    """Say that a SQLite store is another user's; "" for one's own, and for a server."""
+    if is_server(uri) or is_own(path := sqlite_path(uri)) or not (owner := owner_name(path)):
+        return ""
+    return f"this store belongs to {owner}"
 
 
 def _create_sqlite(uri: str, experiment: str) -> None:
@@ -225,12 +250,9 @@ def _not_ours(uri: str, path: Path, error: PermissionError) -> str:
     """Return the error for a store in a folder of somebody else, with the cure."""
     where = Path(error.filename or path)
     there = next(each for each in (where, *where.parents) if os.path.exists(each))
-    try:
-        owner = there.owner()
-    except KeyError:
-        owner = f"user {there.stat().st_uid}"
     return (
-        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner}. A SQLite "
+        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner_name(there)}. "
+        "A SQLite "
         "store is for one user: name one of your own, tracking.uri=sqlite:////PATH/mlflow.db, or "
         "for a group a server, tracking.uri=http://HOST:5000; or give an output_dir of your own; "
         "tracking.upload=false keeps the metrics in the run's journal"

@@ -79,13 +79,19 @@ def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
 
 
 def start_child(
-    module: str, *args: str, cwd: Path, log_file: Path | None, **variables: str
+    module: str,
+    *args: str,
+    cwd: Path,
+    log_file: Path | None,
+    tells: bool = False,
+    **variables: str,
 ) -> "subprocess.Popen[bytes]":
     """Start a module of hpctrain, which calls `begin_child` first, in a session of its own.
 
     `log_file` is in a folder of the run directory, and gets what the module prints; without one it
     prints where this process does. The variables are those of the environment that are set for it.
-    It cannot be started: OSError.
+    With `tells` its standard output is a pipe, at whose end it has told what there is to tell. It
+    cannot be started: OSError.
     """
     command, env = python_module(module, *args)
     with (
@@ -97,7 +103,7 @@ def start_child(
             env=env | variables,
             cwd=cwd,
             stdin=subprocess.PIPE,
-            stdout=output,
+            stdout=subprocess.PIPE if tells else output,
             stderr=output,
             start_new_session=True,
         )

@@ -8,7 +8,7 @@ step ── after_step ── before_evaluation ── evaluation ── after_e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.starting_point import plain_name
+from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
+from hpctrain.terminal import few
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 
@@ -80,6 +83,10 @@ class Hook:
         """Go on from what `state_dict` returned."""
 
 
+def _trained(model: nn.Module) -> set[str]:
+    return {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
+
+
 class Hooks:
     """Calls the hooks of a run, in their order.
 
@@ -88,24 +95,37 @@ class Hooks:
 
     def __init__(self, hooks: Iterable[Hook] = (), profile: ProfiledSteps | None = None) -> None:
         self._hooks, self._profile = list(hooks), profile
+        self._held: set[str] | None = None  # the parameters that the optimizer has
 
     def after_step(self, state: RunState) -> None:  # noqa: D102
         if self._profile is not None:
             self._profile.after_step(state.step)
-        for hook in self._hooks:
-            hook.after_step(state)
+        self._call(state, lambda hook: hook.after_step(state))
 
     def before_evaluation(self, state: RunState) -> None:  # noqa: D102
-        for hook in self._hooks:
-            hook.before_evaluation(state)
+        self._call(state, lambda hook: hook.before_evaluation(state))
 
     def after_evaluation(self, state: RunState) -> None:  # noqa: D102
-        for hook in self._hooks:
-            hook.after_evaluation(state)
+        self._call(state, lambda hook: hook.after_evaluation(state))
 
     def after_save(self, state: RunState, folder: Path) -> None:  # noqa: D102
+        self._call(state, lambda hook: hook.after_save(state, folder))
+
+    def _call(self, state: RunState, call: Callable[[Hook], None]) -> None:
+        """Call each hook; one that unfreezes what the optimizer lacks would change nothing."""
         for hook in self._hooks:
-            hook.after_save(state, folder)
+            if self._held is None:
+                self._held = _trained(state.model)
+            call(hook)
+            if lacks := sorted(_trained(state.model) - self._held):
+                kind = type(hook)
+                raise ConfigError(
+                    f"hooks: {kind.__module__}.{kind.__qualname__} has unfrozen {few(lacks, 4)} at "
+                    f"step {state.step}, which the optimizer lacks, so that it would not change: "
+                    "it gets what is trained at the start of a run. Begin with it trained, at a "
+                    f"rate of its own (optimizer.groups=[{{match: {lacks[0]}, lr_factor: 0.1}}], "
+                    "and no freeze), or unfreeze it in a second run: checkpoint.init_from=RUN"
+                )
 
     def state_dict(self) -> list[dict[str, Any]]:  # noqa: D102
         return [hook.state_dict() for hook in self._hooks]

@@ -1,7 +1,6 @@
 """Weights that would be copied as other numbers than they are, or left out in silence: refused."""
 
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import safetensors
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,6 +22,7 @@ from tests.checkpoint.test_starting_weights import LAYOUTS, MORE
 from tests.conftest import Completed, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, either, whole
 from tests.ranks import run_ranks
+from tests.steps import save_alone
 
 Train = Callable[..., Completed]
 CODES = torch.arange(-16, 16, dtype=torch.int8).view(4, 8)
@@ -237,9 +236,7 @@ def test_two_values_of_a_shared_parameter(names: list[str], tmp_path: Path) -> N
 
 def saved_alone(model: nn.Module, folder: Path) -> StoredWeights:
     """Save the weights of a model as a checkpoint has them; return what reads them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
+    save_alone({"model": model.state_dict()}, folder)
     return open_weights(WeightFiles(folder, None))
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
 from hpctrain import gpu_driver
@@ -24,6 +22,7 @@ from hpctrain.job.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
 from tests.bounds import EXACT
 from tests.conftest import Completed, journal_metrics, run_json, run_module, torchrun
+from tests.steps import save_alone
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
 SMALL = (
@@ -185,9 +184,7 @@ def test_weights_alone_are_loaded(part: str, tmp_path: Path) -> None:
     models = [Transformer(50, 32, 1, 2, tied=True) for _ in range(2)]
     state = {part: models[0].state_dict(), "optimizer": {"step": torch.zeros(1)}}
     del state[part]["head.weight"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    save_alone(state, tmp_path)
     load_weights(models[1], tmp_path)
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(first, second)

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import sqlite3
 import sys
 import time
@@ -23,7 +22,7 @@ from hpctrain.slurm.queue import call
 from hpctrain.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import ROOT, Completed, only_run, run_json, run_module, runs
+from tests.conftest import ROOT, Completed, copy_store, only_run, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -220,7 +219,7 @@ def test_an_ugly_output_dir_trains_to_the_end(
     assert len(ugly) > 200
     folder = tmp_path / ugly / "runs"
     folder.mkdir(parents=True, mode=0o700)
-    store = Path(shutil.copy(empty_store, folder / "mlflow.db"))
+    store = copy_store(empty_store, folder / "mlflow.db")
     quoted = str(folder).replace("'", "\\'")
     run_module(
         "hpctrain", "-m", "experiment=digits", "train.max_steps=2", "launch.wait=true",

@@ -1,6 +1,7 @@
 """A pipeline gives the losses, gradient norms and parameters of one process."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.stages import Absent, United, block_counts, cut, divide, numbers_of
+from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.shards.types import Batch
 from hpctrain.training.step import Totals
 from tests.bounds import EXACT, within
@@ -109,38 +111,76 @@ def lengths(length: int) -> Batch:
     }
 
 
+class Mean:
+    """The mean of the values of all samples, with what is used of a metric of torchmetrics."""
+
+    _reductions: Mapping[str, Any] = {"total": torch.sum, "count": torch.sum}
+
+    def reset(self) -> None:
+        self.total, self.count = torch.zeros(()), torch.zeros(())
+        self._update_count = 0
+
+    def update(self, values: torch.Tensor) -> None:
+        self._update_count += 1
+        self.total = self.total + values.sum()
+        self.count = self.count + len(values)
+
+    def compute(self) -> torch.Tensor:
+        return self.total / self.count
+
+    def modules(self) -> list["Mean"]:
+        return [self]
+
+    def to(self, _: torch.device) -> "Mean":
+        return self
+
+
+def measured_means(outputs: torch.Tensor, _: Batch) -> tuple[torch.Tensor]:
+    return (outputs.square().flatten(1).mean(1),)
+
+
 def losses_of(cells: tuple[Cell, ...]) -> list[list[float]]:
-    """Return the losses of a validation between steps, with samples of changing length."""
+    """Return losses and a metric of validations between steps, of samples of changing length."""
     found = []
     for made in cells:
         training, losses = build(made), []
         model, task = training.model, training.step.task
+        task.metrics, task.measured = {"mean": Mean()}, measured_means
         for length in (24, 16, 24, 8, 16):
             share = training._share(lengths(length))
             training.step(share, 0.1)
             losses.append(training.step.totals.means()["loss"])
             model.module.eval()
-            totals = Totals()
+            totals, measured = Totals(), Measured(task, model.mesh)
             double = {name: torch.cat([value, value]) for name, value in share.items()}
-            totals.add(*model.evaluate(task, double))
-            totals.add(*model.evaluate(task, share))
+            for given in (double, share):
+                totals.add(*model.evaluate(measured.task, given))
+                measured.update()
             totals.reduce(model.mesh)
-            losses.append(totals.means()["loss"])
+            losses += totals.means()["loss"], measured.values()["mean"]
             model.module.train()
         found.append(losses)
     return found
 
 
-VALIDATED = {
-    2: [cell("untied", 2), cell("untied", 2, schedule("zbv"))],
-    4: [cell("untied", 4, SHARD)],
-}
+VALIDATED = [
+    [cell("untied", 2), cell("untied", 2, schedule("zbv"))],
+    [cell("untied", 4, SHARD)],
+    pytest.param(
+        [cell("untied", 2, schedule(name)) for name in ("gpipe", "interleaved", "interleaved_zb")],
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        [cell("untied", 4, TP, schedule("zbv"), {"parallel.loss_parallel": False})],
+        marks=pytest.mark.slow,
+    ),
+]
 
 
-@pytest.mark.parametrize("ranks", VALIDATED)
-def test_the_loss_of_a_validation_is_that_of_one_process(ranks: int) -> None:
+@pytest.mark.parametrize("cells", VALIDATED)
+def test_a_validation_is_that_of_one_process(cells: list[Cell]) -> None:
     ((expected,),) = run_ranks(losses_of, 1, (Cell("untied", 1),))
-    for found in run_ranks(losses_of, ranks, tuple(VALIDATED[ranks])):
+    for found in run_ranks(losses_of, cells[0].ranks, tuple(cells)):
         for losses in found:
             assert losses == pytest.approx(expected, rel=EXACT)
 

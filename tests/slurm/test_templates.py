@@ -14,7 +14,7 @@ import pytest
 
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import ROOT, run_json, runs
+from tests.conftest import ROOT, copy_store, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 SLURM = ROOT / "slurm"
@@ -278,7 +278,7 @@ def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here:
     address = here / "my store" / "server.uri"
     address.parent.mkdir()
     # The server would take seconds to create its store, as the other tests see mlflow do it.
-    shutil.copy(empty_store, address.with_name("mlflow.db"))
+    copy_store(empty_store, address.with_name("mlflow.db"))
 
     def start() -> tuple[str, str]:
         job = submit(here, "--nodelist=node1", "mlflow-server.sbatch", "my store")

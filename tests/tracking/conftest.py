@@ -1,7 +1,6 @@
 """Fixtures with real stores and real processes. The test process itself never imports mlflow."""
 
 import json
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from hpctrain.tracking.store import beside
 from hpctrain.tracking.uploader_process import python_module
+from tests.conftest import copy_store
 from tests.tracking.new_tracker import SYNC
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
 @pytest.fixture
 def database(empty_store: Path, tmp_path: Path) -> Path:
     """A store for this test. It is a copy, because creating one takes seconds."""
-    return Path(shutil.copy(empty_store, tmp_path / "mlflow.db"))
+    return copy_store(empty_store, tmp_path / "mlflow.db")
 
 
 @pytest.fixture

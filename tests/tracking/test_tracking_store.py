@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.schema.tracking import TrackingConfig
+from hpctrain.doctor.login import mlflow_store
 from hpctrain.errors import OfflineError, RefusedError, TrackingError
 from hpctrain.tracking import uploader_process
 from hpctrain.tracking.store import (
@@ -22,7 +24,9 @@ from hpctrain.tracking.store import (
     initialise,
     resolve_uri,
 )
+from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.client import explain
+from tests.tracking.new_tracker import new_tracker
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
 MOUNTS = r"""
@@ -91,9 +95,26 @@ def test_other_stores_are_refused(uri: str) -> None:
         check_uri(uri)
 
 
-def test_the_file_store_is_said_to_be_gone() -> None:
-    with pytest.raises(TrackingError, match="removed its file store"):
+def test_the_file_store_has_two_roads_out() -> None:
+    with pytest.raises(TrackingError, match=r"migrate-filestore .*or .*MLFLOW_ALLOW_FILE"):
         check_uri("file:///tmp/mlruns")
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", "there/mlflow.db"])
+def test_a_loop_of_links_is_no_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    loop = tmp_path / name.partition("/")[0]
+    loop.symlink_to(loop)
+    uri = f"sqlite:///{tmp_path}/{name}"
+    with pytest.raises(TrackingError, match="a link in this path leads to itself"):
+        initialise(uri, "exp")  # a training
+    tracking = TrackingConfig(uri=uri)
+    assert "a link in this path leads to itself" in mlflow_store(tracking).found
+    new_tracker(tmp_path / "run", uri).finish("FINISHED")
+    with pytest.raises(TrackingError, match="not everything is uploaded"):
+        sync([tmp_path / "run"], check=True)
+    assert "a link in this path leads to itself" in capsys.readouterr().err
 
 
 def test_a_password_belongs_in_the_environment() -> None:

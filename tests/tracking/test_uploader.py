@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import select
 import signal
 import sqlite3
 import subprocess
@@ -26,6 +27,9 @@ from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.journal import Journal, journal_path, last_record, read_all
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import Status
+from hpctrain.tracking.uploading import child_uploader
+from hpctrain.tracking.uploading import uploader as uploader_module
+from hpctrain.tracking.uploading.upload import GaveUp
 from tests.conftest import run_json
 from tests.tracking.new_tracker import SYNC, new_tracker
 
@@ -469,6 +473,82 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     assert f"2 points are not in MLflow yet ({number.name}); the uploader goes on" in caplog.text
     tracker._uploader.process.kill()
     tracker._uploader.process.wait()
+
+
+class Clock:
+    """The module `time` with a clock of its own, which a sleep puts forward by a second."""
+
+    def __init__(self) -> None:
+        self.now, self.then = 100.0, dict[float, Callable[[], None]]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 1
+        self.then.get(self.now - 100, lambda: None)()
+
+
+@pytest.mark.parametrize(
+    ("drain", "reached", "waited"),
+    [(10.0, 30.0, 41.0), (10.0, None, 71.0), (0.0, None, 1.0)],
+)
+def test_the_start_of_mlflow_is_not_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drain: float,
+    reached: float | None,
+    waited: float,
+) -> None:
+    """The training waits for an uploader that reaches the store after 30 s, and hangs then."""
+    clock = Clock()
+    monkeypatch.setattr(child_uploader, "time", clock)
+    child = child_uploader.ChildUploader(tmp_path, "http://h", drain)
+    child.process = process = subprocess.Popen(
+        ["sh", "-c", "read x; exec >&-; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin = os.dup(process.stdin.fileno())  # so that it does not end with the training
+
+    def reach() -> None:
+        os.write(stdin, b"\n")
+        assert select.select([process.stdout], [], [], 60)[0]
+
+    if reached is not None:
+        clock.then[reached] = reach
+    child.wait()
+    assert clock.now - 100 == waited
+    os.close(stdin)
+    process.kill()
+    process.wait()
+
+
+def test_the_uploader_gives_up_after_it_has_reached_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(uploader_module, "time", clock)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    new_tracker(tmp_path / "r", "http://h").finish("FINISHED")
+
+    def last() -> float:
+        """Return the second at which it gives up, counted from the end of the training."""
+        try:
+            while clock.now < 1000:
+                uploader._pause(1.0)
+        except GaveUp:
+            pass
+        return clock.now - 100
+
+    uploader = uploader_module._Uploader(tmp_path / "r", 2.0, 10.0)
+    uploader._stdin_open = False
+    clock.then[30.0] = uploader._connected
+    assert last() == 40.0
+    clock.now, clock.then = 100.0, {}
+    uploader = uploader_module._Uploader(tmp_path / "r", 2.0, 10.0)
+    uploader._stdin_open = False
+    assert last() == 70.0
 
 
 @pytest.mark.slow

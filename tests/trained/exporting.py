@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.files.weight_files import find_weights
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
@@ -26,6 +24,7 @@ from hpctrain.trained.exporting.exporter import Exporter
 from tests.bounds import EXACT, within
 from tests.parallel.parity import MODELS, TASKS, Cell, build
 from tests.ranks import run_ranks
+from tests.steps import save_alone
 
 FP64 = PrecisionConfig("fp64", "fp64")
 TRANSFORMER = "hpctrain.models.Transformer"
@@ -320,10 +319,7 @@ def adapted(
     named = trained.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in named if not parameter.requires_grad}
     held = {name: v for name, v in trained.state_dict().items() if name not in frozen}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.save({"model": held}, checkpoint_id=folder / "step", no_dist=True)
-    Manifest(1, 1, {}, {}, 0.0, {}, base=config.checkpoint.init_digest).write(folder / "step")
+    save_alone({"model": held}, folder / "step", config.checkpoint.init_digest)
     return config, trained.eval(), base.eval()
 
 

@@ -22,11 +22,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.metadata_file import Unpickler
 from hpctrain.checkpoint.saving.shared_memory import Placed, places
-from hpctrain.checkpoint.tensor_reader import Unpickler
 from hpctrain.disk import open_regular, sync, why_unwritten
 
-METADATA = ".metadata"
 _PLAIN = (bool, int, float, str, type(None))
 
 

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from hpctrain import marks
 from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.checkpoint.metadata_file import METADATA
 from hpctrain.checkpoint.saving import part
 from hpctrain.checkpoint.saving.committed import Committed, Readers
 from hpctrain.checkpoint.saving.part import Job, Planned, reason
@@ -305,7 +306,7 @@ class Saves:
         parts = [part.read_part(folder, rank, save.job.token) for rank in ranks]
         save.planned.write_metadata(parts)
         files = {name: each for own in parts for name, each in own["files"].items()}
-        files[part.METADATA] = part.facts(folder / part.METADATA)
+        files[METADATA] = part.facts(folder / METADATA)
         replace(save.manifest, files=files).write(folder)
         for rank in ranks:
             part.part_path(folder, rank).unlink()

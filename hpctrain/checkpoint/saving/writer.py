@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
@@ -42,7 +43,7 @@ class Writer:
 
     def _start(self) -> None:
         # It needs no GPU, where a context of CUDA would take memory of the training.
-        variables = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(_NO_GPU, "")
+        variables: dict[str, Any] = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(_NO_GPU, "")
         known = str(os.getpid()), str(self._memory.descriptor)
         module = "hpctrain.checkpoint.saving.writer"
         self.process = start_child(module, *known, cwd=self._cwd, log_file=None, **variables)

@@ -32,7 +32,8 @@ class TrackingConfig:
     )
     drain_s: float = key(
         10.0,
-        "After the training, the job waits at most so long until everything is uploaded. "
+        "After the training, the job waits at most so long until everything is uploaded. The start "
+        "of MLflow does not count, for at most 60 s; 0 waits for nothing. "
         "`python -m hpctrain sync` uploads the rest later.",
         unit="seconds",
         at_least=0.0,

@@ -67,6 +67,11 @@ def numbers_of(schedule: str, pp: int, pp_rank: int) -> list[int]:
     return [pp_rank + pp * i for i in range(SCHEDULES[schedule])]
 
 
+def rank_of(number: int, schedule: str, pp: int) -> int:
+    """Return which rank of `pp` has a stage."""
+    return next(rank for rank in range(pp) if number in numbers_of(schedule, pp, rank))
+
+
 def block_counts(model: nn.Module, plan: Plan, parallel: ParallelConfig, pp: int) -> list[int]:
     """Return how many of the model's blocks each stage has."""
     kind, blocks = type(model).__name__, model.get_submodule(plan.blocks)

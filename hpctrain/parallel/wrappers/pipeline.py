@@ -31,7 +31,7 @@ from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.generators import seeded_generators
 from hpctrain.models.dry_run import dry_run
-from hpctrain.parallel.dividing.stages import United, numbers_of
+from hpctrain.parallel.dividing.stages import United, numbers_of, rank_of
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision, wide_batch
@@ -89,7 +89,8 @@ class PipelineModel(ParallelModel):
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
         self._stages = dict(zip(numbers, stages, strict=True))
         self._is_first, self._is_last = 0 in numbers, self._count - 1 in numbers
-        self._last_rank = 0 if schedule == "zbv" else pp - 1
+        self._last_rank = rank_of(self._count - 1, schedule, pp)
+        mesh.has_outputs = self._is_last
         for stage in stages:
             stage.forward = functools.partial(_forward, stage.forward, precision)
         self._unused = []

@@ -89,7 +89,7 @@ class MemoryModel:
         flying, measured = _in_flight(layout, stage), self._measured(layout)
         saved = int(self._saved(layout) * of_stage * batch.micro * flying)
         outputs = of_loss = 0
-        if stage == degrees.pp - 1:
+        if _last(layout) in numbers_of(parallel.pipeline.schedule, degrees.pp, stage):
             by_tp = degrees.tp if parallel.loss_parallel else 1
             outputs = measured.outputs * batch.micro // cp // by_tp
             of_loss = measured.of_loss(batch.micro / cp) // by_tp
@@ -131,8 +131,8 @@ class MemoryModel:
     def _received(self, layout: Layout, stage: int) -> int:
         """Return the bytes of a pipeline's buffers: for input and gradient of each micro-batch."""
         degrees, schedule = layout.degrees, layout.config.parallel.pipeline.schedule
-        last = degrees.pp * SCHEDULES[schedule] - 1
-        buffers = sum((n > 0) + (n < last) for n in numbers_of(schedule, degrees.pp, stage))
+        numbers, last = numbers_of(schedule, degrees.pp, stage), _last(layout)
+        buffers = sum((n > 0) + (n < last) for n in numbers)
         return buffers * layout.batch.share * self._residual(layout) // degrees.cp
 
     def _gathered_keys(self, layout: Layout) -> int:
@@ -174,6 +174,11 @@ def _casts(layout: Layout) -> bool:
     precision = layout.config.precision
     stored = computed_bytes(precision) == stored_bytes(precision)
     return stored or by_fsdp(layout.degrees, layout.config.parallel)
+
+
+def _last(layout: Layout) -> int:
+    """Return the number of the last stage of a pipeline, which has the outputs of the model."""
+    return layout.degrees.pp * SCHEDULES[layout.config.parallel.pipeline.schedule] - 1
 
 
 def _in_flight(layout: Layout, stage: int) -> float:

@@ -3,11 +3,14 @@
     start ── the training goes on, the uploader reads the journal ── wait, at most `drain` seconds
                └── revive, when a signal has killed it
 
-Its standard input is a pipe that this process holds: the uploader ends after it is closed.
+Its standard input is a pipe that this process holds: the uploader ends after it is closed. Its
+standard output ends when it has reached the store; before that, the `drain` seconds do not count,
+since MLflow can take longer to start than a short attempt trains.
 """
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -23,6 +26,7 @@ from hpctrain.tracking.uploader_process import start_child
 log = logging.getLogger(__name__)
 
 _RESTARTS = 5  # at most so many restarts of a killed uploader
+START_S = 60.0  # at most so long it may take to import mlflow and to open the store
 _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
 
 
@@ -57,6 +61,7 @@ class ChildUploader:
                 *(str(self._run_dir), f"--drain={self._drain}", f"--uri={self._uri}"),
                 cwd=self._journal.parent,
                 log_file=self._log_path,
+                tells=True,
             )
         except OSError as error:
             log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
@@ -68,6 +73,8 @@ class ChildUploader:
         if uploader and (uploader.poll() or 0) < 0 and self._restarts < _RESTARTS:
             assert uploader.stdin is not None
             uploader.stdin.close()
+            if uploader.stdout is not None:
+                uploader.stdout.close()
             self._restarts += 1
             log.warning("the uploader was killed; starting it again")
             self.start()
@@ -78,6 +85,8 @@ class ChildUploader:
         if self.process is not None:
             assert self.process.stdin is not None
             self.process.stdin.close()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
             _left.append((self.process, self._drain))
 
     def wait(self) -> None:
@@ -87,20 +96,24 @@ class ChildUploader:
             return
         assert uploader.stdin is not None
         uploader.stdin.close()  # the end of the pipe wakes the uploader
-        began, told = time.monotonic(), False
+        began, told, connected = time.monotonic(), False, self._drain <= 0
         with _noting_signals() as signals:
             while uploader.poll() is None and not signals:
+                if not connected and _has_told(uploader):
+                    began, connected = time.monotonic(), True
                 waited = time.monotonic() - began
-                if waited > self._drain:
+                if waited > self._drain + (0 if connected else START_S):
                     break
                 if waited > _SILENT_S and not told:
                     told = True
                     log.info(
-                        "waiting up to %g s until %s in MLflow "
-                        "(tracking.drain_s; Ctrl-C ends the wait)",
+                        "waiting up to %g s until %s in MLflow (tracking.drain_s, counted from the "
+                        "start of MLflow; Ctrl-C ends the wait)",
                         *(self._drain, self._left()),
                     )
                 time.sleep(0.02)
+        if uploader.stdout is not None:
+            uploader.stdout.close()
         code = uploader.poll()
         if code == 0:
             return
@@ -139,6 +152,11 @@ class ChildUploader:
     @property
     def _log_path(self) -> Path:
         return self._journal.with_name("uploader.log")
+
+
+def _has_told(uploader: "subprocess.Popen[bytes]") -> bool:
+    """Return whether the uploader has reached the store, which ends its standard output."""
+    return uploader.stdout is None or bool(select.select([uploader.stdout], [], [], 0)[0])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hpctrain import disk
 from hpctrain.errors import HpctrainError, deleted_experiment
-from hpctrain.tracking import store
+from hpctrain.tracking import artifact_place, store
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,13 @@ def import_mlflow() -> None:
         gc.enable()
 
 
+def repository(uri: str, place: str) -> Any:
+    """Return what carries the files of a run to a place that the server `uri` has named."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return get_artifact_repository(place, tracking_uri=uri)
+
+
 def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the id of the experiment `name`; create the experiment if it does not exist.
 
@@ -64,7 +71,7 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        artifacts = None if store.is_server(uri) else _artifacts(uri)
+        artifacts = None if store.is_server(uri) else _place(uri)
         try:
             return str(client.create_experiment(name, artifact_location=artifacts))
         except Exception as error:
@@ -92,15 +99,14 @@ def _make_missing(uri: str) -> None:
     for old in (unfinished, Path(f"{unfinished}-journal"), Path(f"{path}-journal")):
         old.unlink(missing_ok=True)
     # MLflow inserts the artifact path into its SQL unescaped; a URI contains no quotes.
-    SqlAlchemyStore(f"sqlite:///{unfinished}", _artifacts(uri)).engine.dispose()
+    SqlAlchemyStore(f"sqlite:///{unfinished}", _place(uri)).engine.dispose()
     if not store.is_made(path):  # the `mlflow` command may have made one, since it takes no lock
         unfinished.replace(path)
         disk.sync(path.parent)
 
 
-def _artifacts(uri: str) -> str:
-    # MLflow's default is ./mlruns in the working directory of the process that comes first.
-    return (store.sqlite_path(uri).absolute().parent / "mlartifacts").as_uri()
+def _place(uri: str) -> str:
+    return artifact_place.root(store.sqlite_path(uri)).as_uri()
 
 
 def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fatal"]:

@@ -21,6 +21,7 @@ from hpctrain.tracking import store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.links import VIEW_TAG, with_column
 from hpctrain.tracking.page.mlflow_names import clean_key
+from hpctrain.tracking.uploading.artifacts import Artifacts
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
@@ -66,17 +67,25 @@ class MlflowRun:
     """A run in an MLflow store. The constructor finds or creates it.
 
     `start_time` is that of the journal's first record, in seconds since the epoch. `pause` is
-    called between two tries with a number of seconds: it sleeps, or raises to give up. Every method
+    called between two tries with a number of seconds: it sleeps, or raises to give up. `connected`
+    is called when MLflow has started and opened its store, or can ask the server. Every method
     can raise DeletedError: the run is deleted in MLflow. Everything up to `position` in the journal
     is in the store. `params` cannot change there; `tags` are those that the run had when it was
     opened.
     """
 
-    def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        start_time: float,
+        pause: Callable[[float], None],
+        connected: Callable[[], None],
+    ) -> None:
         self._meta = meta
         self._pause = pause
         import_mlflow()
         self._client = self._call(connect, meta.uri)
+        connected()
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
         self.parent_id = self._open_parent(start_time) if meta.parent_uid else None
         # A deleted run directory and a new one can have the same name and uid. The new one has its
@@ -86,6 +95,7 @@ class MlflowRun:
             self._find_or_create, meta.uid, meta.run_name, start_time, self.parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
+        self.artifacts = Artifacts(meta.uri, run.info.artifact_uri)
         if run.info.lifecycle_stage != "active":
             raise DeletedError(self.run_id, meta.uri)
         self.position = int(run.data.tags.get(_POSITION, 0))
@@ -162,6 +172,10 @@ class MlflowRun:
             return False
         return True
 
+    def send_to_parent(self, text: str, name: str) -> None:
+        """Send a text as a file of the sweep's run; an error is the caller's."""
+        Artifacts(self._meta.uri, self._parent_place).send_text(text, name)
+
     def show(self, metric: str) -> None:
         """Let our view of the experiment have a column for a metric; an error is the caller's."""
         tags = self._try(self._client.get_experiment, self.experiment_id).tags
@@ -206,6 +220,7 @@ class MlflowRun:
         uid, name = self._meta.parent_uid, self._meta.parent_name
         assert uid is not None
         run = self._call(self._find_or_create, uid, name or uid, start_time, None)
+        self._parent_place = run.info.artifact_uri
         return str(run.info.run_id)
 
     def _find_or_create(

@@ -59,7 +59,7 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
         else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
     )
     sent = [
-        tolerant(name, lambda: run.call_once("log_text", content, name))  # noqa: B023
+        tolerant(name, lambda: run.artifacts.send_text(content, name))  # noqa: B023
         for name, content in texts
     ]
     return all(sent)
@@ -99,7 +99,9 @@ def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
     if not file.is_file():
         raise _HopelessError(f"it has vanished from the run directory: {file}")
     folder = str(body["to"])
-    run.call_once("log_artifact", str(file), None if folder == "." else folder)  # it refuses "."
+    if ".." in Path(folder).parts or Path(folder).is_absolute():
+        raise _HopelessError("its folder is not one of the run")
+    run.artifacts.send(file, "" if folder == "." else folder)  # MLflow refuses "."
     if folder == "images":
         run.call_once("set_tag", "mlflow.loggedImages", "true")
 
@@ -143,7 +145,7 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
             raise _HopelessError(f"not written within {_MODEL_S:g} s") from error
         if code:
             raise _HopelessError(said)
-        run.call_once("log_artifacts", str(out), "model")
+        run.artifacts.send_folder(out, "model")
 
 
 class WaitingFiles:

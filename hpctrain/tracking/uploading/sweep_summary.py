@@ -71,8 +71,7 @@ class SweepSummary:
 
     def _send(self, run: MlflowRun, before: dict[str, str], rows: list[Row], asked: int) -> None:
         content = sweep_table.table(rows)
-        given = "log_text", content, sweep_table.FILE
-        tolerant(sweep_table.FILE, lambda: run.call_parent(*given, once=True))
+        tolerant(sweep_table.FILE, lambda: run.send_to_parent(content, sweep_table.FILE))
         if best := sweep_table.best_of(rows):
             # In the table of the experiment a sweep is one row, with the value of its best run.
             value = "log_metric", clean_key(best.metric), best.value

@@ -35,17 +35,22 @@ class Upload:
     """The upload of one journal, each value exactly once.
 
     `pause` is called between two tries with a number of seconds: it sleeps, or raises to give up.
+    `connected` is called when MLflow has started.
     Without a `uri` the store in `meta.json` is used, if the user knows it (`check_known`); a run
     that may be somebody else's is a TrackingError. Everything up to `position` is in the store, and
     `points` is how many values this object has uploaded. `journal` is what the journal says.
     """
 
     def __init__(
-        self, run_dir: Path, pause: Callable[[float], None], uri: str | None = None
+        self,
+        run_dir: Path,
+        pause: Callable[[float], None],
+        uri: str | None = None,
+        connected: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_dir, self._uri = run_dir, uri
         self._path = journal_path(run_dir)
-        self._pause = pause
+        self._pause, self._connected = pause, connected
         self._meta = self._read_meta()
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
@@ -163,7 +168,7 @@ class Upload:
             records, _ = read(self._path, 0, limit=1)
             start = records[0].body["time"] if records else time.time()
             with self._sweep_lock():
-                self._run = MlflowRun(self._meta, start, self._pause)
+                self._run = MlflowRun(self._meta, start, self._pause, self._connected)
             self.position = self._run.position
             self._system = SystemMetrics(self.run_dir, self._run.tags)
             note = Uploaded.read(self.run_dir)

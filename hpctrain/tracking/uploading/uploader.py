@@ -20,6 +20,7 @@ from hpctrain.errors import TrackingError
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.uploader_process import begin_child
+from hpctrain.tracking.uploading.child_uploader import START_S
 from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
@@ -27,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class _Uploader:
-    """Follows a journal: every `poll` seconds, and at most `drain` seconds after the training."""
+    """Follows a journal: every `poll` seconds, and at most `drain` seconds after the training.
+
+    These seconds begin when MLflow has started and opened the store, if that is later.
+    """
 
     def __init__(self, run_dir: Path, poll: float, drain: float, uri: str | None = None) -> None:
         self._run_dir = run_dir
@@ -35,7 +39,8 @@ class _Uploader:
         self._drain = drain
         self._deadline: float | None = None
         self._stdin_open = True
-        self.upload = Upload(run_dir, self._pause, uri)
+        self._start_s = START_S if drain > 0 else 0.0  # is left for the start of MLflow
+        self.upload = Upload(run_dir, self._pause, uri, self._connected)
         self._journal = self.upload.journal
         self._alerts = Alerts(run_dir)
 
@@ -71,7 +76,7 @@ class _Uploader:
     def _pause(self, seconds: float) -> None:
         self._alerts.look()
         if self._deadline is None and (not self._stdin_open or self._journal.writer_died):
-            self._deadline = time.monotonic() + self._drain
+            self._deadline = time.monotonic() + self._start_s + self._drain
         if self._deadline is None:
             self._nap(seconds)
             return
@@ -80,6 +85,10 @@ class _Uploader:
             raise GaveUp
         # Not longer, so that a store which is back is seen, and a last try at the deadline.
         time.sleep(min(seconds, left, self._drain / 5))
+
+    def _connected(self) -> None:
+        self._start_s, self._deadline = 0.0, None
+        os.dup2(2, 1)  # ends the pipe to the training
 
     def _nap(self, seconds: float) -> None:
         """Sleep, but wake up when the training closes our stdin: it finishes or has died."""

@@ -70,14 +70,18 @@ def unfilled(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("never", "n.nc:never was made for [4000] values, none of which was ever written"),
-        ("chunked", "n.nc:chunked has values that were never written, from [200] on, and its"),
+        ("never", "n.nc:never has 4,000 of 4,000 rows with values that were never written, and no"),
+        (
+            "chunked",
+            "n.nc:chunked has 3,800 of 4,000 rows with values that were never written, and",
+        ),
     ],
 )
 def test_values_that_nobody_wrote_are_no_data(unfilled, refused, name, words):
-    refused(words, "arrays", "OUT", "--field", f"x=n.nc:{name}", "--workers", 1)
+    args = ("arrays", "OUT", "--unwritten", "x", "--field")
+    refused(words, *args, f"x=n.nc:{name}")
     unfilled.rename("n.h5")  # a NetCDF4 file is an HDF5 file
-    refused(words.replace(".nc", ".h5"), "arrays", "OUT", "--field", f"x=n.h5:{name}")
+    refused(words.replace(".nc", ".h5"), *args, f"x=n.h5:{name}")
 
 
 def test_the_written_values_beside_them_are(unfilled, data_prep):
@@ -87,35 +91,77 @@ def test_the_written_values_beside_them_are(unfilled, data_prep):
 
 def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
     unfilled.rename("n.h5")
-    words = "chunked has values that were never written, from [200] on"
-    refused(words, "index", "n.h5", "--field", "x=chunked")
+    words = "chunked has 3,800 of 4,000 rows with values that were never written, and no fill value"
+    refused(words, "index", "n.h5", "--field", "x=chunked", "--unwritten", "x")
 
 
-def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        made = file.create_dataset("x", (300, 4), "i4", chunks=(2, 4), fillvalue=7)
-        made[10:21] = X[10:21]
-        expected = made[:]
-    assert data_prep("arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)[0] == 0
-    assert (stored("x") == expected).all()
-    assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
+def half_written(kind):
+    """Write an array of which nobody wrote some rows; return its address and the rows."""
+    options = {"shape": (100, 4), "chunks": (10, 2), "dtype": "f4"}
+    x = np.arange(1, 401, dtype="f4").reshape(100, 4)
+    missing = np.arange(100) >= 50
+    if kind == "netcdf":
+        with pytest.importorskip("netCDF4").Dataset("x.nc", "w") as file:
+            file.createDimension("t", None)
+            file.createDimension("c", 4)
+            file.createVariable("x", "f4", ("t", "c"), chunksizes=(10, 2))[:45] = x[:45]
+            file.createVariable("y", "f4", ("t", "c"))[:] = x
+        return "x.nc:x", np.arange(100) >= 45  # the variable has 45 records, the file 100
+    if kind.startswith("zarr"):
+        zarr = pytest.importorskip("zarr")
+        target = zarr.storage.ZipStore("x.zarr.zip", mode="w") if "zip" in kind else "x.zarr"
+        shards = {"shards": (40, 4)} if "shards" in kind else {}
+        made = zarr.create_array(target, fill_value=-7, **options, **shards)
+        x[50:, :2] = -7  # zarr leaves out chunks of the fill value
+        made[:] = x
+        if "zip" in kind:
+            target.close()
+        return "x.zarr" + ".zip" * ("zip" in kind), missing
+    with h5py.File("x.h5", "w") as file:
+        made = file.create_dataset("chunks", **options, fillvalue=-7)
+        made[:50] = x[:50]
+        made[50:, 2:] = x[50:, 2:]  # half of a row is not a row
+        file["y"] = x
+        for name in ("chunks", "y"):
+            layout, source = h5py.VirtualLayout((100, 4), "f4"), h5py.VirtualSource(file[name])
+            layout[:50] = source[:50]
+            layout[51:100:2] = source[51:100:2]
+            layout[50:100:2, :3] = source[50:100:2, :3]
+            if name == "chunks":  # a source for all rows, some of which were never written
+                layout[50:100:2, 3:] = source[50:100:2, 3:]
+            file.create_virtual_dataset(f"virtual-{name}", layout, fillvalue=-7)
+    return f"x.h5:{kind}", missing & (np.arange(100) % 2 == 0) if kind == "virtual-y" else missing
 
 
-@pytest.mark.parametrize("store", ["x.zarr", "x.zarr.zip"])
-def test_chunks_of_zarr_that_nobody_wrote(tmp_path, refused, data_prep, store):
+@pytest.mark.parametrize(
+    "kind",
+    ["chunks", "virtual-y", "virtual-chunks", "netcdf", "zarr", "zarr-zip-shards", "zarr-shards"],
+)
+def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, kind):
+    where, missing = half_written(kind)
+    count = int(missing.sum())
+    words = f" has {count} of 100 rows with values that were never written; --unwritten x takes"
+    args = ("arrays", "OUT", "--field", f"x={where}")
+    data_prep.refuses(3, words, *args)
+    assert not (tmp_path / "OUT").exists()
+    if kind == "chunks":
+        data_prep.refuses(3, f"/chunks{words}", "index", "x.h5", "--field", "x=chunks")
+        more = ("--field", "x=chunks", "--unwritten", "x")
+        assert data_prep("index", "x.h5", "--out", ".", *more)[0] == 0
+    assert data_prep(*args, "--unwritten", "x")[0] == 0
+    rows = stored("x")
+    fill = np.isnan(rows) if kind == "netcdf" else rows == -7
+    assert (fill.any(1) == missing).all()
+    assert (rows[~missing] == np.arange(1, 401).reshape(100, 4)[~missing]).all()
+    data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
+
+
+def test_chunks_of_zarr_without_a_fill_value(refused):
     zarr = pytest.importorskip("zarr")
     options = {"shape": (40,), "chunks": (10,), "dtype": "i4", "zarr_format": 2}
-    for fill in (None, 7):
-        target = zarr.storage.ZipStore(store, mode="w") if "zip" in store else store
-        array = zarr.create_array(target, fill_value=fill, overwrite=fill is not None, **options)
-        array[:20] = np.arange(20)
-        if "zip" in store:
-            target.close()
-        args = ("arrays", "OUT", "--field", f"x={store}", "--workers", 1)
-        if fill is None:
-            refused(f"{store} has values that were never written, in the chunk 2, and no f", *args)
-    assert data_prep(*args)[0] == 0
-    assert stored("x").tolist() == [*range(20), *[7] * 20]
+    zarr.create_array("x.zarr", fill_value=None, **options)[:20] = np.arange(20)
+    words = "x.zarr has 20 of 40 rows with values that were never written, and no fill value"
+    refused(words, "arrays", "OUT", "--field", "x=x.zarr", "--unwritten", "x")
 
 
 # HDF5's B-tree of chunks, which has no checksum
@@ -350,7 +396,9 @@ def test_a_virtual_dataset_of_values_that_nobody_wrote(refused):
         layout = h5py.VirtualLayout((4,), "i4")
         layout[:] = h5py.VirtualSource(".", "y", shape=(4,))
         file.create_virtual_dataset("x", layout)
-    words = "x.h5:x is virtual, and y of it was made for [4] values, none of which was ever written"
+    words = (
+        "x.h5:x is virtual, and y of it has 4 of 4 rows with values that were never written, and"
+    )
     refused(words, "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
 
 

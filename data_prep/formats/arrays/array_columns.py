@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where
+from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.samples import cast
@@ -157,14 +157,26 @@ class _Kind(NamedTuple):
 
 
 def open_parts(
-    name: str, wheres: list[Where], axis: int | None, to: str, *, unpack: bool, external: bool
+    name: str,
+    wheres: list[Where],
+    axis: int | None,
+    to: str,
+    *,
+    unpack: bool,
+    external: bool,
+    unwritten: bool,
 ) -> tuple[Column, Field]:
-    """Open and check each of a field's arrays once, and return the column and its field."""
+    """Open and check each of a field's arrays once, and return the column and its field.
+
+    With `unwritten`, the fill value may stand for values that were never written.
+    """
     parts: list[Part] = []
     kinds: list[_Kind] = []
     nbytes, note = 0, ""
     for where in wheres:
         with open_array(where, axis, external=external) as array:
+            if lacks := array.unwritten():
+                check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
             array.check()
             attributes = array.attributes if unpack else {}
             packing = Packing.of(str(where), array.dtype, attributes, text=array.text)

@@ -94,8 +94,6 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
     for source in sources:
         if not source.is_dir():
             files.append(SourceFile.of(str(source)))
-            if not source.is_file():  # reading a pipe or a device might never end
-                raise DataError(f"{source} is no regular file")
             continue
         before = len(files)
         for name, status in scan(source, taken, ignored, outside, follow=False):
@@ -197,6 +195,9 @@ def lines_of(part: Part) -> tuple[int, int]:
         return _line_after(file, part.start), _line_after(file, part.stop)
 
 
+LONGEST = 2**30  # bytes of a line
+
+
 def _line_after(file: io.FileIO, at: int) -> int:
     """Return where the first line at or after byte `at` begins, or the end if there is none."""
     if at == 0:
@@ -206,6 +207,8 @@ def _line_after(file: io.FileIO, at: int) -> int:
         found = block.find(b"\n")
         if found >= 0:
             return file.tell() - len(block) + found + 1
+        if file.tell() - at > LONGEST:  # the holes of a sparse file may have no end
+            raise DataError(f"{file.name} has a line of more than {LONGEST:,} bytes, at byte {at}")
     return file.tell()
 
 

@@ -180,6 +180,7 @@ def arrays(
             unpack=name not in stored,
             external=external,
             unwritten=name in filled,
+            max_output=options.max_output,
         )
         columns.append(column)
         if len(parts) == 1 and not (given or among):

@@ -1,6 +1,7 @@
 """Files that are damaged or odd are refused with one message that names the file."""
 
 import decimal
+import os
 import re
 import resource
 import struct
@@ -11,6 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
+from data_prep.formats import files
+from data_prep.formats.arrays import array_npz
+from data_prep.writing import limit
 from tests.data_prep.fuzz_cases import mds
 
 X = np.arange(1200, dtype="<i4").reshape(300, 4) * 7919 % 10007
@@ -538,3 +542,55 @@ def test_a_refused_conversion_leaves_the_folders_that_were_there(tmp_path, data_
     for out in ("mine", "mine/a/b"):
         assert data_prep("arrays", "x.npz", out, "--workers", 1)[0] == 3
         assert list((tmp_path / "mine").iterdir()) == []
+
+
+# Files that never end
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
+    def put(name):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).symlink_to("/dev/zero")
+        return name
+
+    zarr = pytest.importorskip("zarr")
+    for store in ("a.zarr", "b.zarr"):
+        zarr.create_array(store, shape=(4,), chunks=(2,), dtype="i4")[:] = 1
+    Path("y.txt").write_text("text")
+    Path("photos").mkdir()
+    for path, *args in (
+        (put("x.tar"), "webdataset", "x.tar"),
+        (put("x.npz"), "arrays", "x.npz"),
+        (put("a.zarr/c/1"), "arrays", "--field", "x=a.zarr"),
+        (put("b.zarr/zarr.json"), "arrays", "--field", "x=b.zarr"),
+        (put("mds/index.json"), "mds", "mds"),
+        (put("photos.csv"), "images", "photos.csv"),
+        (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),
+        (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),
+        (put("x.py"), "python", "x.py:f"),
+    ):
+        code, _, err = data_prep(*args, "OUT")
+        assert code in (2, 3)
+        assert path in err
+        assert "regular file" in err
+
+
+def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
+    np.savez_compressed("x.npz", x=np.zeros(2**20, "u1"))
+    monkeypatch.setattr(limit, "FLOOR", 2**19)
+    monkeypatch.setattr(limit, "GROWTH", 10)
+    read = []
+    monkeypatch.setattr(array_npz._Stream, "check", lambda _: read.append(1))
+    words = "x.npz:x has more than 524.3 kB, the limit for a source of"
+    data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
+    assert not read  # it is refused before all of it is unpacked
+    assert data_prep("arrays", "x.npz", "OUT", "--max-output", "2MB")[0] == 0
+    monkeypatch.setattr(files, "LONGEST", 2**17)
+    os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
+    words = "x.jsonl has a line of more than 131,072 bytes, at byte "
+    data_prep.refuses(3, words, "text", "x.jsonl", "OUT2", "--shard-size", "64KB")

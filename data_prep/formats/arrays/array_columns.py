@@ -1,6 +1,7 @@
 """A field made of several arrays one after the other, and their values as they will be stored."""
 
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.samples import cast
+from data_prep.writing.limit import check_unpacked
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -165,6 +167,7 @@ def open_parts(
     unpack: bool,
     external: bool,
     unwritten: bool,
+    max_output: int | None,
 ) -> tuple[Column, Field]:
     """Open and check each of a field's arrays once, and return the column and its field.
 
@@ -177,6 +180,9 @@ def open_parts(
         with open_array(where, axis, external=external) as array:
             if lacks := array.unwritten():
                 check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
+            if where.kind == "npz":
+                size = math.prod(array.shape) * array.dtype.itemsize
+                check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
             array.check()
             attributes = array.attributes if unpack else {}
             packing = Packing.of(str(where), array.dtype, attributes, text=array.text)

@@ -19,7 +19,7 @@ from data_prep.formats.files import Ignored, Inside, Part, scan
 from data_prep.formats.opening import open_parquet, parquet_rows, way
 from data_prep.formats.samples import Unusable
 from data_prep.show import console
-from data_prep.source import BadRecords, SourceFile
+from data_prep.source import BadRecords, SourceFile, content_of
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import FILE
@@ -219,9 +219,9 @@ def _is_whole(text: str | int) -> bool:
 def classes(path: Path) -> list[str]:
     """Read a file with the name of one class in each line."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--classes {path} cannot be read: {error.strerror}") from None
+        lines = content_of(path).decode("utf-8-sig").splitlines()
+    except DataError as error:
+        raise ConfigError(f"--classes {error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--classes {path} is not UTF-8") from None
     names = [line.strip() for line in lines if line.strip()]
@@ -248,6 +248,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
+    SourceFile.of(path)
     try:
         yield from reader(path, columns)
     except OSError as error:

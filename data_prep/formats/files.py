@@ -160,6 +160,17 @@ def scan(
         raise DataError(f"{where} cannot be read: {error.strerror}") from None
 
 
+@lru_cache
+def check_regular(folder: str) -> None:
+    """Check that a folder has no pipe and no device, which a library would read for ever."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                check_regular(entry.path)
+            elif not (entry.is_file() or entry.is_dir()):
+                raise DataError(f"{entry.path} is no regular file")
+
+
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:
     """Join parts into pieces of about `nbytes`; each comes with its file and its bytes of data."""
     joined: list[Piece] = []

@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.formats import files
 from data_prep.formats.arrays import array_npz
+from data_prep.formats.images import labelled
 from data_prep.writing import limit
 from tests.data_prep.fuzz_cases import mds
 
@@ -569,6 +570,7 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
         (put("a.zarr/c/1"), "arrays", "--field", "x=a.zarr"),
         (put("b.zarr/zarr.json"), "arrays", "--field", "x=b.zarr"),
         (put("mds/index.json"), "mds", "mds"),
+        (put("saved/data-0.arrow"), "huggingface", "saved"),
         (put("photos.csv"), "images", "photos.csv"),
         (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),
         (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),
@@ -592,5 +594,10 @@ def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
     assert data_prep("arrays", "x.npz", "OUT", "--max-output", "2MB")[0] == 0
     monkeypatch.setattr(files, "LONGEST", 2**17)
     os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
+    monkeypatch.setattr(labelled, "_LONGEST", 2**17)
+    Path("x.csv").write_bytes(Path("x.jsonl").read_bytes())
+    for name in ("x.jsonl", "x.csv"):
+        words = f"{name}: line 1 has more than 131,072 characters"
+        data_prep.refuses(3, words, "images", name, "OUT2")
     words = "x.jsonl has a line of more than 131,072 bytes, at byte "
     data_prep.refuses(3, words, "text", "x.jsonl", "OUT2", "--shard-size", "64KB")

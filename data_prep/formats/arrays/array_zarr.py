@@ -7,7 +7,6 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
+from data_prep.formats.files import check_regular
 from data_prep.libraries import library
 from hpctrain.disk import open_regular
 from hpctrain.errors import DataError
@@ -131,22 +131,11 @@ def _store(path: str, opened: ExitStack) -> Any:
     """Return the group or array in a store."""
     zarr = library("zarr", f"reading {path}")
     if not path.lower().endswith(".zip"):
-        _check_regular(path)
+        check_regular(os.path.abspath(path))
         return zarr.open(path, mode="r")
     store = zarr.storage.ZipStore(path, mode="r")
     opened.callback(lambda: store.close() if hasattr(store, "_zf") else None)  # if it was opened
     return zarr.open(store, mode="r")
-
-
-@lru_cache
-def _check_regular(folder: str) -> None:
-    """Check that a store has no pipe and no device, which zarr would read for ever."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _check_regular(entry.path)
-            elif not (entry.is_file() or entry.is_dir()):
-                raise DataError(f"{entry.path} is no regular file")
 
 
 def _texts(group: Any) -> dict[str, str]:

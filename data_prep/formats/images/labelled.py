@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import xxhash
 
@@ -28,6 +28,7 @@ FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
 _LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
+_LONGEST = 2**24  # characters of a line of a list
 
 
 @dataclass(slots=True)
@@ -259,7 +260,9 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        reader = csv.reader(
+            _lines(path, file), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True
+        )
         try:
             header = next(reader, [])
             _check_columns(path, columns, header)
@@ -277,10 +280,20 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
             raise DataError(f"{path}: line {reader.line_num}: {error}") from None
 
 
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """Yield the lines of a list; one line of a damaged file could fill the memory."""
+    number = 0
+    while line := file.readline(_LONGEST + 1):
+        number += 1
+        if len(line) > _LONGEST:
+            raise DataError(f"{path}: line {number} has more than {_LONGEST:,} characters")
+        yield line
+
+
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     with path.open(encoding="utf-8-sig") as file:
         first = True
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(path, file), 1):
             if not line.strip():
                 continue
             try:

@@ -54,7 +54,7 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
     from hpctrain.secrets import mask
 
     with _private_files(), composed(overrides, config_dir) as call:
-        sweep = Sweep(call.folder, local=call.local)
+        sweep = Sweep(call.folder, local=call.local, config_dir=call.composer.config_dir)
         for run in call.runs:
             sweep.add(run, call.composer.typed)
         for line in call.composer.notes:
@@ -109,7 +109,8 @@ def load_run(path: Folder) -> LoadedRun:
         path: The run directory.
 
     Returns:
-        An object with `config`, `metrics` (a DataFrame), `result`, `state` and `model()`.
+        An object with `config`, `metrics` (a DataFrame), `result`, `state`, `model()` and
+        `inputs(sample)`.
 
     Raises:
         StorageError: It is no run directory, or it is damaged.

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -28,56 +29,60 @@ from hpctrain.secrets import mask
 from hpctrain.terminal import exact, guard, harmless, indented
 
 HELP = """\
-hpctrain: from a config to finished, trustworthy training runs on a SLURM cluster
+hpctrain: from a config to finished, trustworthy training runs on Slurm
 
-  python -m hpctrain experiment=digits                            train here in this process
-  torchrun --nproc-per-node 2 -m hpctrain experiment=digits       train here with 2 ranks
-  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,1e-2  submit one job per value
-  sbatch slurm/train.sbatch experiment=digits                     submit one job, without submitit
+  python -m hpctrain experiment=digits           train here in this process
+  torchrun --nproc-per-node 2 -m hpctrain experiment=digits     with 2 ranks
+  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,1e-2
+                                                 submit one job per value
+  sbatch slurm/train.sbatch experiment=digits    submit one job, no submitit
 
-If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it from its last
-checkpoint.
+If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it
+from its last checkpoint.
 
 Commands
-  env [--json]         show the ranks, hosts and Slurm variables that this process sees
+  env [--json]         the ranks, hosts and Slurm variables of this process
   freeze OVERRIDES     check a config, write its run directory, print its path
-  run RUN_DIR          train a frozen run directory here; --until-step K pauses it there
+  run RUN_DIR          train a frozen run directory; --until-step K pauses it
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
   status [RUN|SWEEP]   show the states of the runs; --watch repeats it
-  top [RUN]            show live what the nodes and GPUs of a run do; --once --json
+  top [RUN]            live: what the nodes and GPUs of a run do; --once --json
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
-  resume [RUN|SWEEP]   submit runs again that failed or were preempted
-  branch RUN           make a new run that goes on from a checkpoint of another one
-  evaluate RUN         the metrics of a checkpoint, on any split, data set and ranks
-  predict RUN DATA OUT write what the model says about each sample, as HDF5 shards
-  export RUN OUT       write the weights of a run as safetensors; --merge adds its adapters
-  checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
+  resume [RUN|SWEEP]   start runs again that failed or were preempted
+  branch RUN           make a run that goes on from a checkpoint of another one
+  evaluate RUN         the metrics of a checkpoint, on any split and data set
+  predict RUN DATA OUT write what the model says of each sample as HDF5 shards
+  export RUN OUT       write weights as safetensors; --merge adds its adapters
+  checkpoints [RUN]    list the checkpoints of runs; --verify reads their files
   gc                   list what can be deleted; only --delete deletes it
-  report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
-  compare RUN RUN      show what differs, and the first step at which two runs part
+  report [RUN|SWEEP]   where the time and GPU-hours went, and what to change
+  compare RUN RUN      show what differs, and at which step two runs part
   generate RUN PROMPT  let a trained language model continue a text
-  bench OVERRIDES      measure loader, steps and links of a training; --against FILE compares
-  doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
-  plan OVERRIDES       tell memory, time and cost of a run and its layouts, before it is queued
-  plot RUN...          draw the curves of runs in the terminal, or --out FILE.png|.html
+  bench OVERRIDES      measure loader, steps and links; --against FILE compares
+  doctor               check versions, Slurm, storage; --nodes N: in a job
+  plan OVERRIDES       tell memory, time and cost of a run before it is queued
+  plot RUN...          draw curves in the terminal, or --out FILE.png|.html
   keys [SECTION|WORD]  list the sections of the config; show or search its keys
-  metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
-  from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
-  from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
+  metrics [GROUP|NAME] print unit and meaning of everything that a run measures
+  from-deepspeed FILE  translate a DeepSpeed config for conf/experiment
+  from-accelerate FILE translate a config of Hugging Face Accelerate likewise
 
 Choices (NAME=CHOICE)
 {groups}
 Values (KEY=VALUE)
-  {keys}
-  python -m hpctrain keys                          lists the sections; keys train: one of them
+{keys}
+  python -m hpctrain keys                          lists the sections
+  python -m hpctrain keys train                    shows the keys of one
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
-  --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 
-Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config, 3 data, 4 scheduler,
-5 ranks or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks,
-130 saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
-tracebacks of errors.
+--config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own
+options; --version.
+
+Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config,
+3 data, 4 scheduler, 5 ranks or ports, 6 run directory, 7 tracking, 8 a number
+is not finite, 9 a node fails its checks, 130 saved and stopped by Ctrl-C, 143
+saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 """
 
 
@@ -106,6 +111,24 @@ COMMANDS = {
     "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.config.translate.deepspeed",
     "from-accelerate": "hpctrain.config.translate.accelerate",
+}
+
+
+# What people type for a command.
+_OTHER_WORDS = {
+    word: command
+    for command, words in {
+        "cancel": "stop kill abort end",
+        "gc (a run is deleted with its directory)": "delete remove rm clean",
+        "status": "list ls ps runs show",
+        "resume": "continue restart requeue",
+        "evaluate": "eval test validate",
+        "top": "watch monitor",
+        "logs": "log tail",
+        "-m KEY=VALUE": "submit launch sweep",
+        "KEY=VALUE alone": "train fit",
+    }.items()
+    for word in words.split()
 }
 
 
@@ -196,7 +219,8 @@ def _dispatch(argv: list[str]) -> int:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
         near = difflib.get_close_matches(first, commands, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        meant = _OTHER_WORDS.get(first) or "".join(near)
+        hint = f"did you mean {meant}? " if meant else ""
         raise ConfigError(
             f"{first}: no such command; {hint}commands are {', '.join(commands)}, "
             "and a training takes KEY=VALUE arguments (--help shows both)"
@@ -208,12 +232,17 @@ def _help() -> int:
     from hpctrain.config.composing.choices import as_typed, groups, sections
     from hpctrain.yaml_file import conf_dir
 
-    listed = "".join(
-        f"  {as_typed(name):<12} {', '.join(choices)}\n"
-        for name, choices in groups(conf_dir()).items()
-    )
-    print(HELP.format(groups=listed, keys="\n  ".join(sections())), end="")
+    listed = [f"{as_typed(n):<12} {', '.join(found)}" for n, found in groups(conf_dir()).items()]
+    columns = ["\n".join(map(_folded, lines)) for lines in (listed, sections())]
+    print(HELP.format(groups=columns[0] + "\n", keys=columns[1]), end="")
     return 0
+
+
+def _folded(line: str) -> str:
+    """Return a name and its words in 80 columns, indented."""
+    return textwrap.fill(
+        line, 79, initial_indent="  ", subsequent_indent=15 * " ", break_on_hyphens=False
+    )
 
 
 def _sync(argv: list[str]) -> int:
@@ -229,7 +258,7 @@ def _command(module: str, argv: list[str]) -> int:
 
 
 def _freeze(argv: list[str]) -> int:
-    from hpctrain.config.composing.compose import compose
+    from hpctrain.config.composing.compose import compose, words
     from hpctrain.runs.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
@@ -237,7 +266,7 @@ def _freeze(argv: list[str]) -> int:
     config = compose(argv)
     if config is not None:
         run = check(config)
-        freeze(config, run, argv)
+        freeze(config, run, *words(argv))
         print(run.path, file=exact())
     return 0
 

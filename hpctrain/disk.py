@@ -42,6 +42,8 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
             if sync:
                 os.fsync(file.fileno())
         unfinished.replace(path)
+        if sync:
+            _sync_names(path.parent)
     except OSError:
         with suppress(OSError):  # a disk that can only be read
             unfinished.unlink(missing_ok=True)
@@ -61,7 +63,17 @@ def create(path: Path, text: str, sync: bool = True) -> bool:
         return False
     finally:
         unfinished.unlink()
+    if sync:
+        _sync_names(path.parent)
     return True
+
+
+def _sync_names(folder: Path) -> None:
+    try:
+        sync(folder)
+    except OSError as error:  # not every file system can, and a folder may not be readable
+        if error.errno not in (errno.EINVAL, errno.EACCES):
+            raise
 
 
 def sync(path: Path) -> None:

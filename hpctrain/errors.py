@@ -101,8 +101,19 @@ class DamageError(StorageError):
         self, file: object, allowed: str, at: str = "", found: str = "", why: str = "is damaged"
     ) -> None:
         self.file, self.at, self.found, self.allowed = str(file), at, found, allowed
-        place = f"{at} is {found}; " if found else f"{at}: " if at else ""
-        super().__init__(f"{file} {why}: {place}{allowed}")
+        self._why = why
+        super().__init__(str(file), allowed, at, found, why)  # with which it is unpickled
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        place = f"{self.at} is {self.found}; " if self.found else f"{self.at}: " if self.at else ""
+        return f"{self.file} {self._why}: {place}{self.allowed}"
+
+
+def about(what: str, error: HpctrainError) -> HpctrainError:
+    """Return an error with the exit code of another one, which says before it what it is about."""
+    kind = StorageError if isinstance(error, DamageError) else type(error)
+    return kind(f"{what}: {error}")
 
 
 class TrackingError(HpctrainError):

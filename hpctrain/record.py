@@ -29,10 +29,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -118,6 +118,54 @@ def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
     except DamageError as error:
         log.warning("%s: it is left out", error)
         return None
+
+
+def lines(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield each line of an open file from where it stands, and how many bytes it has.
+
+    A line that is longer than LONGEST_LINE is no record, but a hole that a crash has left, or a
+    stranger's: the log says where it is, and only its newline is given, if it has one.
+    """
+    while line := file.readline(LONGEST_LINE):
+        size = len(line)
+        if size == LONGEST_LINE and not line.endswith(b"\n"):
+            begin = file.tell() - size
+            line = _rest_of_line(file)[-1:]
+            line, size = line if line == b"\n" else b"", file.tell() - begin
+            say(
+                f"{path}: the line that begins at byte {begin:,} has {size:,} bytes, and a record "
+                f"has at most {LONGEST_LINE:,}: it is left out"
+            )
+        yield line, size
+
+
+LONGEST_LINE = 16 << 20
+
+
+def _rest_of_line(file: BinaryIO) -> bytes:
+    """Read to the end of a line, over the holes in it; return the last part of it."""
+    while True:
+        file.seek(next_data(file.fileno(), file.tell()))
+        part = file.readline(1 << 20)
+        if not part or part.endswith(b"\n"):
+            return part
+
+
+def next_data(descriptor: int, position: int) -> int:
+    """Return where the next byte of a file is from a position on that is in no hole, or its end."""
+    here = os.lseek(descriptor, 0, os.SEEK_CUR)
+    try:
+        return os.lseek(descriptor, position, os.SEEK_DATA)
+    except OSError:  # there is none
+        return os.lseek(descriptor, 0, os.SEEK_END)
+    finally:
+        os.lseek(descriptor, here, os.SEEK_SET)
+
+
+@functools.cache
+def say(problem: str) -> None:
+    """Log what is left out, once."""
+    log.warning("%s", problem)
 
 
 def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = False) -> T:

@@ -94,7 +94,8 @@ class Attempt(Keyed, frozen=True):
     error: str = ""
     reason: str = ""
     step: Count | None = None
-    first_step: Count | None = None
+    first_step: Count | None = None  # of the newest checkpoint; when loaded, of the one it was
+    damaged: tuple[Count, ...] = ()  # the steps of newer ones, from which it could not go on
     host: str = ""
     hosts: tuple[str, ...] = ()
     pid: Count = 0
@@ -162,6 +163,7 @@ class RunRecord(Record, frozen=True):
     sweep: dict[str, str] | None = None
     swept: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    config_dir: str = ""  # that of the command, `--config-dir`
     code: _Code | None = None
     config_digests: tuple[str, ...] = ()  # what config.yaml may be
     provenance: str | None = None
@@ -195,6 +197,12 @@ class RunRecord(Record, frozen=True):
     def attempt(self) -> Attempt:
         """The last attempt; an empty one when none has begun."""
         return self.attempts[-1] if self.attempts else Attempt()
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the command that makes the run; none if its overrides are not known."""
+        folder = ["--config-dir", self.config_dir] if self.config_dir else []
+        return [*folder, *self.overrides] if self.overrides else []
 
     @property
     def submitted(self) -> float:

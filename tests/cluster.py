@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import pytest
 
-from hpctrain.step_names import PATTERN, step_of
+from hpctrain.step_names import of_steps, step_of
 from tests.conftest import run_json, runs
 
 TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"
@@ -196,7 +196,7 @@ def job_id(run: Path) -> str:
 def wait_for_step(run: Path, step: int) -> None:
     """Wait for a checkpoint of at least `step`, for at most 180 s."""
     wait_for(
-        lambda: any(step_of(p) >= step for p in run.glob(f"checkpoints/{PATTERN}")),
+        lambda: any(step_of(p) >= step for p in of_steps(run / "checkpoints")),
         180,
         f"a checkpoint of step {step}",
     )

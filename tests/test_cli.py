@@ -10,6 +10,7 @@ import pytest
 
 import hpctrain
 from hpctrain import cli
+from hpctrain.errors import ConfigError
 from tests.conftest import run_module
 
 
@@ -23,6 +24,31 @@ def test_the_version_is_ours_and_not_hydras(
     monkeypatch.setenv("LOCAL_RANK", "1")  # as torch.distributed.launch sets it, beside the option
     assert cli._dispatch(arguments) == 0
     assert capsys.readouterr().out == f"hpctrain {hpctrain.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("stop", "did you mean cancel? "),
+        ("delete", "did you mean gc (a run is deleted with its directory)? "),
+        ("list", "did you mean status? "),
+        ("statsu", "did you mean status? "),
+        ("xyzzy", ""),
+    ],
+)
+def test_a_word_for_a_command_that_has_another_name(word: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cli._dispatch([word])
+    assert str(caught.value).startswith(f"{word}: no such command; {hint}commands are freeze, run")
+    assert word not in cli.COMMANDS
+
+
+def test_the_help_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._dispatch(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).split()
+    assert {"rtx_pro_ws", "+scaling", "snapshot_max_mb,", "train."} <= {*words}
 
 
 def test_a_full_disk_below_the_output_is_one_sentence() -> None:

@@ -174,6 +174,26 @@ def test_no_two_temporary_names_are_equal(tmp_path: Path) -> None:
     assert disk.TEMPORARY.match(".a.json.node1.123")  # without a random part
 
 
+def test_a_new_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, list[str]]] = []
+    call = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        call(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path.name, os.listdir(path) if path.is_dir() else []))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    disk.write_atomically(tmp_path / "a", "1")
+    assert synced[-1] == (tmp_path.name, ["a"])
+    assert disk.create(tmp_path / "b", "1")
+    assert (synced[-1][0], set(synced[-1][1])) == (tmp_path.name, {"a", "b"})
+    known = len(synced)
+    disk.write_atomically(tmp_path / "a", "2", sync=False)
+    assert disk.create(tmp_path / "c", "1", sync=False)
+    assert len(synced) == known
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder" / "in").mkdir(parents=True)
     with pytest.raises(OSError, match="folder"):

@@ -1,6 +1,7 @@
 """Tests of the figures of GPUs: conf/hardware and a user's own files."""
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,26 @@ def test_a_file_is_complete_and_plausible(name: str) -> None:
     if hardware.gpus_per_node != 1:
         assert (hardware.inside.bandwidth or 0) > (hardware.between.bandwidth or 0)
     assert (hardware.host.bandwidth or 0) >= 31.5e9
+
+
+def test_no_gpu_costs_more_than_one_that_is_better_in_all_figures() -> None:
+    """On demand, of one vendor: an A100 of 40 GB does not cost more than one of 80 GB."""
+
+    def figures(one: Hardware) -> tuple[float, ...]:
+        found = one.memory_bytes, one.peak("bf16"), one.memory_bandwidth, one.inside.bandwidth
+        return tuple(each or 0.0 for each in found)
+
+    all_kinds = [one for name in known() if (one := load(name)).title.startswith("NVIDIA")]
+    priced = {one.name: one for one in all_kinds if "on_demand" in one.prices}
+    ordered = {
+        (one.name, better.name)
+        for one, better in permutations(priced.values(), 2)
+        if all(a <= b for a, b in zip(figures(one), figures(better), strict=True))
+    }
+    assert {("a100_40", "a100_80"), ("h100_pcie", "h100_sxm")} <= ordered
+    for one, better in ordered:
+        amounts = [priced[name].prices["on_demand"].amount for name in (one, better)]
+        assert amounts == sorted(amounts), (one, better)
 
 
 @pytest.mark.parametrize("name", sorted(set(known()) - {"cpu"}))

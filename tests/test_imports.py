@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
+import yaml
+
 from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ causes cgroup console disk errors forks frames gpu_driver lock marks metric_names "
-    "progress_bar record run_record secrets slow step_names terminal units yaml_file"
+    "__init__ causes cgroup console disk errors forks frames generators gpu_driver lock marks "
+    "metric_names progress_bar record run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -114,6 +116,7 @@ APART = {
     "forks": "",
     "frames": "",
     "marks": "forks",
+    "generators": "",
     "gpu_driver": "",
     "lock": "disk forks",
     "metric_names": "",
@@ -164,7 +167,6 @@ FILES = {
     module_of(file): file
     for package in ("hpctrain", "data_prep")
     for file in sorted((ROOT / package).rglob("*.py"))
-    if "plugin" not in file.parts
 }
 OURS = [name for name in FILES if name.startswith("hpctrain")]
 
@@ -312,6 +314,24 @@ def room_of(module: str, depth: int) -> str:
     A file beside other rooms is a room of its own, such as `hpctrain.parallel.mesh`.
     """
     return ".".join(module.split(".")[: depth + 1])
+
+
+def test_make_lint_and_pre_commit_check_every_shell_script() -> None:
+    names = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("hpctrain", "data_prep", "tests", "slurm", ".ci")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.read_bytes()[:30].split(b"\n")[0].endswith((b"bash", b"/sh"))
+    ]
+    names += [path.relative_to(ROOT).as_posix() for path in (ROOT / "hpctrain").rglob("*.sh")]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (pattern,) = (hook["files"] for hook in hooks if hook["id"] == "shellcheck")
+    (patterns,) = re.findall(r"^\t\tshellcheck (.*);", (ROOT / "Makefile").read_text(), re.M)
+    by_make = {
+        path.relative_to(ROOT).as_posix() for each in patterns.split() for path in ROOT.glob(each)
+    }
+    assert len(names) > 9
+    assert {*names} == by_make == {name for name in names if re.search(pattern, name)}
 
 
 def test_a_circle_is_found() -> None:

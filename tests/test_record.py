@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
+from hpctrain import errors
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config.schema import Config
@@ -222,6 +224,19 @@ def test_what_is_written_has_its_version(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run-00000001")
     run.freeze(Config())
     assert json.loads((run.path / "run.json").read_bytes())["version"] == 1
+
+
+def test_every_error_goes_from_one_process_to_another() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    for kind in filter(lambda kind: issubclass(kind, HpctrainError), kinds):
+        parts = ("f", "it must be x", "$.a", "1") if kind is DamageError else ("f: why",)
+        found = pickle.loads(pickle.dumps(kind(*parts)))
+        assert (type(found), str(found)) == (kind, str(kind(*parts)))
+        again = errors.about("KEY=1", found)
+        assert (again.exit_code, str(again)) == (found.exit_code, f"KEY=1: {found}")
+    found = DamageError("f", "x", "$.a", "1")
+    assert str(found) == "f is damaged: $.a is 1; x"
+    assert vars(pickle.loads(pickle.dumps(found))) == vars(found)
 
 
 def test_a_damaged_run_of_a_sweep_does_not_hide_the_others(

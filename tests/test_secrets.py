@@ -359,6 +359,22 @@ def test_what_would_be_written_down_is_refused(config: Config) -> None:
     assert "typed" not in str(caught.value)
 
 
+def test_a_name_cannot_be_a_reference(config: Config, tmp_path: Path) -> None:
+    tracking = replace(config.tracking, experiment=TOKEN)
+    there = tmp_path / TOKEN
+    given = {"name": f"x-{TOKEN}", "output_dir": str(there), "tracking": tracking}
+    with pytest.raises(ConfigError) as caught:
+        validate(replace(config, **given))
+    why = "holds the value of MY_API_TOKEN, which would stand in the name of a folder, a job or"
+    told = str(caught.value)
+    assert [f"{key} {why}" in told for key in ("name", "output_dir", "tracking.experiment")] == (
+        [True] * 3
+    )
+    assert TOKEN not in told
+    there.mkdir()  # nothing more is said by it
+    validate(replace(config, output_dir=str(there)))
+
+
 def test_env_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SECRET", "short")
     monkeypatch.setenv("NCCL_DEBUG_FILE", f"/logs/{TOKEN}")

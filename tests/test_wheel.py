@@ -54,6 +54,7 @@ def test_it_carries_everything(wheel: Path) -> None:
         "hpctrain/conf/config.yaml",
         "hpctrain/conf/experiment/digits.yaml",
         "hydra_plugins/hpctrain_launcher.py",
+        "hydra_plugins/hpctrain_optuna_sweeper.py",
         "data_prep/__main__.py",
     ):
         assert name in names

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from data_prep.formats.files import Part, lines_of
 from data_prep.libraries import library
 from data_prep.source import BLOCK_BYTES, SourceFile
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError, DataError, about
 
 BUFFER = 2**20
 ROWS = 2**16  # rows of a table that are read at once, at most
@@ -92,7 +92,7 @@ def naming(paths: Sequence[str]) -> Iterator[None]:
     except (ConfigError, DataError) as error:
         if not paths or any(path in str(error) for path in paths):
             raise
-        raise type(error)(f"{paths[0]}: {error}") from None
+        raise about(paths[0], error) from None
 
 
 def one_line(error: Exception) -> str:

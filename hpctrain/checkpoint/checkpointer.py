@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,12 +27,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
+from hpctrain import generators
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
+from hpctrain.checkpoint.saving.committed import Committed, Readers
 from hpctrain.checkpoint.saving.proof import prove
-from hpctrain.checkpoint.saving.saves import Readers, Saves
+from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state, read_metadata
 from hpctrain.distributed import objects
@@ -43,6 +45,7 @@ from hpctrain.models.dry_run import stored_buffers
 from hpctrain.rendezvous.ranks import RankInfo
 
 log = logging.getLogger(__name__)
+_SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same samples
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
@@ -74,12 +77,12 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    the multiples of `keep_every` and of the steps in `kept`. Rank 0 asks the `readers` which they
-    need. A checkpoint that has an `average` is loaded into these tensors. `base` is the digest of
-    the weights that the adapters of the model (LoRA) belong to: then its frozen parameters are
-    neither saved nor loaded. "" saves the whole model. The optimizer keeps about `states` tensors
-    for a parameter. `staging` are the bytes of memory that a copy of this rank's part may take,
-    while it is written in the background; 0 lets saves stop the training.
+    the multiples of `keep_every` and of the steps that `kept` returns. Rank 0 asks the `readers`
+    which they need. A checkpoint that has an `average` is loaded into these tensors. `base` is the
+    digest of the weights that the adapters of the model (LoRA) belong to: then its frozen
+    parameters are neither saved nor loaded. "" saves the whole model. The optimizer keeps about
+    `states` tensors for a parameter. `staging` are the bytes of memory that a copy of this rank's
+    part may take, while it is written in the background; 0 lets saves stop the training.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -95,7 +98,7 @@ class Checkpointer:
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
         keep_every: int | None = None,
-        kept: Collection[int] = (),
+        kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
         readers: Readers | None = None,
@@ -104,8 +107,9 @@ class Checkpointer:
         staging: float = 0,
     ) -> None:
         self.readers, self.ranks = readers or Readers(), ranks
-        self.saves = Saves(folder, ranks, keep, keep_every, kept, self.readers)
-        self.path = self.saves.path
+        self.committed = Committed(folder, keep, keep_every, kept, self.readers)
+        self.saves = Saves(self.committed, ranks, self.readers)
+        self.path = self.committed.path
         self._average, self._base = average, base
         self.model, self.wrong = model, ""
         trained = [plain_name(name) for name in model.names], model.parameters
@@ -116,7 +120,7 @@ class Checkpointer:
 
     def exists(self, step: int) -> bool:
         """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
-        found = objects.broadcast(self.saves.path(step).is_dir() if self.ranks.is_main else None)
+        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
         return bool(found)
 
     def prove(self) -> None:
@@ -190,8 +194,12 @@ class Checkpointer:
                 f"this run ({self._base or 'which trains a whole model'})"
             )
         state, saved = self._state(model_only=True), reader.saved
-        # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
-        to_load = {k: v for k, v in state.items() if k.startswith("random.") and k in saved}
+        # A rank that did not exist when the checkpoint was saved keeps the state of its seed; so do
+        # all ranks, if others than then share samples and have to draw the same.
+        now = self.model.layout
+        alike = found.layout == now or not _SHARING & {*found.layout, *now}
+        own_random = [key for key in state if alike and key.startswith("random.") and key in saved]
+        to_load = {key: state[key] for key in own_random}
         parts = self._own_parts(saved, found.world_size)
         own = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -215,9 +223,7 @@ class Checkpointer:
         self._optimizer.load(to_load[optimizer])
         self.modes.restore(to_load.get(training, {}))
         self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
-        for device, generator in (("cpu", torch), ("cuda", torch.cuda)):
-            if (random := to_load.get(f"random.{device}.{self.ranks.rank}")) is not None:
-                generator.set_rng_state(random)
+        generators.restore({key.split(".")[1]: to_load[key] for key in own_random})
         return found.progress
 
     def _newest(self) -> Path | None:
@@ -233,6 +239,7 @@ class Checkpointer:
                 return path
             if ranks.is_main:
                 log.warning(manifest.PASSED_OVER, path, damage)
+                self.committed.damaged.add(path)
         if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.saves.folder))):
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None
@@ -273,15 +280,14 @@ class Checkpointer:
         if self._base:
             left_out = names_of_base(self.model.module)
             held = {name: value for name, value in held.items() if name not in left_out}
-        state: dict[str, Any] = {"model": held, f"random.cpu.{rank}": torch.get_rng_state()}
+        state: dict[str, Any] = {"model": held}
+        state |= {f"random.{name}.{rank}": each for name, each in generators.states().items()}
         if not model_only:
             state |= {"optimizer": self._optimizer.flat(), _KIND: self._optimizer.kind}
         if self.modes.training:
             state["training"] = self.modes.training
         if self._average:
             state["ema"] = dict(self._average)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
         return state
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.files.manifest import Manifest, checkpoints
+from hpctrain.checkpoint.files.manifest import OLD, Manifest, checkpoints
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.launch.function_call import code_of, is_check
@@ -165,9 +165,13 @@ def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
             elif match and _age(entry, now) > _YOUNG_S:
                 why = f"left by process {match['pid']} on {match['host']}"
                 yield Item("temporary", Path(entry.path), why, run)
-            elif run and place.name == "checkpoints" and entry.name.endswith(".tmp"):
+            elif run and place.name == "checkpoints" and _is_left(Path(entry.path)):
                 # Only the process that holds the lock of the run writes one; no process holds it.
                 yield Item("temporary", Path(entry.path), "the save was interrupted", run)
+
+
+def _is_left(path: Path) -> bool:
+    return path.suffix == ".tmp" or (path.suffix == OLD and path.with_suffix("").exists())
 
 
 def _sweeps(folder: Path, now: float) -> Iterator[Item]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import socket
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -45,7 +46,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain resume",
         description="Submit runs again that have failed, were preempted or are lost. Each run "
-        "continues from its last checkpoint with its frozen config. KEY=VALUE changes a config key "
+        "continues from its last checkpoint with its frozen config. One that was trained on this "
+        "machine, outside of Slurm, goes on here, unless hydra/launcher=submitit_slurm is given, "
+        "and submitit_local trains any run here. KEY=VALUE changes a config key "
         "that has no effect on the "
         f"result: {', '.join(key for key in changeable() if key not in _FIXED)}.",
     )
@@ -61,6 +64,9 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
+    launchers = {f"hydra/launcher={name}": name for name in ("submitit_slurm", "submitit_local")}
+    asked = [launchers[text] for text in overrides if text in launchers]
+    overrides = [text for text in overrides if text not in launchers]
     if (meant := one_sweep(options.dir, names)) is not None and is_search(meant):
         raise ConfigError(
             f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
@@ -72,18 +78,24 @@ def main(argv: list[str]) -> int:
     trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])
     free = [(run, state) for run, state in found if run.path not in trials]
     chosen = [run for run, state in free if _is_chosen(run, state, named=named)]
-    if away := [run for run in chosen if run.submission and not sbatch.available()]:
+    local = {run.path for run in chosen if _is_local(run, asked)}
+    away = [run for run in chosen if run.submission and run.path not in local]
+    if away and not sbatch.available():
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
             "on the cluster, or train it here with the command that started it, without -m"
         )
     entries = [_entry(run, overrides, options.code) for run in chosen]
-    if entries:
+    # Those of Slurm first: the others keep this command busy until they end.
+    for here in (False, True):
+        part = [each for each in entries if (each.run.path in local) is here]
+        if not part:
+            continue
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
-        folder = Path(entries[0].config.output_dir) / "sweeps" / stamp
+        folder = Path(part[0].config.output_dir) / "sweeps" / stamp
         folder.mkdir(parents=True)
-        sweep = Sweep(folder)
-        sweep.entries = entries
+        sweep = Sweep(folder, local=here)
+        sweep.entries = part
         sweep.submit()
     taken = {run.path for run in chosen}
     rest = [(run, state) for run, state in found if run.path not in taken]
@@ -161,6 +173,12 @@ def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
     return state.name in _BY_DEFAULT and run.stop_request is None and not by_slurm
 
 
+def _is_local(run: Facts, asked: list[str]) -> bool:
+    """Return whether a run goes on in this process: it ran on this machine, outside of Slurm."""
+    here = run.record.is_outside_slurm and run.attempt.host == socket.gethostname()
+    return asked[-1] == "submitit_local" if asked else here
+
+
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     directory = RunDir.open(run.path)
     for text in overrides:
@@ -199,5 +217,6 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
         RunDir(run.path, digest),
         kept,
         keeps_code=kept is not None,
+        config_dir=run.record.config_dir,
         earlier=[*run.record.overrides],
     )

@@ -11,13 +11,16 @@ from rich.text import Text
 
 from hpctrain.console import Cell, Table, shortened
 from hpctrain.runs.budget import standings
+from hpctrain.runs.chosen_checkpoint import purged
 from hpctrain.runs.code import trained_code
+from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import STATES, State, best, duration, eta_s, metric, step
+from hpctrain.runs.state.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.terminal import printable
 from hpctrain.tracking.meta import Uploaded
 from hpctrain.tracking.pending_upload import left_behind
+from hpctrain.units import duration
 
 PROBLEMS = 3
 """The most lines about uploads and the like."""
@@ -100,6 +103,11 @@ class Row:
         """From which step on the run has trained with other code; "" if it has not."""
         turns = trained_code.turning_points(self.run.record).items()
         return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
+
+    @property
+    def purged(self) -> str:
+        """That the checkpoints of a finished run are gone; "" if they are not."""
+        return purged(RunDir(self.run.path)) if self.state.name == "finished" else ""
 
     def cells(self, shared: str) -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
@@ -192,6 +200,7 @@ def problems(rows: list[Row]) -> list[Text]:
         for text in filter(None, (row.upload_problem, row.waiting_evaluations))
     ]
     found += [(row.run.name, text) for row in rows if (text := row.changed_code)]
+    found += [(row.run.name, text) for row in rows if (text := row.purged)]
     lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:PROBLEMS]]
     if len(found) > PROBLEMS:
         lines.append(Text(f"… {len(found) - PROBLEMS} more runs have such a problem (--json)"))

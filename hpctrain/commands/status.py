@@ -9,7 +9,8 @@ from rich.live import Live
 
 from hpctrain.commands.run_table import PROBLEMS, Row, budgets, problems, table
 from hpctrain.console import Cell, Console, print_json
-from hpctrain.runs.state.select import add_arguments, one_sweep, select
+from hpctrain.errors import ConfigError
+from hpctrain.runs.state.select import add_arguments, functions_in, one_sweep, parted, select
 from hpctrain.runs.state.state import STATES, UNDER_WAY, judged
 from hpctrain.search.standing import Standing
 
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
         description="Show a table of runs, those that run first and then the newest: swept values, "
         "state and reason, node, restarts, time of all attempts, step, time left, the last and the "
         "best value of the main metric. The start of a name shows all runs whose names begin so. "
-        "It reads the run directories, calls squeue once, and calls sacct if a job has left the "
+        "It reads the run directories, calls squeue, and calls sacct if a job has left the "
         "queue.",
         epilog="States: " + ", ".join(STATES),
     )
@@ -42,6 +43,18 @@ def main(argv: list[str]) -> int:
         "none is yet, wait for the first one (on a terminal); Ctrl-C ends it",
     )
     options = parser.parse_args(argv)
+    functions, others = parted(options.dir, options.runs)
+    if functions and (others or options.watch is not None):
+        raise ConfigError(
+            f"{functions[0].name}: status shows jobs of functions without runs beside them, and "
+            "without --watch; `logs NAME -f` follows one"
+        )
+    if functions:
+        from hpctrain.commands import function_jobs
+
+        told = [*map(function_jobs.facts, functions)]
+        print_json(told) if options.json else Console().print(function_jobs.table(told))
+        return 0
     try:
         if options.watch is None:
             _show(options)
@@ -109,6 +122,11 @@ def _show(options: argparse.Namespace) -> bool:
     else:
         most = len(rows) if options.all else _ROWS
         console.print(table(rows, _where(options), console.width, most))
+        if not options.runs and functions_in(options.dir):
+            from hpctrain.commands import function_jobs
+
+            if queued := function_jobs.in_queue(options.dir):
+                console.print(function_jobs.table([*map(function_jobs.facts, queued)]))
     return _under_way(rows, search)
 
 

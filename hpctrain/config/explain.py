@@ -1,6 +1,7 @@
 """Turn the long errors of Hydra and OmegaConf into one short paragraph."""
 
 import difflib
+import glob
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -31,6 +32,11 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
             f"{key}={values}: these are several values; add -m for one run with each of them, or "
             f"write '{key}=[{values}]' for a list"
         )
+    inside = re.search(r"In '((\w+)/.*)': Could not (?:override|find) '\2/(\w+)(?:@|/(\S+)')", text)
+    twice = re.search(r"()()Multiple values for (\w+)\. To override .*: (.*)'", text)
+    if wrong := inside or twice:
+        where = f"{wrong[1]}.yaml: " if wrong[1] else ""
+        return f"{where}its choice of {wrong[3]} is written {as_default(wrong[3], wrong[4])}"
     if file := re.search(r"In '((?:experiment|debug)/.*)': Could not override '\S+@", text):
         return f"{file[1]}.yaml: {_GLOBAL}"
     key = (re.search(r"full_key: (\S+)", text) or ["", ""])[1]
@@ -52,12 +58,17 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         group = options[1] if options else wrong[1]  # a group such as `hydra/sweeper` has a slash
         choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
         listed = ", ".join(options[2].split()) if options else "none"
+        own = f"{group}/{choice}.yaml"
+        for found in (*glob.glob(glob.escape(own)), *sorted(glob.glob(f"*/{glob.escape(own)}"))):
+            listed += f"; --config-dir {found.removesuffix(own)[:-1] or '.'} adds {found}"
         return f"{group}={choice}: no such choice; there are: {listed}"
     if "is not a ListConfig, list or tuple" in text:
         asked = re.search(r"Error merging override ([^\n]+)", text)
         return f'{asked[1] if asked else key}: it must be a list, such as \'["first","second"]\''
     if asked := re.search(r"Error merging override ([^\n]+)", text):
         rest = text.partition(asked[0])[2].strip().splitlines()
+        if rest and re.search("is not a subclass of|^Cannot assign .* to Dict", rest[0]):
+            return f"{asked[1]}: {of_section(asked[1].partition('=')[0], keys)}"
         if rest and rest[0].endswith("is not Optional"):
             return f"{asked[1]}: it must have a value"
         return f"{asked[1]}: {rest[0] if rest else 'it does not fit the schema'}"
@@ -67,6 +78,17 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
 
 
 _GLOBAL = "its first line must be `# @package _global_`"
+
+
+def as_default(group: str, choice: str | None) -> str:
+    """Return how the defaults list of a file chooses a file of another group."""
+    return f"`- override /{group}: {choice or 'NAME'}` below `defaults`"
+
+
+def of_section(name: str, keys: Iterable[str]) -> str:
+    """Return the text for a section that was given a plain value."""
+    inner = next((key for key in keys if key.startswith(f"{name}.")), f"{name}.KEY")
+    return f"{name} has keys of its own; the value belongs to one of them, such as {inner}"
 
 
 def unknown_key(key: str, keys: list[str]) -> str:

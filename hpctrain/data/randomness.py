@@ -19,7 +19,7 @@ import random
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ import torch
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.workers.samples import SampleRandom, has_drawn
+from hpctrain.generators import same_generators, states
 from hpctrain.shards.types import Batch
 
 Verdict = Literal["fixed", "augments", "unclear"]
@@ -62,12 +63,11 @@ def of_samples(transform: Any, samples: Sequence[Mapping[str, Any]]) -> Verdict:
         result = transform(given, generator)
         return has_drawn(generator), _arrays(result)
 
-    return _judge(transform, call, [_arrays(sample) for sample in samples], None)
+    return _judge(transform, call, [_arrays(sample) for sample in samples])
 
 
 def of_batches(transform: Any, batches: Sequence[Batch]) -> Verdict:
     """Judge a transform of whole batches, by some batches on one device."""
-    device = next(iter(batches[0].values())).device
 
     def call(number: int, trial: int) -> tuple[bool, _Result]:
         given = {name: value.clone() for name, value in batches[number].items()}
@@ -75,22 +75,21 @@ def of_batches(transform: Any, batches: Sequence[Batch]) -> Verdict:
         result = transform(given, draws)
         return draws.drawn > 0, _tensors(result)
 
-    on_gpu = device if device.type == "cuda" else None
-    return _judge(transform, call, [_tensors(batch) for batch in batches], on_gpu)
+    return _judge(transform, call, [_tensors(batch) for batch in batches])
 
 
 def _judge(
     transform: Any,
     call: Callable[[int, int], tuple[bool, _Result]],
     unchanged: Sequence[_Result],
-    device: torch.device | None,
 ) -> Verdict:
-    with same_generators(device):
-        before = _global_states(device)
+    with same_generators():
+        before = states()
         tried = [[call(number, trial) for trial in range(_FEW)] for number in range(len(unchanged))]
         drawn = any(drew for each in tried for drew, _ in each)
         differs = any(result != each[0][1] for each in tried for _, result in each)
-        if not (drawn or differs or before != _global_states(device)):
+        moved = any(not torch.equal(before[name], each) for name, each in states().items())
+        if not (drawn or differs or moved):
             return "unclear" if _may_draw(transform, set()) else "fixed"
         for number, original in enumerate(unchanged):
             more = (call(number, trial) for trial in range(_FEW, _MANY))
@@ -114,25 +113,6 @@ def _tensors(batch: Any) -> _Result:
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         found[name] = str(value.dtype), tuple(value.shape), flat.numpy().tobytes()
     return found
-
-
-@contextmanager
-def same_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Restore the global generators of Python, NumPy and torch, and of the device, at the end."""
-    python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng([] if device is None else [device]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy_state)  # noqa: NPY002
-
-
-def _global_states(device: torch.device | None) -> tuple[Any, ...]:
-    of_numpy: Any = np.random.get_state()  # noqa: NPY002
-    on_device = b"" if device is None else torch.cuda.get_rng_state(device).numpy().tobytes()
-    of_torch = torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), of_numpy[1].tobytes(), of_numpy[2:], of_torch, on_device
 
 
 def _may_draw(thing: Any, seen: set[int], depth: int = _DEPTH) -> bool:

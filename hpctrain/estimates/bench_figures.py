@@ -15,6 +15,7 @@ from hpctrain.record import Finite, Record, Time, read, written
 from hpctrain.rendezvous.ranks import host_of
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
+_LITTLE = 0.1  # communication that takes less of a step by itself does not hold it up
 _MUCH = 0.3  # communication that takes this part of a step by itself
 _MOST = 0.5  # of a step that is neither forward nor backward
 _UNEQUAL = 1.1  # a rank that is so much slower than another holds it up
@@ -143,6 +144,13 @@ class Figures(Record, frozen=True):
                 f"Communication limits: a step takes {compute.p50_ms:.0f} ms, and its forward and "
                 f"backward passes alone {alone:.0f} ms."
             )
+            if sent.p50_ms < _LITTLE * compute.p50_ms:
+                return (
+                    f"Neither computing nor communication limits: a step takes {compute.p50_ms:.3g}"
+                    f" ms, its forward and backward passes alone {alone:.3g} ms, and what it sends "
+                    f"{sent.p50_ms:.2g} ms ({sent.p50_ms / compute.p50_ms:.0%}). The rest is the "
+                    "optimizer, the host, or many small messages of divided parameters."
+                )
             return self._cured(text, "communication")
         if sent is not None and sent.p50_ms > _MUCH * compute.p50_ms:
             text = (

@@ -12,6 +12,7 @@ from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.combinations import TRANSFORMER
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.switches import USUAL, idle
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.estimates import time_limit
@@ -55,6 +56,7 @@ def cautions(config: Config) -> Iterator[str]:
         batch = BatchSizes.of(config, degrees)
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
+    yield from idle(config, USUAL)
     yield from _host(config)
     if config.precision.compute == "fp8" and config.train.compile == "off":
         yield (
@@ -83,7 +85,7 @@ def _host(config: Config) -> Iterator[str]:
         )
     if gpus and launch.mem_gb is not None and launch.mem_gb < HOST_GB_PER_GPU * gpus:
         yield (
-            f"launch.mem_gb={launch.mem_gb:g}: less than {HOST_GB_PER_GPU} GB of host memory per "
+            f"launch.mem_gb={launch.mem_gb:g}: less than {HOST_GB_PER_GPU} GiB of host memory per "
             f"GPU, which torch, NCCL and the loader need; use {HOST_GB_PER_GPU * gpus} or more"
         )
 

@@ -83,8 +83,7 @@ def measured_run(path: Path) -> MeasuredRun:
     told = _Told(path, ramp)
     if told.steps < ENOUGH_STEPS:
         cure = (
-            f"train longer, or report more often than every {config.train.log_every} steps "
-            "(train.log_every)"
+            f"train longer, or report more often: train.log_every={config.train.log_every}"
             if config.tracking.enabled
             else "it ran with tracking.enabled=false, which keeps no measurements"
         )

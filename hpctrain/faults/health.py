@@ -134,7 +134,7 @@ class Health:
 
     @property
     def problem(self) -> str:
-        """What is not finite in the last step, if it was not judged: "loss", "gradient" or ""."""
+        """What is wrong in the last step, or "" if it was judged: "loss", "gradient", "count"."""
         return _problem(self._offered.last())
 
     def judge(self, *, late: bool) -> None:
@@ -151,7 +151,7 @@ class Health:
             self._last = replace(about, own_loss=numbers[2])
             if problem := _problem(numbers):
                 self.decide(problem, self._last)
-            elif numbers[3]:
+            else:
                 self._seen(about.step, numbers[0] / numbers[3])
 
     def judge_state(self, wrong: str) -> None:
@@ -161,21 +161,23 @@ class Health:
 
     def decide(self, problem: str, judged: Judged) -> None:
         """Decide on a step in which the `problem` is not finite, and raise what `judge` raises."""
-        step = judged.step
+        step, cure = judged.step, _COUNTS if problem == _COUNT else _CURE
         found = _gathered(problem, judged)
         text = f"{problem} is not finite since step {step}"
+        if problem == _COUNT:
+            text = f"nothing counts in step {step}: the count of the task's loss is 0"
         if isinstance(found[0]["loss"], str):
             text += f" (first on rank {found[0]['rank']}, {found[0]['host']})"
         if self._run is not None:
             text += self._listed(text, step, found)
         if self.policy == "stop" or (self.policy == "skip" and problem not in _OF_STEP):
-            raise HealthError(f"{text}. {_CURE}")
+            raise HealthError(f"{text}. {cure}")
         self._steps = [each for each in self._steps if each > step - self._window] + [step]
         self.skipped += 1
         if len(self._steps) > self._budget:
             raise HealthError(
                 f"{text}. train.nonfinite={self.policy} has left out {self._budget} steps within "
-                f"{self._window} steps already (train.nonfinite_budget). {_CURE}"
+                f"{self._window} steps already (train.nonfinite_budget). {cure}"
             )
         if dist.get_rank() == 0:
             log.warning(
@@ -220,7 +222,8 @@ class Health:
         return f"{finite}; its samples: {some} ({file})"
 
 
-_OF_STEP = ("loss", "gradient")
+_COUNT = "count"  # of the loss: a mean over nothing is no number
+_OF_STEP = ("loss", "gradient", _COUNT)
 _DOES = {
     "skip": "the update is left out",
     "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
@@ -230,12 +233,20 @@ _CURE = (
     "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
     "run with a smaller optimizer.lr or with train.clip_norm"
 )
+_COUNTS = (
+    "If that is right for the data, train.nonfinite=skip leaves out such steps, at most "
+    "train.nonfinite_budget within train.nonfinite_window; or let the task count what every batch "
+    'has, such as its samples: batch["mask"].sum()'
+)
 
 
 def _problem(numbers: Sequence[float]) -> str:
-    """Return what is not finite among the loss, the norm and others; "" also without numbers."""
-    named = zip(_OF_STEP, numbers, strict=False)  # what follows the two is not judged
-    return next((name for name, number in named if not math.isfinite(number)), "")
+    """Return what is wrong with the numbers that `accepts` has offered; "" also without them."""
+    if not numbers:
+        return ""
+    loss, norm, _, count = numbers
+    good = math.isfinite(loss), math.isfinite(norm), count != 0
+    return next((name for name, fine in zip(_OF_STEP, good, strict=True) if not fine), "")
 
 
 def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:

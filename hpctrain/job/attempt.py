@@ -8,13 +8,14 @@ import math
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from hpctrain.causes import ANOTHER_RANK, NODE, PORT, PREEMPTED, USER_STOP, cause_of, named
+from hpctrain.checkpoint.files.manifest import put_back
 from hpctrain.config.identity import chosen
 from hpctrain.config.metric_registry import RUNG
 from hpctrain.config.schema import Config
@@ -65,11 +66,12 @@ class Attempt:
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
+            put_back(self._run.checkpoints)
             self._drop_old_stop_request()
             facts = run_page.environment(self._config.site.container.image)
             known = [each.environment for each in self._run.read().attempts]
             before = next((each for each in reversed(known) if each), {})
-            code = trained_code.changes(self._config, self._run)
+            self._code = code = trained_code.changes(self._config, self._run)
             self._run.begin_attempt(
                 environment=facts,
                 host=socket.gethostname(),
@@ -101,7 +103,7 @@ class Attempt:
             record = self._run.read()
             self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
-            self._say_what_changed(changed, code)
+            self._say_what_changed(changed)
             self._stack = stack.pop_all()
         return self
 
@@ -148,6 +150,22 @@ class Attempt:
             cause = NODE if hosts else PORT
             end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
             go_on(self._run, self._ranks, end, self._config)
+
+    def began_from(self, step: int, damaged: Collection[int]) -> None:
+        """Record from which step it goes on, and what was damaged; say if the code has changed."""
+        if damaged or self._run.read().attempt.first_step != step:
+            self._run.add_facts(first_step=step, damaged=sorted(damaged))
+            # Other code may have made this checkpoint than those that are damaged.
+            self._code = trained_code.changes(self._config, self._run)
+            self._run.add_facts(code_changed=self._code)
+        if self._code:
+            log.warning(
+                "the code has changed: %s. The run goes on from step %d with the code as it is "
+                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
+                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
+                "back",
+                *(self._code, step, trained_code.CHOICE, self._run.name, step),
+            )
 
     def ended(self, outcome: Outcome, reason: str) -> None:
         """Record how the training has ended, without an error; `reason` is the stop request."""
@@ -263,16 +281,7 @@ class Attempt:
                     shutil.copyfile(plot, copy)
                     self.tracker.log_file(copy)
 
-    def _say_what_changed(self, changed: list[str], code: str) -> None:
-        if code:
-            step = self._run.last_checkpoint()
-            log.warning(
-                "the code has changed: %s. The run goes on from step %d with the code as it is "
-                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
-                "back",
-                *(code, step, trained_code.CHOICE, self._run.name, step),
-            )
+    def _say_what_changed(self, changed: list[str]) -> None:
         if changed:
             log.warning("not the environment of the attempt before: %s", ", ".join(changed))
         if changed := provenance.changes(self._run.provenance):

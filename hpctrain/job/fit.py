@@ -48,7 +48,7 @@ from hpctrain.runs.terminal_log import kept
 from hpctrain.slurm.lead_time import LeadTime, limits_s
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
-from hpctrain.tracking.tracker import NullTracker, Tracker
+from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.deterministic import deterministic
 from hpctrain.training.measuring.account import Account, process_began
 from hpctrain.training.trainer import Outcome, Trainer
@@ -110,8 +110,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
             trained_s = before["device_s"] if before else 0.0
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, trained_s)
-            tracker = attempt.tracker if attempt else NullTracker()
-            outcome = _fit(config, run, ranks, device, tracker, stop, account)
+            outcome = _fit(config, run, ranks, device, attempt, stop, account)
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
@@ -127,7 +126,7 @@ def _fit(
     run: RunDir,
     ranks: RankInfo,
     device: torch.device,
-    tracker: Tracker,
+    attempt: Attempt | None,
     stop: Stop,
     account: Account,
 ) -> Outcome:
@@ -148,16 +147,21 @@ def _fit(
         default_dtype(config.precision),
         ending_here(),
     ):
+        rollbacks = 0
         while True:
             account.enter("startup")
+            tracker = attempt.tracker if attempt else NullTracker()
             trainer = build(config, run, ranks, device, tracker, stop, account)
             trainer.until = ranks.until
+            if attempt and not rollbacks:  # of a rollback the journal tells
+                trainer.began_from = attempt.began_from
             if ranks.is_main:
                 trained_code.record(config, run, modules.loaded(before))
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
             del trainer
+            rollbacks += 1
 
 
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:

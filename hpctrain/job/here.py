@@ -35,6 +35,8 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     The arguments of the command are shown at the end. The attempt has `began` with this process, or
     at a time of `time.monotonic`, if the process has done other things before.
     """
+    from hpctrain.config.composing.compose import words
+
     log_to_stderr()
     ranks = RankInfo.from_env()
     _check_world(config, ranks)
@@ -42,7 +44,7 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     # Every rank composes the same config, and one of them writes it.
     if ranks.is_main:
         _check_queue(run, ranks)
-        freeze(config, run, argv)
+        freeze(config, run, *(words(argv) if argv else ()))
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
     return run, _train_to_the_end(config, run, ranks, argv, again, began)
@@ -107,6 +109,7 @@ def _train_to_the_end(
     if not again and run.read().state == "finished":
         if ranks.is_main:
             from hpctrain.job.summary import show
+            from hpctrain.runs.chosen_checkpoint import purged
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
@@ -116,6 +119,8 @@ def _train_to_the_end(
                     "keeps this directory under another name; name=OTHER makes another run",
                     *(run.name, changed),
                 )
+            if lost := purged(run):
+                log.warning("%s: %s", run.name, lost)
             _complete_upload(config.tracking, run)
             show(config, run, argv)
         return 0

@@ -99,7 +99,7 @@ def _note(run: RunDir, record: RunRecord) -> str:
         lines.append("")
     again = f"python -m hpctrain resume {path}"
     if not record.submission:
-        again = f"python -m hpctrain {shlex.join(overrides)}" if overrides else ""
+        again = f"python -m hpctrain {shlex.join(record.words)}" if overrides else ""
         again = again or f"python -m hpctrain run {path}"
     others = [f"python -m hpctrain {command} {path}" for command in ("status", "logs")]
     return "\n".join([*lines, "Resume, status and logs:", "", "```bash", again, *others, "```"])

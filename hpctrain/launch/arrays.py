@@ -128,6 +128,7 @@ class Array:
                 code=entry.code.digest if entry.code else None,
                 provenance=entry.before.provenance if entry.keeps_code else str(shared),
                 overrides=[*entry.earlier, *map(reference, entry.overrides)],
+                config_dir=entry.config_dir,
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **entry.place_in(sweep),
             )

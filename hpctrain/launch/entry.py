@@ -53,6 +53,7 @@ class Entry:
     # The code snapshot that the run uses; None: the code as it is when the job starts.
     code: Snapshot | None = None
     keeps_code: bool = False  # `code` is the snapshot of an earlier submission of the same run
+    config_dir: str = ""  # that of the command
     # Overrides of the command that had made the run, to which `resume` adds some.
     earlier: list[str] = field(default_factory=list)
     # Overrides that distinguish the run from the others of its sweep.

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from hpctrain.generators import same_generators
+
 _Named = tuple[str, nn.Module, str, torch.Tensor]  # full name, its module, the name there, value
 
 
@@ -92,10 +94,8 @@ def same_modes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def dry_run(*models: nn.Module) -> Iterator[None]:
-    """Leave the buffers and modes of the models, and the random state, as they are before."""
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()
-    devices = [torch.cuda.current_device()] if used else []
-    with same_modes(nn.ModuleList(models)), torch.random.fork_rng(devices), _same_buffers(*models):
+    """Leave the buffers and modes of the models, and the random states, as they are before."""
+    with same_modes(nn.ModuleList(models)), same_generators(), _same_buffers(*models):
         yield
 
 

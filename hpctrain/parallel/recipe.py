@@ -67,16 +67,18 @@ def parallelize(
     *,
     loss_parallel: bool = False,
     arguments: Sequence[str] = (),
+    trains: bool = True,
 ) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
     `build` is called on the meta device, too. With `loss_parallel` the task computes the loss from
     logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
-    after the first are for; none if the task says nothing.
+    after the first are for; none if the task says nothing. A model that only evaluates is told
+    nothing about training (`trains`).
     """
     if mesh.degrees.cp > 1 and precision.device.type == "cuda":
         check_kernels(precision.device, precision.autocast or precision.params)
-    recipe = _Recipe(build, config, mesh, precision, loss_parallel)
+    recipe = _Recipe(build, config, mesh, precision, loss_parallel, trains)
     schedule, pp = config.parallel.pipeline.schedule, mesh.degrees.pp
     numbers = numbers_of(schedule, pp, mesh.pp_rank) if pp > 1 else [0]
     stages = [recipe.stage(number, first=i == 0) for i, number in enumerate(numbers)]
@@ -90,8 +92,15 @@ class _Recipe:
     """What the config decides; `whole` tells whether each rank has all parameters and gradients."""
 
     def __init__(
-        self, build: Build, config: Config, mesh: Mesh, precision: Precision, loss_parallel: bool
+        self,
+        build: Build,
+        config: Config,
+        mesh: Mesh,
+        precision: Precision,
+        loss_parallel: bool,
+        trains: bool,
     ) -> None:
+        self.trains = trains
         self.config, self.mesh, self.precision = config, mesh, precision
         self.parallel, self.train, self.degrees = config.parallel, config.train, mesh.degrees
         parallel, degrees = config.parallel, mesh.degrees
@@ -116,7 +125,7 @@ class _Recipe:
         cast_parameters(model, self.precision.params)
         prepare_modes(model, says=first)
         if first:
-            prepare_batch_norms(model, mesh, config, self.accumulate)
+            prepare_batch_norms(model, mesh, config, self.accumulate, trains=self.trains)
         plan, names = Plan(), list[str]()
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)
@@ -158,7 +167,8 @@ class _Recipe:
             for module in [model] if train.compile == "model" else blocks:
                 module.compile()
         if not self.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
-            shard(model, blocks, mesh, self.precision, parallel, experts)
+            compiled = train.compile != "off"
+            shard(model, blocks, mesh, self.precision, parallel, experts, compiled=compiled)
         fill(model, values, self.build, config.seed, device, storage, mesh.stage_group)
         return _Stage(model, inputs, counts, loads, chosen, summary)
 
@@ -186,6 +196,7 @@ class _Recipe:
             *(self.mesh, self.precision, self.accumulate),
             schedule=schedule,
             inputs=first.inputs,
+            seed=self.config.seed,
             divided_loss=self.divided_loss,
         )
         pipeline.loads = Loads(pipeline.module, first.loads)

@@ -1,7 +1,7 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from hpctrain.config.validate import validate_job
 from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
-from hpctrain.estimates.memory_fit import MARGIN
+from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import Limits, budget_of
 from hpctrain.plan.failures import Failures
@@ -22,7 +22,17 @@ from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import GAPS
-from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.ranking import (
+    Kind,
+    Ranking,
+    by_cost,
+    on,
+    one_gpu,
+    rank,
+    scaling,
+    sizes_of,
+    smallest,
+)
 from hpctrain.units import GIB, readable
 
 
@@ -61,6 +71,7 @@ class Answer:
     hardware: Hardware | None
     loader: LoaderRate
     kinds: list[Kind]  # with the smallest number of GPUs that is enough of each
+    alone: Estimate | None = None  # on one GPU, where all in `ranking` have more and gain little
 
     @property
     def layouts(self) -> list[Estimate]:
@@ -88,7 +99,7 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         facts, flops, layouts = self.estimator.facts, self.estimator.facts.flops, self.layouts
-        every = (*layouts, *(one for _, one in self.kinds if one))
+        every = (*layouts, *(kind.best for kind in self.kinds if kind.best))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         operations = {"flops_per_sample": flops and flops.training, "flops_per_token": per_token}
         return {
@@ -98,10 +109,15 @@ class Answer:
                 {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
                 for one, part in scaling(self.ranking.best)
             ],
+            "one_gpu": self.alone and self.alone.as_json(),
             "loader": self.loader.as_json(layouts[0] if layouts else None),
             "hardware": [
-                {"name": hardware.name, **(one.as_json() if one else {"fits": False})}
-                for hardware, one in self.kinds
+                {
+                    "name": kind.hardware.name,
+                    **(kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why}),
+                    "exceeds": (kind.best and kind.why) or None,
+                }
+                for kind in self.kinds
             ],
             "assumptions": self.assumptions
             | {"not compared": uncompared_line(every) or None, "excluded": self.ranking.excluded},
@@ -120,10 +136,11 @@ class Answer:
             else "unknown: the model can be called only with values, so they are left out",
         }
         if hardware is not None:
+            margin = margin_of(self.config.train)
             found |= {
                 "hardware": hardware.title,
                 "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
-                "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves "
+                "margin": f"what fits leaves {margin:.0%} of the GPU's memory free; tight leaves "
                 "less",
                 **estimator.efficiencies.on(hardware).assumptions,
             }
@@ -133,7 +150,7 @@ class Answer:
         if estimator.failures is not None:
             found["failures"] = estimator.failures.text
         if hardware is not None:
-            found["accuracy"] = accuracy(estimator.facts, self.config)
+            found["accuracy"] = accuracy(estimator.facts, self.config, hardware)
             found["memory accuracy"] = memory_accuracy()
         return found
 
@@ -174,8 +191,8 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), any_kind)
-        hint = _half_the_base(named, estimator)
-        parts = filter(None, ("the layout of the command line", hint, named.mark))
+        hints = _smaller_base(named, estimator)
+        parts = filter(None, ("the layout of the command line", *hints, named.mark))
         named = replace(named, reason="; ".join(parts))
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
@@ -186,10 +203,16 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(config, estimator, hardware, per_node)
-            ranking = Ranking([least] if least else [], ranking.excluded)
-    kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
+            enough = [least.best] if least.best and not least.why else []
+            ranking = replace(ranking, best=enough, over=least.best)
+    kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
+    alone = None
+    if hardware is not None and looks_around and ranking.best and ranking.best[0].layout.ranks > 1:
+        alone = one_gpu(config, estimator, hardware)
+        if alone and not any(one.gains_little(alone) for one in ranking.best):
+            alone = None
     layers = layers_of(estimator.model, task, sample) if asked.layers else []
-    return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds)
+    return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds, alone)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
@@ -203,12 +226,20 @@ def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
         )
 
 
-def _half_the_base(named: Estimate, estimator: Estimator) -> str:
-    """Return a hint for adapters that fit only beside a base in 16 bits."""
-    if named.fits is not False or not named.layout.config.train.lora.patterns:
-        return ""
+def _smaller_base(named: Estimate, estimator: Estimator) -> Iterator[str]:
+    """Yield hints for adapters that do not fit: a base in 16 bits, or more of it in 4 bits."""
+    lora, facts = named.layout.config.train.lora, estimator.facts
+    if named.fits is not False or not lora.patterns:
+        return
+    if lora.quantize:
+        yield (
+            f"train.lora.quantize={lora.quantize} packs only the layers that train.lora.match "
+            f"names, {facts.adapted:,} of {facts.parameters:,} parameters; all linear layers of "
+            "the blocks are the most"
+        )
     layout, half = copy.deepcopy(named.layout), {"compute": "bf16", "params": "bf16"}
     layout.config.precision = replace(layout.config.precision, **half, reduce=None)
     halved = estimator.of(layout, named.hardware)
     total = readable(halved.memory.total)
-    return f"precision=pure_bf16 needs {total} and fits" if halved.fits else ""
+    if halved.fits:
+        yield f"precision=pure_bf16 needs {total} and fits"

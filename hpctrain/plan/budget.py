@@ -113,14 +113,6 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2g}"
 
 
-def duration(hours: float) -> str:
-    """Return a time for a reader, in the unit in which it has few digits."""
-    for limit, unit, name in ((1 / 60, 1 / 3600, "s"), (2, 1 / 60, "min"), (48, 1, "hours")):
-        if hours < limit:
-            return f"{number(hours / unit)} {name}"
-    return f"{number(hours / 24)} days"
-
-
 def _beside(value: float | None, limit: float) -> str:
     """Return a figure with so many digits that it is seen to be above its limit."""
     if value is None or float(number(value).replace(",", "")) > limit:

@@ -17,7 +17,7 @@ from typing import Self
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import staged_bytes
-from hpctrain.plan.budget import duration
+from hpctrain.units import duration
 
 _RESTART_S = 600.0  # from a failure to the next start, where no run has measured it (assumption)
 # A measured save counts for checkpoints of at most so many times its bytes: a small one tells how
@@ -47,7 +47,7 @@ class Losses:
     @property
     def text(self) -> str:
         """The same for a reader."""
-        mtbf, save = duration(self.mtbf_s / 3600), duration(self.save_s / 3600)
+        mtbf, save = duration(self.mtbf_s), duration(self.save_s)
         return (
             f"one of the nodes fails every {mtbf}, and a save takes {save}: checkpoint.every_steps="
             f"{self.every_steps} loses least, {self.lost:.1%} of the time, which the hours have "
@@ -93,9 +93,9 @@ class Failures:
         if asked is not None:
             restart, why = 3600 * asked, "--restart"
         text = (
-            f"of a node every {duration(mtbf)}, at random (Daly 2006); a node saves and reads "
-            f"{rate / 1e6:,.0f} MB/s ({source}); the next start is after "
-            f"{duration(restart / 3600)} ({why})"
+            f"of a node every {duration(3600 * mtbf)}, at random (Daly 2006); a node saves and "
+            f"reads {rate / 1e6:,.0f} MB/s ({source}); the next start is after "
+            f"{duration(restart)} ({why})"
         )
         return cls(3600 * mtbf, restart, rate, text)
 
@@ -124,8 +124,8 @@ class Failures:
         lost, as_given = (1 - 1 / stretch(mtbf, save, restart, n * step_s) for n in counts)
         if lost > _HOPELESS:
             raise ConfigError(
-                f"--mtbf: one of {nodes} nodes fails every {duration(mtbf / 3600)}, a save takes "
-                f"{duration(save / 3600)} and a restart {duration(restart / 3600)}: the run would "
+                f"--mtbf: one of {nodes} nodes fails every {duration(mtbf)}, a save takes "
+                f"{duration(save)} and a restart {duration(restart)}: the run would "
                 "not end"
             )
         return Losses(mtbf, nbytes, save, restart, every, lost, given, as_given)

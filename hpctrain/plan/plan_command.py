@@ -55,6 +55,15 @@ def main(argv: list[str]) -> int:
     if failing is None and restart is not None:
         raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
     runs = [*map(_measured, given.from_run)]
+    asks = {
+        f"--{n.replace('_', '-')}": getattr(given, n) for n in ("budget", "deadline", "max_cost")
+    }
+    if hardware is None and nodes is not None and not (runs or given.measure):
+        for option in (f"{name}={value}" for name, value in asks.items() if value is not None):
+            raise ConfigError(
+                f"{option} with --nodes={given.nodes} and without hardware: times and costs are "
+                "unknown; add hardware=NAME, or leave --nodes out for the table of all known GPUs"
+            )
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from hpctrain.config.advice import HOST_GB_PER_GPU
+from hpctrain.config.schema import LoRAConfig
 from hpctrain.console import Console, Table
-from hpctrain.estimates.memory_fit import MARGIN
+from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Price
 from hpctrain.plan.answer import Answer
-from hpctrain.plan.budget import duration, number
+from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind, currencies, scaling
-from hpctrain.units import MIB, readable
+from hpctrain.units import MIB, duration, readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 
@@ -31,7 +32,7 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     if answer.named is not None:
         _print_memory(console, answer.named)
     console.print()
-    _print_model(console, facts)
+    _print_model(console, facts, answer.config.train.lora)
     if answer.layers:
         _print_layers(console, answer.layers)
     if answer.layouts and answer.hardware:
@@ -50,37 +51,53 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
     size, limits = f"{_big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
     named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
     if hardware is None and named is not None:
-        most = max((kind.memory_bytes or 0 for kind, _ in kinds), default=math.inf)
+        most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
         console.print(f"{_needs(size, named, most)}; hardware=NAME shows layouts that fit")
     elif hardware is not None and layouts:
-        _print_summaries(console, size, layouts, overrides)
+        _print_summaries(console, size, layouts, overrides, answer.alone)
+        if one := answer.alone:
+            console.print(f"\none GPU alone: {_sentences(size, one)[0]}")
+            console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
     elif hardware is not None:
-        console.print(f"no layout of {size} on {hardware.title} is possible")
+        named, which = answer.ranking.over, "is possible"
+        if named:
+            within = "is within --deadline and --max-cost; the nearest"
+            which = f"{within}: {_sentences(size, named)[0]}"
+        console.print(f"no layout of {size} on {hardware.title} {which}")
     if hardware and named and (exceeded := limits.exceeded(*named.bill)):
         console.print(f"it {exceeded}", soft_wrap=True)
     if hardware and layouts and limits.excess(*layouts[0].bill) is None:
         console.print("whether that is within --deadline and --max-cost is unknown")
-    if one := kinds[0][1] if kinds else None:
+    if one := kinds[0].best if kinds else None:
         cheapest = one.price and one.time and len(currencies(kinds)) == 1
         which = "the cheapest" if cheapest else "that of the fewest GPUs"
-        console.print(f"of all known hardware {which}: {_sentences(size, one)[0]}")
+        gpus = "no published run covers" if one.assumed else "published runs cover"
+        console.print(f"of the hardware that {gpus} {which}: {_sentences(size, one)[0]}")
+        if kinds[0].why:
+            console.print(f"it {kinds[0].why}; none is within --deadline and --max-cost")
 
 
 def _print_summaries(
-    console: Console, size: str, layouts: list[Estimate], overrides: Sequence[str]
+    console: Console,
+    size: str,
+    layouts: list[Estimate],
+    overrides: Sequence[str],
+    alone: Estimate | None,
 ) -> None:
     """Print the first layout of each number of ranks in a sentence, and the command that takes it.
 
-    After that of the command line comes only what is faster on as many ranks.
+    After that of the command line comes only what is faster on as many ranks. What gains little
+    over that of the fewest GPUs says so.
     """
     first = layouts[0]
+    fewest = alone or min((one for one in layouts if one.time), key=_ranks, default=first)
     for place, (one, *_) in enumerate(_by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
             if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
-        sentence, *others = _sentences(size, one)
+        sentence, *others = _sentences(size, one, fewest)
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
@@ -134,7 +151,11 @@ def _divided(one: Estimate) -> str:
     return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
 
 
-def _sentences(size: str, one: Estimate) -> list[str]:
+def _ranks(one: Estimate) -> int:
+    return one.layout.ranks
+
+
+def _sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[str]:
     """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
     layout, hardware = one.layout, one.hardware
     needed, limit = readable(one.memory.total), _known(hardware.memory_bytes)
@@ -149,8 +170,13 @@ def _sentences(size: str, one: Estimate) -> list[str]:
     elif one.fit.tight:
         found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
     else:
-        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {MARGIN:.0%} or more stays free"
-        found = f"{size} fit on {where} ({room})"
+        margin = f"{margin_of(layout.config.train):.0%} or more stays free"
+        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {margin}"
+        host = f", and {readable(one.host_of_node)} of the host memory of each node"
+        found = f"{size} fit on {where} ({room}{host * bool(one.host_of_node)})"
+    if fewest and one.gains_little(fewest):
+        few = "one alone" if _ranks(fewest) == 1 else f"one of {_ranks(fewest)}"
+        found += f", but each GPU does only {one.efficiency(fewest):.1%} of what {few} does"
     return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
 
 
@@ -160,9 +186,9 @@ def _taken(one: Estimate) -> str:
     if one.time is None:
         return "how long a step takes is unknown"
     if one.hours is None:
-        step = duration(one.time.step_s / 3600)
-        return f"a step takes {step}, and --budget 1e9tokens or 20epochs tells hours and cost"
-    parts = [duration(one.hours), f"{number(one.gpu_hours)} GPU-hours"]
+        step = number(one.time.step_s)
+        return f"a step takes {step} s, and --budget 1e9tokens or 20epochs tells hours and cost"
+    parts = [duration(3600 * one.hours), f"{number(one.gpu_hours)} GPU-hours"]
     parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
     if prices := _costs(one, lambda price: number(one.cost(price))):
         parts.append(f"about {' or '.join(prices)}")
@@ -173,9 +199,11 @@ def _taken(one: Estimate) -> str:
     return f"{what} take {', '.join(parts)}"
 
 
-def _print_model(console: Console, facts: ModelFacts) -> None:
+def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
     """Print the sizes of the model."""
     others = [f"{facts.trainable:,} trained", f"{facts.embedding:,} in embeddings"]
+    if lora.quantize:
+        others.append(f"{facts.adapted:,} packed in 4 bits, those of train.lora.match")
     if facts.active != facts.parameters:
         others.append(f"{facts.active:,} used by a token")
     console.print(f"model: {facts.parameters:,} parameters ({', '.join(others)})")
@@ -217,8 +245,8 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
     if memory.host:
         ranks = layout.config.launch.tasks_per_node
         console.print(
-            f"each node keeps {readable(ranks * memory.host)} of {ranks} ranks in its host "
-            f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
+            f"each node keeps {readable(estimate.host_of_node)} of {ranks} ranks in its host "
+            f"memory, and needs {HOST_GB_PER_GPU} GiB for each rank beside it (launch.mem_gb)"
         )
     if estimate.staged:
         console.print(
@@ -270,13 +298,18 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
 
 def _print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    units, found = currencies(rows), [one for _, one in rows]
+    units, found = currencies(rows), [kind.best for kind in rows]
     unit = f", in {min(units)}" if len(units) == 1 else ""
     console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
-        "hardware": [hardware.name for hardware, _ in rows],
+        "hardware": [
+            kind.hardware.name + " *" * bool(kind.best and kind.best.assumed) for kind in rows
+        ],
         "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
-        "layout": [_name(one) if one else "not possible" for one in found],
+        "layout": [
+            f"{_name(kind.best)}{' over' * bool(kind.why)}" if kind.best else "not possible"
+            for kind in rows
+        ],
     }
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
@@ -285,6 +318,21 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
+    keep = [
+        f"{k.hardware.name} {_CELLS[_HOST](k.best)}" for k in rows if k.best and k.best.memory.host
+    ]
+    if keep:
+        console.print(f"in the host memory of each node: {', '.join(keep)}", soft_wrap=True)
+    if any(one.assumed for one in found if one):
+        console.print(
+            "* behind a GPU: its speed is assumed, for no published run on it was compared; such "
+            "GPUs stand behind the others, whatever they cost"
+        )
+    if any(kind.best and kind.why for kind in rows):
+        console.print("over: it has room, but takes more than --deadline or --max-cost allows")
+    for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):
+        those = ", ".join(kind.hardware.name for kind in alike)
+        console.print(f"not possible on {those}: {why}", soft_wrap=True)
 
 
 def _print_estimates(
@@ -316,6 +364,7 @@ def _step(one: Estimate) -> str:
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
+_HOST = "host of a node"
 _CELLS: dict[str, Callable[[Estimate], str]] = {
     "layout": _name,
     "nodes": lambda one: str(one.layout.nodes),
@@ -324,6 +373,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
+    _HOST: lambda one: readable(one.host_of_node) if one.host_of_node else "",
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",

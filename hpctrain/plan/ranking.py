@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from typing import NamedTuple
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -20,7 +21,14 @@ from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimator import Estimate, Estimator
 
 _NODES = tuple(2**n for n in range(1, 13))
-Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible
+
+
+class Kind(NamedTuple):
+    """A kind of GPU with its smallest number that is enough."""
+
+    hardware: Hardware
+    best: Estimate | None  # None: no number is enough
+    why: str = ""  # why none is, or what the best takes more than it may
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ class Ranking:
 
     best: list[Estimate]  # those that fit, one for each way to divide the model, best first
     excluded: dict[str, str]  # with the reason
-    nearest: float | None = None  # how many times what it may one takes that fits, but is left out
+    over: Estimate | None = None  # of those that fit, but take more than they may, the nearest
+    lacks: str = ""  # of those that do not fit, what the nearest lacks
 
 
 def rank(
@@ -41,7 +50,8 @@ def rank(
 ) -> Ranking:
     """Return the layouts for given numbers of nodes; `layouts` says what may be kept."""
     found: list[Estimate] = []
-    over: list[float] = []
+    over: list[tuple[float, Estimate]] = []
+    lacking: list[tuple[float, str]] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
         for group in layouts(config, nodes, per_node, estimator.facts, excluded, kept):
@@ -55,6 +65,7 @@ def rank(
                 full = group[-1].config.train.activation_checkpointing == "full"
                 also = f"{'full activation checkpointing and ' * full}the smallest micro-batch"
                 excluded[name] = f"{estimates[-1].fit.reason}, also with {also}"
+                lacking.append((estimates[-1].memory.total, f"{name} {excluded[name]}"))
                 continue
             # What is tight comes only where nothing leaves more room.
             fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
@@ -62,9 +73,10 @@ def rank(
                 found.append(replace(fastest, reason=_reason(fastest)))
             else:
                 excluded[name] = estimator.limits.exceeded(*fastest.bill)
-                over.append(excess)
+                over.append((excess, replace(fastest, reason=_reason(fastest))))
     found.sort(key=lambda one: (one.layout.ranks, one.order))
-    return Ranking(found, excluded, min(over, default=None))
+    nearest = min(over, key=lambda pair: pair[0], default=(0.0, None))[1]
+    return Ranking(found, excluded, nearest, min(lacking, default=(0.0, ""))[1])
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
@@ -101,52 +113,73 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
     return [*parts, *((n, whole) for n in (1, 2, 4))]
 
 
-def smallest(
-    config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0
-) -> Estimate | None:
-    """Return the best layout on the smallest number of GPUs that is enough, or None.
+def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0) -> Kind:
+    """Return the best layout on the smallest number of GPUs that is enough.
 
-    What is tight counts only if no number leaves more room.
+    What is tight counts only if no number leaves more room. If none takes as little as it may, it
+    is the one that comes nearest.
     """
     tight: Estimate | None = None
-    whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
+    over: Estimate | None = None
+    lacks = other = few_samples = ""
+    whole = per_node or hardware.gpus_per_node or 1
     few = sizes_of(hardware, None, per_node)[:-2]
     for size in (*few, *((nodes, whole) for nodes in _NODES)):
         ranks = math.prod(size)
-        if ranks > config.train.global_batch_size * whole:
+        if ranks > (size_of_batch := config.train.global_batch_size) * whole:
+            few_samples = f"; train.global_batch_size={size_of_batch} is too small for more"
             break
         least = estimator.least(config, ranks)
-        if on_gpu(least, hardware.memory_bytes, complete=False).possible is False:
+        if (fit := on_gpu(least, hardware.memory_bytes, complete=False)).possible is False:
+            lacks = f"each of {ranks} GPUs {fit.reason}"
             continue
         found = rank(config, estimator, hardware, [size])
         if roomy := [each for each in found.best if each.has_room]:
-            return roomy[0]
+            return Kind(hardware, roomy[0])
         tight = tight or next(iter(found.best), None)
-        if found.nearest is not None:
-            if found.nearest >= nearest:  # more GPUs may be faster, until they are not
+        lacks, other = found.lacks or lacks, next(reversed(found.excluded.values()), other)
+        if found.over is not None:
+            bills = (found.over.bill, (over or found.over).bill)
+            new, before = (estimator.limits.excess(*bill) or 0.0 for bill in bills)
+            if over and new >= before:  # more GPUs may be faster, until they are not
                 break
-            nearest = found.nearest
-    return tight
+            over = found.over
+    if tight or over is None:
+        return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
+    return Kind(hardware, over, estimator.limits.exceeded(*over.bill))
+
+
+def one_gpu(config: Config, estimator: Estimator, hardware: Hardware) -> Estimate | None:
+    """Return the best layout on one GPU; None if it has no room there."""
+    states = on_gpu(estimator.least(config, 1), hardware.memory_bytes, complete=False)
+    if states.possible is False:
+        return None
+    found = rank(config, estimator, hardware, [(1, 1)])
+    return next((each for each in found.best if each.has_room), None)
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
-    """Return that whose steps are cheapest first; without that, that of the fewest GPUs."""
+    """Return that whose steps are cheapest first; without that, that of the fewest GPUs.
+
+    Those with an unknown or assumed speed come behind those that published runs cover.
+    """
     found = [*kinds]
     several = len(currencies(found)) > 1
 
-    def cost(kind: Kind) -> tuple[int, float]:
-        if (one := kind[1]) is None:
-            return 2, 0.0
-        if one.price is None or one.time is None or several:
-            return 1, one.layout.ranks
-        return 0, one.price.amount * one.layout.ranks * one.time.step_s
+    def cost(kind: Kind) -> tuple[bool, bool, bool, bool, float]:
+        if (one := kind.best) is None:
+            return True, True, True, True, 0.0
+        known = one.price and one.time and not several
+        amount = one.price.amount * one.time.step_s if one.price and one.time and known else 1.0
+        last = one.assumed or one.time is None
+        return False, bool(kind.why), last, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
 
 
 def currencies(kinds: Iterable[Kind]) -> set[str]:
     """Return the currencies of the prices."""
-    return {one.price.currency for _, one in kinds if one and one.price}
+    return {kind.best.price.currency for kind in kinds if kind.best and kind.best.price}
 
 
 def on(config: Config, hardware: Hardware) -> Config:

@@ -10,10 +10,16 @@ or an error first looks here, and a rank of an older epoch ends itself, without 
 The batch script lets rank 0 add the line (`hpctrain/slurm/steps.sh`). Ranks that were started in
 another way have no epoch, and are not judged. The file only grows, and in place: so it is never
 empty, and a client of NFS that opens it sees what another one has written.
+
+Where the locks of a file system do not hold between hosts, or it has none, a second process may
+begin with a run. Then the file `lock` names it, and the first one ends in the same way.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain.disk import text_of
 from hpctrain.rendezvous.leaving import end_at_once
 from hpctrain.run_record import AttemptKey
 
@@ -46,10 +52,25 @@ def follows(run: Path, key: AttemptKey) -> bool:
 
 
 def end_if_over(run: Path, key: AttemptKey) -> None:
-    """End this process at once if ranks of another step have begun since those of this one."""
+    """End this process at once if another step, or process, has begun to train the run since."""
     lines = _lines(run)
     if _own(key) in lines and lines[-1] != _own(key):
         end_at_once(f"{run}: another step has begun, so this rank of step {key.step_id} ends")
+    if run in _held and (holder := text_of(run / "lock")) not in ("", _held[run]):
+        end_at_once(f"{run}: {holder.strip()[:100]} has begun to train it, so this one ends")
+
+
+@contextmanager
+def holding(run: Path, holder: str) -> Iterator[None]:
+    """Let `end_if_over` see whether the file `lock` of a run still has this text."""
+    _held[run] = holder
+    try:
+        yield
+    finally:
+        _held.pop(run, None)
+
+
+_held: dict[Path, str] = {}
 
 
 def _own(key: AttemptKey) -> str:

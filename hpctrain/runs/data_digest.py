@@ -13,7 +13,7 @@ import xxhash
 from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError, DataError, about
 from hpctrain.shards.index import FILE, Index
 
 
@@ -89,7 +89,7 @@ def _subset(digests: list[str], data: DataConfig, count: int) -> int:
     try:
         length, digest = _parse_subset(subset, count if known else 2**62, _stamp(subset))
     except (ConfigError, DataError) as error:
-        raise type(error)(f"data.subset={subset}: {error}") from error
+        raise about(f"data.subset={subset}", error) from error
     digests.extend(digest)
     return count if of_groups else length
 

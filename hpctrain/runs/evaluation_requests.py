@@ -19,7 +19,7 @@ from pathlib import Path
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, JobId, read
-from hpctrain.step_names import step_name
+from hpctrain.step_names import of_steps, step_name
 from hpctrain.tracking import recorded
 
 _FILE = "asked.json"
@@ -61,10 +61,10 @@ class EvaluationRequest:
 def asked(run_dir: Path) -> list[EvaluationRequest]:
     """Return the evaluations that were asked for, with a result or not, in order of their steps."""
     found = []
-    for path in sorted(_folder(run_dir).glob(f"step-*/{_FILE}")):
+    for folder in of_steps(_folder(run_dir)):
         with suppress(FileNotFoundError, DamageError):
-            one = read(EvaluationRequest, path, parts=4)
-            found.append(dataclasses.replace(one, folder=path.parent))
+            one = read(EvaluationRequest, folder / _FILE, parts=4)
+            found.append(dataclasses.replace(one, folder=folder))
     return found
 
 

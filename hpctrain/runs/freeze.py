@@ -17,14 +17,17 @@ import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.checkpoint.files.manifest import checkpoints
+from hpctrain import yaml_file
+from hpctrain.checkpoint.files.manifest import OLD, checkpoints
 from hpctrain.config import evaluation_job
+from hpctrain.config.frozen import digest
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
-from hpctrain.errors import StorageError
+from hpctrain.disk import is_own
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.estimates import node_weights, time_limit
 from hpctrain.run_record import Progress
 from hpctrain.runs import trust, weights_digest
@@ -57,23 +60,43 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     return RunDir.of(config, data_digest(config))
 
 
-def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
+def freeze(
+    config: Config, run: RunDir, overrides: Iterable[str] = (), config_dir: str = ""
+) -> None:
     """Write the run directory of a checked config, for a training without a submission.
 
-    A finished run is left as it is; with `launch.rerun=all` it is archived and starts again. It is
+    The overrides and the folder of configs are those of the command.
+
+    A finished run is left as it is, but for a config.yaml that it lacks; with `launch.rerun=all` it
+    is archived and starts again. It is
     a StorageError if the directory cannot be written, the checkpoints of the run are gone, or a
     process trains the run, which goes on with the config that it has.
     """
     finished = run.read().state == "finished"
     if finished and config.launch.rerun != "all":
+        restore_config(config, run)
         return
     trust.check(run.path, config)
     run.check_unlocked()
     if finished or may_start_again(config, run):
         run.archive()
-    run.freeze(config, provenance=None, overrides=[*map(reference, overrides)])
+    words = [*map(reference, overrides)]
+    run.freeze(config, provenance=None, overrides=words, config_dir=config_dir)
     with told(run.path):
         provenance.store(run.provenance, provenance.collect())
+
+
+def restore_config(config: Config, run: RunDir) -> None:
+    """Write config.yaml again if it is missing or damaged: a site may delete what is old."""
+    known = run.read().config_digests
+    with suppress(ConfigError):
+        content = yaml_file.content(run.config_file)
+        if not known or digest(content) in known:
+            return
+    if not is_own(run.path):
+        return
+    run.freeze(config)
+    log.warning("%s was missing or damaged, and is written again", run.config_file)
 
 
 _check_uri = functools.lru_cache(maxsize=16)(check_uri)
@@ -166,7 +189,8 @@ def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> s
 def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     """Return the last known step of a run whose checkpoints are gone; 0 if none are."""
     record = run.read()
-    if not record.attempts or record.state == "finished" or checkpoints(run.checkpoints):
+    there = checkpoints(run.checkpoints) or [*run.checkpoints.glob(f"*{OLD}")]
+    if not record.attempts or record.state == "finished" or there:
         return 0
     stopped = [
         each.step or 0 for each in record.attempts if each.state in ("interrupted", "paused")

@@ -31,12 +31,13 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.files.manifest import newest_healthy
+from hpctrain.checkpoint.files.manifest import Manifest, newest_healthy
 from hpctrain.config.frozen import digest, dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
@@ -45,7 +46,8 @@ from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
 from hpctrain.record import read
-from hpctrain.run_record import Progress, RunRecord
+from hpctrain.rendezvous import epochs
+from hpctrain.run_record import Attempt, Progress, RunRecord
 from hpctrain.step_names import step_of
 from hpctrain.tracking import samples
 
@@ -77,16 +79,21 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """Return an existing run directory; one that is incomplete or damaged is a StorageError."""
         run = cls(Path(os.path.realpath(path)))
-        for name in ("config.yaml", "run.json"):
+        for name in ("run.json", "config.yaml"):
             if not (run.path / name).is_file():
-                raise StorageError(f"{path}: no run directory ({name} is missing)")
+                cure = "; the command that has made the run writes it" if name != "run.json" else ""
+                raise StorageError(f"{path}: no run directory ({name} is missing{cure})")
         if not run.read().signature:
             raise DamageError(run.path / "run.json", "it has no `signature`")
         return run
 
     def last_checkpoint(self) -> int:
-        """Return the global step of the newest healthy checkpoint; 0 without one."""
-        newest = newest_healthy(self.checkpoints)
+        """Return the global step of the newest healthy checkpoint; 0 without one.
+
+        One that an attempt has found damaged does not count.
+        """
+        attempts = self.read().attempts
+        newest = newest_healthy(self.checkpoints, partial(_was_damaged, attempts))
         return 0 if newest is None else step_of(newest)
 
     @property
@@ -160,6 +167,11 @@ class RunDir:
             content |= {"state": "running", "result": None, "lowered_in": None}
             content["attempts"].append({"started": time.time(), **facts})
 
+    def add_facts(self, **facts: Any) -> None:
+        """Record facts about the last attempt."""
+        with self._change() as content:
+            content["attempts"][-1] |= facts
+
     def last_sign(self, progress: Progress | None = None) -> float:
         """Return when the last attempt was known to be alive, in seconds since the epoch; or 0.
 
@@ -206,9 +218,10 @@ class RunDir:
                 raise self._in_use() from error
             keep_private(file.fileno())
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.write(holder := f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
-            yield
+            with epochs.holding(self.path, holder):
+                yield
 
     def check_unlocked(self) -> None:
         """Raise InUseError if a process holds the lock of the run, as far as this host can see."""
@@ -231,6 +244,19 @@ class RunDir:
     def is_locked(self) -> bool:
         """Return whether a process holds the lock of the run, as far as this host can see."""
         return is_locked(self.path / "lock")
+
+
+def _was_damaged(attempts: Sequence[Attempt], checkpoint: Path) -> bool:
+    """Return whether the attempts have found a checkpoint damaged, and not saved it again."""
+    step = step_of(checkpoint)
+    for one in reversed(attempts):
+        if step in one.damaged:
+            with suppress(StorageError):
+                return Manifest.read(checkpoint).time < one.started
+            return True
+        if one.first_step == step:
+            break  # somebody has brought it back
+    return False
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
 from hpctrain.config.schema import CheckpointConfig
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import ConfigError, StorageError, about
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 
@@ -33,7 +33,7 @@ def pin(checkpoint: CheckpointConfig, output_dir: str) -> None:
             log.info("reading %.0f GB for the digest of %s", files.nbytes / 1e9, files.path)
         checkpoint.init_digest = files.digest()
     except (ConfigError, StorageError) as error:
-        raise type(error)(f"checkpoint.init_from: {error}") from error
+        raise about("checkpoint.init_from", error) from error
     checkpoint.init_from = str(files.path)
 
 

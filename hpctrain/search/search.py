@@ -114,7 +114,9 @@ class Search:
                 "from ~/.pgpass"
             )
         self._name = settings["study_name"] or self._content_name(config)
-        self._bases = Bases.of(Composer(loader, config), self._fixed, self._space)
+        composer = Composer(loader, config)
+        self._config_dir = composer.config_dir
+        self._bases = Bases.of(composer, self._fixed, self._space)
 
     def run(self, folder: Path) -> None:
         """Begin the search in `folder`, or go on with the one that this command has begun.
@@ -250,6 +252,7 @@ class Search:
             uid=before.uid if before else uuid.uuid4().hex,
             space={key: distribution_to_json(each) for key, each in self._space.items()},
             overrides=tuple(self._fixed),
+            config_dir=self._config_dir,
             output_dir=config.output_dir,
             code=code.digest if code else None,
             pythonpath=tuple(map(str, code.pythonpath)) if code else (),

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
@@ -87,14 +88,17 @@ def sampler(given: Mapping[str, Any], trials: int = 0) -> BaseSampler:
 
     arguments = {**given}
     target = str(arguments.pop("_target_"))
-    # The same random numbers must not come again, except where they only put a grid in order.
-    if arguments.get("seed") is not None and not target.endswith("GridSampler"):
-        arguments["seed"] += trials
     try:
+        # The same random numbers must not come again, except where they only put a grid in order.
+        # With a sum of both, the search of the next seed would be this one without its first trial.
+        if arguments.get("seed") is not None and not target.endswith("GridSampler"):
+            mixed = np.random.SeedSequence([arguments["seed"], trials])
+            arguments["seed"] = int(mixed.generate_state(1)[0])
         with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
             found: BaseSampler = pkgutil.resolve_name(target)(**arguments)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"hydra.sweeper.sampler._target_={target}: {error}") from error
+        what = ", ".join(f"{key}={value}" for key, value in given.items())
+        raise ConfigError(f"hydra.sweeper.sampler.{what}: {error}") from error
     return found
 
 

@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.composing.compose import scaled
+from hpctrain.config.composing.compose import as_asked
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain
@@ -103,7 +103,7 @@ class Bases(Record, frozen=True, kw_only=True):
             overrides = OverridesParser.create().parse_overrides(values)
             ConfigLoaderImpl._apply_overrides_to_config(overrides, tree)
             with contextlib.chdir(self.cwd):
-                config = scaled(from_omegaconf(tree))
+                config = as_asked(from_omegaconf(tree))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(explain(error, known_keys())) from error
         except OSError as error:

@@ -79,6 +79,7 @@ def freeze(
             code=found.code,
             provenance=str(sweep / "provenance"),
             overrides=[*map(secrets.reference, entry.overrides)],
+            config_dir=found.config_dir,
             **entry.place_in(parent),
         )
         stop_request.clear(run.path)

@@ -59,6 +59,7 @@ class SearchFile(Settings, frozen=True, kw_only=True):
     uid: str = ""  # of the parent run in MLflow
     space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each key
     overrides: tuple[str, ...] = ()  # of every trial
+    config_dir: str = ""  # that of the command
     output_dir: str = ""  # with the run directories
     code: str | None = None  # the digest of the code snapshot
     pythonpath: tuple[str, ...] = ()  # its folders

@@ -143,7 +143,7 @@ def _too_few(
     whole = launch.of_job
     counts = {"CPU": whole.tasks_per_node * launch.cpus_per_task, gpu: whole.gpus_per_node}
     each = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
-    each += [f"{whole.mem_gb:g} GB"] if whole.mem_gb else []
+    each += [f"{whole.mem_gb:g} GiB"] if whole.mem_gb else []
     packed = f", launch.pack={launch.pack}" if launch.pack > 1 else ""
     there = ", ".join(f"{name}: {count}" for name, count in fitting.items())
     nodes = "1 node" if asked == 1 else f"{asked} nodes"

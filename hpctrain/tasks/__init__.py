@@ -6,7 +6,17 @@ from hpctrain.tasks.language_model import LanguageModel
 from hpctrain.tasks.metric_updates import measuring
 from hpctrain.tasks.multi_label import MultiLabel
 from hpctrain.tasks.regression import Regression
-from hpctrain.tasks.task import SplitTask, Sums, Task, bind, checked, derived, field, on_part
+from hpctrain.tasks.task import (
+    SplitTask,
+    Sums,
+    Task,
+    bind,
+    checked,
+    derived,
+    field,
+    on_device,
+    on_part,
+)
 
 __all__ = [
     "Classification",
@@ -22,5 +32,6 @@ __all__ = [
     "derived",
     "field",
     "measuring",
+    "on_device",
     "on_part",
 ]

@@ -88,7 +88,6 @@ class LabelTask(SplitTask):
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
-        field(batch, self.target, "task.target")  # before the model has worked in vain
         return (in_default_dtype(field(batch, self.input, "task.input")) * self.scale,)
 
     def _counted(self, labels: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

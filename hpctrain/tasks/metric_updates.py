@@ -11,6 +11,7 @@ anew, so no state has to be saved.
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
@@ -31,7 +32,7 @@ class _Measuring(SplitTask):
         self.metrics = {name: _moved(name, metric, device) for name, metric in task.metrics.items()}
         self.loss_parallel = task.loss_parallel
         self._task = task
-        self._waiting: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._waiting: dict[int, tuple[Any, ...]] = {}
         for metric in self.metrics.values():
             metric.reset()
 
@@ -42,7 +43,7 @@ class _Measuring(SplitTask):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """See `SplitTask`."""
         counted, arguments = batch["mask"].bool(), self._task.measured(outputs, batch)
-        self._waiting[id(batch)] = tuple(each.detach()[counted] for each in arguments)
+        self._waiting[id(batch)] = tuple(_counted(each, counted) for each in arguments)
         return self._task.sums(outputs, batch)
 
     def update(self, counted: bool) -> None:
@@ -54,7 +55,7 @@ class _Measuring(SplitTask):
             for name, metric in self.metrics.items():
                 try:
                     metric.update(*arguments)
-                except (ValueError, RuntimeError, TypeError) as error:
+                except (ValueError, RuntimeError, TypeError, LookupError) as error:
                     given = ", ".join(map(described, arguments))
                     raise ConfigError(
                         f"task.metrics.{name}={type(metric).__name__} got {given}, and refuses it: "
@@ -73,6 +74,20 @@ def measuring(task: Task, device: torch.device) -> _Measuring | None:
             "hpctrain.tasks.SplitTask, whose `measured` says what they get"
         )
     return _Measuring(task, device)
+
+
+def _counted(argument: Any, counted: torch.Tensor) -> Any:
+    """Return the rows of an argument that count: of a tensor, or of a list with an item each."""
+    if isinstance(argument, torch.Tensor) and argument.shape[:1] == counted.shape:
+        return argument.detach()[counted]
+    if isinstance(argument, list) and len(argument) == len(counted):
+        rows = zip(argument, counted.tolist(), strict=True)
+        return [tree_map_only(torch.Tensor, torch.Tensor.detach, row) for row, in_ in rows if in_]
+    raise ConfigError(
+        f"the task's method `measured` returned {described(argument)} among its arguments, for "
+        f"{len(counted)} samples: each is a tensor with a row, or a list with an item, for each of "
+        "them"
+    )
 
 
 def _moved(name: str, metric: Any, device: torch.device) -> Any:

@@ -83,7 +83,6 @@ class Regression(SplitTask):
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled input, float32 (batch, ...); see `SplitTask`."""
-        _stacked(batch, self.target, "task.target")  # before the model has worked in vain
         return (_stacked(batch, self.input, "task.input") * self.scale,)
 
     def sums(self, outputs: Any, batch: Batch) -> Sums:

@@ -8,6 +8,7 @@ padded last batch give the same numbers as one process. The gradient is that of 
       └───────────────────────────────────┴── sums        (a SplitTask)
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
@@ -28,9 +30,10 @@ class Task(Protocol):
 
     In an evaluation, without gradients, it may return others than in training.
 
-    A task may also have the methods `derived`, `bind` and `on`, which the functions `derived`,
-    `bind` and `on_part` use, and an attribute `counts`: what the count of its `loss` is a number
-    of, such as "tokens", for which there are metrics of their own.
+    A task may also have the methods `derived`, `bind`, `on` and `at_step`, which the functions
+    `derived`, `bind`, `on_part` and `at_step` use, `state_dict` and `load_state_dict` (see
+    `TaskState`), and an attribute `counts`: what the count of its `loss` is a number of, such as
+    "tokens", for which there are metrics of their own.
     """
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
@@ -74,9 +77,10 @@ class SplitTask(ABC):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums and counts of a `Task`; `outputs` are the model's for `inputs(batch)`."""
 
-    def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def measured(self, outputs: Any, batch: Batch) -> tuple[Any, ...]:
         """Return the arguments of `update` of each of `metrics`, with samples along the first axis.
 
+        Each is a tensor, or a list with an item for each sample, such as a text or a dict of boxes.
         `outputs` are the model's for `inputs(batch)`. Rows whose mask is False are left out by the
         caller.
         """
@@ -118,6 +122,15 @@ def checked(sums: Any) -> Sums:
                 raise ConfigError(
                     f"the {what} of the task's {name} is {described(value)}: {form}; {cure}"
                 )
+    if sums["loss"][1].requires_grad:
+        raise ConfigError(
+            "the count of the task's loss depends on the model: it requires a gradient, but the "
+            "gradient of a step is that of the sum, divided by the count of all ranks. A ratio of "
+            "two sums over a batch (Dice, Tversky, soft F1) or a count of learned weights would "
+            "train with another gradient than it has. Give a loss for each sample, such as its own "
+            "Dice: the sum of these and the number of samples; or detach() the count, if it is to "
+            "be taken as a constant"
+        )
     return sums
 
 
@@ -139,6 +152,19 @@ def bind(task: Task, source: str | Path) -> Task:
     return bound
 
 
+def on_device(task: Task, device: torch.device) -> Task:
+    """Return the task with its modules, and tensors that are attributes of it, on the device."""
+    for module in (task, *tree_leaves(own := getattr(task, "__dict__", {}))):
+        if isinstance(module, nn.Module):
+            module.to(device)
+    for name, value in own.items():
+        if isinstance(value, torch.Tensor) and value.device != device:
+            moved = value.detach().to(device)
+            kept = isinstance(value, nn.Parameter)
+            own[name] = nn.Parameter(moved, value.requires_grad) if kept else moved
+    return task
+
+
 def on_part(task: Task, part: Part | None) -> Task:
     """Return the task that adds up only the positions of this rank.
 
@@ -157,6 +183,52 @@ def on_part(task: Task, part: Part | None) -> Task:
         )
     divided: Task = method(part)
     return divided
+
+
+def at_step(task: Task, step: int) -> None:
+    """Tell the task that the model has made `step` steps, by its method `at_step(step)`.
+
+    It is told before each step and each evaluation, on all ranks, also after a resume: the right
+    place for what changes during a training, such as the weight of a term or a temperature.
+    """
+    method = getattr(task, "at_step", None)
+    if method is not None:
+        method(step)
+
+
+class TaskState:
+    """What a checkpoint has of a task: what its own method `state_dict` returns, as JSON.
+
+    A checkpoint has the state of rank 0, and `load_state_dict` gives it to all ranks. `exists` is
+    false for a task without a method of its own, as a module that is a task.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task: Any = task
+        method = getattr(type(task), "state_dict", None)
+        self.exists = method is not None and method is not nn.Module.state_dict
+
+    def state_dict(self) -> Any:
+        """Return the state; it is a ConfigError if JSON has no form for it."""
+        if not self.exists:
+            return {}
+        try:
+            return json.loads(json.dumps(self._task.state_dict()))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{name_of(self._task)}.state_dict() must return numbers, texts, lists and dicts, "
+                f"as JSON has them ({error}); tensors are kept in buffers of the model"
+            ) from error
+
+    def load_state_dict(self, state: Any) -> None:
+        """Give the task what `state_dict` has returned; checkpoints of before have nothing."""
+        if self.exists and state:
+            self._task.load_state_dict(state)
+
+
+def name_of(task: Task) -> str:
+    """Return what `task._target_` calls the class of a task."""
+    return f"{type(task).__module__}.{type(task).__qualname__}"
 
 
 def in_default_dtype(x: torch.Tensor) -> torch.Tensor:

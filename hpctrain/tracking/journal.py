@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from hpctrain import record as door
 from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import StorageError
-from hpctrain.tracking.journal_line import line, metrics_line, parse, parse_all, say
+from hpctrain.tracking.journal_line import line, metrics_line, parse, parse_all
 
 log = logging.getLogger(__name__)
 
@@ -176,11 +177,11 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
     with file:
         file.seek(position)
         stop = position + limit
-        for each in file:
+        for each, size in door.lines(file, path):
             if not each.endswith(b"\n"):
                 break
             lines.append(each)
-            ends.append(ends[-1] + len(each))
+            ends.append(ends[-1] + size)
             if ends[-1] >= stop:
                 break
     found = zip(ends, ends[1:], parse_all(lines), strict=False)
@@ -221,19 +222,24 @@ def _open(path: Path) -> BinaryIO | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        say(f"{path}: it cannot be read ({error.strerror}); it is left out")
+        door.say(f"{path}: it cannot be read ({error.strerror}); it is left out")
         return None
 
 
 def _last(fd: int, size: int, key: str) -> dict[str, Any] | None:
-    window = _TAIL
-    while True:
-        begin = max(0, size - window)
-        lines = os.pread(fd, size - begin, begin).splitlines()
-        for text in reversed(lines if begin == 0 else lines[1:]):
+    # The rest is of a line that begins before what was read, or of one that is no record.
+    end, window, rest = size, _TAIL, b""
+    while end:
+        begin = max(0, end - window)
+        if len(rest) > door.LONGEST_LINE:
+            rest = b"\0"
+        if door.next_data(fd, begin) < end:
+            rest, *lines = (os.pread(fd, end - begin, begin) + rest).split(b"\n")
+        else:  # a hole
+            rest, lines = b"\0", []
+        for text in (*reversed(lines), *([rest] if begin == 0 else [])):
             body = parse(text)
             if body is not None and key in body:
                 return body
-        if begin == 0:
-            return None
-        window *= 8
+        end, window = begin, min(8 * window, door.LONGEST_LINE)
+    return None

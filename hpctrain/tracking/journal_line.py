@@ -141,7 +141,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
         return body
     except DamageError as error:
         if error.at:  # a line that was cut off has none
-            say(f"{error}: it is left out")
+            door.say(f"{error}: it is left out")
         return None
 
 
@@ -155,12 +155,6 @@ def parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:
     if len(bodies) != len(lines):  # some line is invalid, or of a newer version
         return [parse(line) for line in lines]
     return bodies
-
-
-@cache
-def say(problem: str) -> None:
-    """Log what is left out, once."""
-    log.warning("%s", problem)
 
 
 @cache

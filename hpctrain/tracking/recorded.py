@@ -8,7 +8,6 @@ often it is evaluated. So the run's journal keeps its single writer, and a resul
 twice is the same point in MLflow.
 """
 
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +15,8 @@ from typing import NamedTuple, cast
 
 from hpctrain import disk
 from hpctrain.record import Count, Number, Record, Time, read_known, written
-from hpctrain.step_names import step_name
+from hpctrain.step_names import of_steps, step_name, step_of
 from hpctrain.tracking.journal_line import encode
-
-_NAME = re.compile(r"step-(\d{8,18})\.json")
 
 
 class Recorded(NamedTuple):
@@ -64,8 +61,7 @@ def copy(source: Path, target: Path, step: int) -> None:
 
 def steps(run_dir: Path) -> set[int]:
     """Return the steps of the checkpoints that have a result."""
-    names = (path.name for path in _folder(run_dir).glob("step-*.json"))
-    return {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+    return set(map(step_of, of_steps(_folder(run_dir), ".json")))
 
 
 def read(run_dir: Path, step: int) -> Recorded | None:

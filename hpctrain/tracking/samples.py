@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hpctrain import record
 from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, Record, Time, decode
@@ -96,17 +97,18 @@ def read(path: Path, begin: int = 0) -> Iterator[Sample]:
     except OSError:
         return
     with file:
+        file.seek(max(0, begin - 1))
+        lines, end = record.lines(file, path), max(0, begin - 1)
         if begin:
-            file.seek(begin - 1)
-            begin += len(file.readline()) - 1
-        for line in file:
+            end += next(lines, (b"", 0))[1]
+        for line, size in lines:
             if not line.endswith(b"\n"):
                 return
-            begin += len(line)
+            end += size
             with suppress(DamageError):
                 body = decode(_Line, line, "")
                 finite = {key: value for key, value in body.metrics.items() if math.isfinite(value)}
-                yield Sample(begin, body.number, body.time, finite, body.facts)
+                yield Sample(end, body.number, body.time, finite, body.facts)
 
 
 def last_time(run_dir: Path) -> float:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import logging
 import os
+import re
 import sys
 import time
 import warnings
@@ -118,8 +119,22 @@ def _check_journal(path: Path) -> None:
 
 
 def _find_runs(root: Path) -> list[Path]:
-    """Return every run directory under `root` that has a journal, `root` itself too."""
-    return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
+    """Return every run directory under `root` that has a journal, `root` itself too.
+
+    Copies of code, in which a test may have runs, are left out.
+    """
+    found = []
+    for place, folders, files in os.walk(root):
+        if os.path.isfile(f"{place}/journal/meta.json"):
+            found.append(Path(place))
+        if found[-1:] == [Path(place)] or "run.json" in files:
+            folders.clear()
+        if os.path.basename(place) == "code":
+            folders[:] = [name for name in folders if not _OF_COPY.match(name)]
+    return sorted(found)
+
+
+_OF_COPY = re.compile(r"[0-9a-f]{16}$|\.")  # `RunDir.code_copy`, also one that is not complete
 
 
 def sync(

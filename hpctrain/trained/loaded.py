@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from hpctrain.tracking import journal, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
     from torch import nn
 
 
@@ -106,6 +107,7 @@ class LoadedRun:
     def model(self, step: int | None = None, *, best: bool = False, ema: bool = False) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
 
+        It takes what the task gives it, such as scaled images: `model(*run.inputs(sample))`.
         Its class is imported as by any Python code here. If that fails, it is imported from the
         copy of the code that the run was submitted with.
 
@@ -123,6 +125,25 @@ class LoadedRun:
         self.find_code()
         checkpoint = self.checkpoint(step, best=best)
         return trained_model(self.config, checkpoint, ema=ema).eval()
+
+    def inputs(self, sample: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Return the positional arguments of `model()` for one sample, as a batch of one.
+
+        The transforms of an evaluation and the task's own steps, such as `task.scale`, are applied.
+
+        Args:
+            sample: The fields by name, as the data set has them: arrays without an axis of
+                samples. Of windows it is one window, and images are decoded. A target is not
+                needed, unless a transform wants it.
+
+        Raises:
+            ConfigError: The task is no `SplitTask`, or a field is missing.
+            DataError: The data set of the run, which tells its fields, is missing.
+        """
+        from hpctrain.trained.sample_inputs import sample_inputs
+
+        self.find_code()
+        return sample_inputs(self.config, sample)
 
     def evaluate(
         self,

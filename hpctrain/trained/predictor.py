@@ -11,7 +11,7 @@ otherwise some ranks would have nothing to do.
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -32,8 +32,9 @@ from hpctrain.record import Count, Record, convert, read
 from hpctrain.secrets import referenced
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import FILE, Index, Shard
+from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import shard_name, write_shard
-from hpctrain.shards.types import Batch
+from hpctrain.shards.types import Array, Batch
 from hpctrain.tasks import SplitTask, Sums
 from hpctrain.trained.restored import Restored
 
@@ -70,13 +71,16 @@ class _Outputs:
 
     def __init__(self, task: SplitTask) -> None:
         self._task = task
-        self.kept: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, torch.Tensor | list[torch.Tensor]] = {}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         outputs = model(*self._task.inputs(batch))
         method = getattr(self._task, "predictions", None)
         found = {"prediction": outputs} if method is None else method(outputs, batch)
-        self.kept = {name: _whole(value) for name, value in found.items()}
+        self.kept = {
+            name: [*map(_whole, value)] if isinstance(value, list) else _whole(value)
+            for name, value in found.items()
+        }
         return {"loss": (batch["mask"].sum() * 0.0, batch["mask"].sum())}
 
 
@@ -90,6 +94,37 @@ def _whole(outputs: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def _refuse_change(name: str, *kinds: tuple[str, tuple[int, ...], bool] | None) -> NoReturn:
+    """Raise the error for predictions whose rows are of several kinds, such as two of `_kind`."""
+    told = [
+        f"{each[0]} {each[1]}{', of any length' * each[2]}" if each else "none" for each in kinds
+    ]
+    raise ConfigError(
+        f"{name}: its rows are {' in one batch and '.join(told)} in another, as where predictions "
+        "are as long as their input. Give the task a method `predictions(outputs, batch)` that "
+        "returns a list with a tensor for each sample; FIELD_length of the batch has the lengths"
+    )
+
+
+def _array(value: torch.Tensor | list[torch.Tensor]) -> Array | Ragged:
+    """Return predictions as they are written; a list has samples of their own lengths."""
+    if isinstance(value, list):
+        if not all(each.dim() for each in value) or len({each.shape[1:] for each in value}) > 1:
+            given = ", ".join(map(str, sorted({tuple(each.shape) for each in value})[:5]))
+            raise ConfigError(
+                "a list of predictions has a tensor (length, ...) for each sample, and all are "
+                f"alike but for their length; these are {given}"
+            )
+        return Ragged.of([np.asarray(_array(each)) for each in value])
+    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+
+
+def _kind(value: Array | Ragged) -> tuple[str, tuple[int, ...], bool]:
+    """Return dtype, shape and `variable` of the field that has such rows."""
+    array = value.values if isinstance(value, Ragged) else value
+    return array.dtype.name, tuple(array.shape[1:]), isinstance(value, Ragged)
+
+
 class _Begun(Record, frozen=True):
     shard_samples: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
@@ -101,6 +136,7 @@ class _Note(Record, frozen=True):
     bytes: Count
     digest: str
     fields: dict[str, tuple[str, tuple[int, ...]]]
+    variable: tuple[str, ...] = ()  # the fields whose samples have their own lengths
 
 
 class _Prediction:
@@ -179,7 +215,7 @@ class _Prediction:
         """Make the shard `number`, while the other ranks make the others of this turn."""
         rows = self._samples(number)
         passes = -(-max(map(self._samples, turn)) // self._rows)
-        parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+        parts: dict[str, list[Array | Ragged]] = {}
         for i, batch in enumerate(self._taken(number * self._size, passes)):
             outputs = _Outputs(self._task)
             self._trained.model.evaluate(outputs, batch)
@@ -188,10 +224,15 @@ class _Prediction:
                 if len(value) != len(batch["mask"]):
                     raise ConfigError(
                         f"{name} has {len(value)} rows for {len(batch['mask'])} samples: a "
-                        "prediction has one row for each sample"
+                        "prediction has one row for each sample, or is a list with a tensor each"
                     )
-                array = value.float() if value.dtype == torch.bfloat16 else value
-                parts.setdefault(name, []).append(array[: max(0, rows - first)].cpu().numpy())
+                kept_rows = value[: max(0, rows - first)]
+                if not len(kept_rows):
+                    continue
+                before = parts.setdefault(name, [])
+                before.append(_array(kept_rows))
+                if _kind(before[0]) != _kind(before[-1]):
+                    _refuse_change(name, _kind(before[0]), _kind(before[-1]))
             left = (self._samples(n) - first for n in turn)
             shown.advance(sum(max(0, min(self._rows, n)) for n in left), 0)
         # The ranks of a replica have the same outputs, and one of them writes.
@@ -211,24 +252,19 @@ class _Prediction:
             given += 1
             yield last
 
-    def _write(self, number: int, rows: int, parts: dict[str, list[np.ndarray[Any, Any]]]) -> None:
-        arrays = {name: np.concatenate(values) for name, values in parts.items()}
-        fields = {
-            name: Field(array.dtype.name, tuple(array.shape[1:]), False)
-            for name, array in arrays.items()
-        }
+    def _write(self, number: int, rows: int, parts: dict[str, list[Array | Ragged]]) -> None:
+        fields = {name: Field(*_kind(values[0])) for name, values in parts.items()}
         name = shard_name(self._split, number)
         unfinished = self._out / f".{name}.unfinished"
         try:
-            size, digest = write_shard(
-                unfinished, self._split, fields, {key: [value] for key, value in arrays.items()}
-            )
+            size, digest = write_shard(unfinished, self._split, fields, parts)
             unfinished.rename(self._out / name)
             sync(self._out)
         except OSError as error:
             raise StorageError(f"{self._out / name}: cannot be written ({error})") from error
         schema = {key: (field.dtype, field.shape) for key, field in fields.items()}
-        text = msgspec.json.encode(_Note(rows, size, digest, schema)).decode()
+        variable = tuple(key for key, field in fields.items() if field.variable)
+        text = msgspec.json.encode(_Note(rows, size, digest, schema, variable)).decode()
         write_atomically(self._out / self._note(number), text)
 
     def _note(self, number: int) -> str:
@@ -238,8 +274,15 @@ class _Prediction:
         if (self._out / FILE).exists():
             return Index.load(self._out)
         notes = [read(_Note, self._out / self._note(n)) for n in numbers]
+        kinds = [
+            {name: (*kind, name in note.variable) for name, kind in note.fields.items()}
+            for note in notes
+        ]
+        for name, first in kinds[0].items():
+            if other := next((each for each in kinds if each.get(name) != first), None):
+                _refuse_change(name, first, other.get(name))
         index = Index(
-            {name: Field(dtype, shape, False) for name, (dtype, shape) in notes[0].fields.items()},
+            {name: Field(*kind) for name, kind in kinds[0].items()},
             tuple(
                 Shard(shard_name(self._split, n), self._split, f.count, f.bytes, f.digest)
                 for n, f in zip(numbers, notes, strict=True)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config.evaluation_job import fit_batch
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -22,6 +23,7 @@ from hpctrain.parallel.precision import default_dtype
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.progress_bar import Progress
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.tasks.task import TaskState
 from hpctrain.training.evaluation import evaluate
 
 _FIRST_S = 2.0  # until the line that estimates the time
@@ -47,7 +49,7 @@ class Restored:
                     shown.advance(min(feed.batch_size, count - shown.samples), 0)
                     return False
 
-                means = evaluate(self.model, self.parts.task, feed, is_over)
+                means = evaluate(self.model, self.parts.task, feed, is_over, checks=True)
         finally:
             feed.close()
         assert means is not None
@@ -89,8 +91,11 @@ def restored(
         default_dtype(config.precision),
     ):
         parts = Parts(config, ranks, device)
-        model = parts.model(divided_loss=divided_loss)
+        model = parts.model(divided_loss=divided_loss, trains=False)
         load_trained(config, checkpoint, model)
+        saved = Manifest.read(checkpoint)
+        model.step = saved.step
+        TaskState(parts.task).load_state_dict(saved.progress.get("task"))
         model.module.eval()
         yield Restored(parts, model)
         del model

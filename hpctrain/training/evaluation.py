@@ -5,27 +5,45 @@ from collections.abc import Callable, Mapping
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.generators import seeded_generators
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Task, derived
+from hpctrain.tasks.task import at_step
+from hpctrain.training.looking.held_values import is_foreign
+from hpctrain.training.looking.rows import check_mask
+from hpctrain.training.looking.trial import Trial
 from hpctrain.training.step import Totals, TrainStep
 
 
 def evaluate(
-    model: ParallelModel, task: Task, feed: DevicePrefetcher, is_over: Callable[[], bool]
+    model: ParallelModel,
+    task: Task,
+    feed: DevicePrefetcher,
+    is_over: Callable[[], bool],
+    *,
+    checks: bool = False,
 ) -> dict[str, float] | None:
     """Return the means over the samples of a feed, each once; the model is in eval mode.
 
     All ranks call this together. `is_over` is called after each batch; if it is true, the same on
-    all ranks, the evaluation ends with None.
+    all ranks, the evaluation ends with None. With `checks`, a task in whose sums rows count that
+    only fill up a batch is a ConfigError.
     """
+    checks = checks and is_foreign(task) and feed.fills_up(feed.steps_per_epoch)
     totals, measured = Totals(), Measured(task, model.mesh)
-    for batch in first_in_long_work("the first batch of the evaluation", feed):
-        totals.add(*model.evaluate(measured.task, batch))
-        measured.update()
-        if is_over():
-            return None
+    at_step(task, model.step)
+    # What a model or a task draws is the same each time, and for the ranks that share a batch.
+    with seeded_generators(model.mesh.dp_rank):
+        for batch in first_in_long_work("the first batch of the evaluation", feed):
+            if checks:
+                check_mask(Trial(model, task, batch), task, in_training=False)
+                checks = False
+            totals.add(*model.evaluate(measured.task, batch))
+            measured.update()
+            if is_over():
+                return None
     totals.reduce(model.mesh)
     return derived(task, totals.means()) | measured.values()
 

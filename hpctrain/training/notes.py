@@ -48,5 +48,7 @@ class Notes:
         if text:
             log.warning("%s", text)
             self._notes[topic] = Note(topic, text, self.step, about)
+        elif known:
+            log.warning("taken back at step %d, no longer so: %s", self.step, known.text)
         self._tracker.log_note(topic, text, self.step)
         self._record([*self._notes.values()])

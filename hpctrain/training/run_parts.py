@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,10 +23,13 @@ from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
+from hpctrain.step_names import step_of
+from hpctrain.tasks.task import TaskState
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Best, Improvement
+from hpctrain.training.looking.first_look import NoLook
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
@@ -69,6 +72,8 @@ class RunParts:
     best: Best = field(default_factory=Best)
     notes: Notes = field(default_factory=Notes)
     watch: Watch = field(default_factory=Watch)
+    began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
+    look: NoLook = field(default_factory=NoLook)
     step: int = 0
     until: int | None = None  # the global step after which the training pauses
     evaluation_due: bool = False
@@ -97,6 +102,7 @@ class RunParts:
                 log.info("going on from the checkpoint of step %d (read in %.1f s)", *known)
         else:
             self.checkpointer.modes.train()
+        self.began_from(self.step, {step_of(path) for path in self.checkpointer.committed.damaged})
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         self.notes.begin(self.step)
@@ -164,6 +170,7 @@ class RunParts:
             "best": self.best,
             "watch": self.watch,
             "meter": self.meter,
+            "task": TaskState(self.train_step.task),
         }
 
     def _state(self, batch: Batch | None = None) -> RunState:

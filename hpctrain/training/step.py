@@ -34,6 +34,7 @@ from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task, derived
+from hpctrain.tasks.task import at_step
 from hpctrain.training.average import Average
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.silent_layers import SilentLayers
@@ -147,6 +148,7 @@ class TrainStep:
         if self.parts and len(batch["mask"]) != self._rows:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
+        at_step(self.task, self.model.step)
         names, values = self._forward_backward(batch)
         asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.timer, self.save_timer]
         asking += [each for each in (self.saving, self.model.unused) if each is not None]

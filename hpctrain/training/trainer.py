@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 import torch.distributed as dist
 
 from hpctrain import marks
@@ -29,6 +28,7 @@ from hpctrain.errors import ConfigError, HealthError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.stop import Interrupted
 from hpctrain.forks import ending_here
+from hpctrain.generators import same_generators
 from hpctrain.models.dry_run import same_modes
 from hpctrain.shards.types import Batch
 from hpctrain.training.evaluation import evaluate_all
@@ -81,7 +81,9 @@ class Trainer(RunParts):
                 samples = partial(self.loader.samples, self.loader.last)
                 consumed = self.loader.state_dict()["consumed"]
                 health.begin(self.step + 1, consumed, samples, batch)
+                self.look.before_step(batch)
                 self.train_step(batch, self.schedule(self.step))
+                self.look.after_step(batch)
                 self.step = self.notes.step = self.step + 1
                 self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
@@ -217,9 +219,8 @@ class Trainer(RunParts):
         """Return the metrics of an evaluation; None when the ranks agree to stop."""
         doing = self.display.doing("an evaluation")
         modes = same_modes(self.train_step.model.module)
-        # The random state is restored, as an evaluation may be made twice.
-        random = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with self.meter.spent("evaluation"), doing, random, modes:
+        # The random states are restored, as an evaluation may be made twice.
+        with self.meter.spent("evaluation"), doing, same_generators(), modes:
             self.hooks.before_evaluation(self._state())
             with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
                 return evaluate_all(self.train_step, self.evaluations, self.stop)

@@ -114,8 +114,10 @@ class Watch:
             return
         self._say_spike()
         last = sorted([*self._recent][-_SOON:])
-        now, low = statistics.median(last), last[len(last) // 10]
-        self._diverged = len(last) == _SOON and 0 < _DIVERGED * self._first < low
+        now, tenth = statistics.median(last), len(last) // 10
+        # A few batches without an error have a loss of 0, so nine of ten must be low again, too.
+        decides = last[-1 - tenth] if self._diverged else last[tenth]
+        self._diverged = len(last) == _SOON and 0 < _DIVERGED * self._first < decides
         text = (
             f"train/loss has diverged: it is {now:.4g} at step {step}, and was {self._first:.4g} "
             "in the first step. Take a smaller optimizer.lr, a longer warm-up, or train.clip_norm"

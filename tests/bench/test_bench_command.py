@@ -57,6 +57,10 @@ def test_what_limits_where_parameters_are_sharded_and_what_is_unequal() -> None:
         "Communication limits: a step takes 184 ms, and its forward and backward passes alone "
         "33 ms: `parallel.zero=1` gathers less."
     )
+    # What is 3 % of a step does not limit it.
+    little = Figures(setup, parts | {"communication": part(900, 5.5)}, facts).limit()
+    assert little.startswith("Neither computing nor communication limits: a step takes 184 ms, its")
+    assert "passes alone 33 ms, and what it sends 5.5 ms (3%). The rest is the optimizer" in little
     (unequal,) = found.notes()
     assert unequal.startswith("The ranks are unequal: rank 0 (n1) takes 1.65 times as long as")
     parts = {"compute": Part(300, 100.0, 180.0), "data": Part(300, 1.0, 9.0)}

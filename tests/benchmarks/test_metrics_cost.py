@@ -23,7 +23,8 @@ import pytest
 import torch
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import PrecisionConfig, TrainConfig
+from hpctrain.config.schema import PrecisionConfig
+from hpctrain.job.building.build import LOG_EVERY
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -32,7 +33,7 @@ from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 from tests.steps import NoMeter
 
-EVERY = TrainConfig().log_every
+EVERY = LOG_EVERY
 TURNS, STEPS = 7, EVERY
 STEP_US = 10_000.0
 CPU = torch.device("cpu")

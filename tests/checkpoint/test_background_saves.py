@@ -223,6 +223,25 @@ def test_a_rescue_does_not_wait_for_a_disk_that_hangs(
     saved.saves.close()
 
 
+def test_a_writer_that_hangs_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saves_module, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(saves_module, "_SLOWEST", float("inf"))
+    step = make()
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    writer = process_of(saved)
+    saved.save(1, {"step": 1}, background=True)
+    saved.saves.finish()
+    assert "is not on the disk after 0 s); it is written once more" in caplog.text
+    assert saved.load_latest() == {"step": 1}
+    saved.save(2, {"step": 2}, background=True)
+    go_on(step, saved)
+    assert saved.load_latest() == {"step": 2}
+    assert not runs(writer)
+    saved.saves.close()
+
+
 def test_a_writer_that_cannot_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,7 +417,7 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     told = [(number, name) for number, name, _ in hook.saved]
     assert told == [(n, step_name(n)) for n in steps]
     for number, _, loss in hook.saved:
-        progress = Manifest.read(saves.path(number)).progress
+        progress = Manifest.read(trainer.checkpointer.path(number)).progress
         assert progress["step"] == progress["data"]["consumed"] // ROWS == number
         assert progress["metrics"]["train/loss"] == loss
     assert len({loss for *_, loss in hook.saved}) == len(hook.saved)

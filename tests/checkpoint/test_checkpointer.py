@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import pickle
+import random
 import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -20,16 +22,20 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
+from hpctrain import generators
 from hpctrain.checkpoint.checkpointer import Checkpointer, FiniteValues
 from hpctrain.checkpoint.files import manifest
-from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest, put_back
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.saving.part import Job
 from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
+from hpctrain.generators import seed_generators
 from hpctrain.models import MLP
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous import leaving
+from hpctrain.step_names import step_of
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -39,8 +45,8 @@ Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
-    return Checkpointer(folder, 2, here(), step.model, step.optimizer)
+def checkpointer(folder: Path, step: TrainStep, keep: int = 2) -> Checkpointer:
+    return Checkpointer(folder, keep, here(), step.model, step.optimizer)
 
 
 def trained(folder: Path) -> tuple[TrainStep, Checkpointer]:
@@ -69,6 +75,27 @@ def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
     assert torch.equal(weights(step), weights(undisturbed))
 
 
+def test_a_checkpoint_without_the_generators_of_numpy_and_python_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(generators, "states", lambda: {"cpu": torch.get_rng_state()})
+        _, saved = trained(tmp_path)
+        saved.save(1, {"step": 1})
+        of_torch = torch.rand(1)
+    seed_generators(5)
+    *expected, of_seed = drawn_now()
+    seed_generators(5)
+    assert saved.load_latest() == {"step": 1}
+    assert torch.equal(torch.rand(1), of_torch)
+    assert drawn_now()[:4] == expected  # as the seed of the run has left them
+    # If other ranks share samples than before, they may not have the states of single ranks.
+    monkeypatch.setattr(ParallelModel, "layout", {"tp": 2})
+    seed_generators(5)
+    assert saved.load_latest() == {"step": 1}
+    assert drawn_now()[-1] == of_seed
+
+
 def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path: Path) -> None:
     trained(tmp_path)[1].save(1, {"step": 1})
     other = make()
@@ -88,14 +115,15 @@ def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path
 def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> None:
     _, saved = trained(tmp_path)
     assert saved.load_latest() is None
-    for number in (1, 2, 3):
+    steps = (1, 99_999_999, 100_000_000)  # a step of nine digits has a longer name
+    for number in steps:
         saved.save(number, {"step": number})
-    (tmp_path / "step-00000009.tmp").mkdir()
-    assert sorted(path.name for path in tmp_path.glob("step-????????")) == [
-        "step-00000002",
-        "step-00000003",
-    ]
-    assert saved.load_latest() == {"step": 3}
+    for name in ("step-00000009.tmp", "step-000000009", "step-9", "step-x"):
+        (tmp_path / name).mkdir()
+    found = checkpoints(tmp_path)
+    assert [path.name for path in found] == ["step-100000000", "step-99999999"]
+    assert [step_of(path) for path in found] == [*steps[:0:-1]]
+    assert saved.load_latest() == {"step": steps[-1]}
 
 
 def test_the_newest_healthy_one_stays_and_is_loaded(
@@ -176,10 +204,10 @@ def test_parameters_of_the_host_and_of_a_gpu_are_judged_together(monkeypatch: Pa
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, saved = trained(tmp_path)
-    for number in (1, 2):
+    step, saved = trained(tmp_path)
+    for number in (1, 4):
         saved.save(number, {"step": number})
-    newest = tmp_path / "step-00000002"
+    newest = tmp_path / "step-00000004"
     (data,) = newest.glob("*.distcp")
     content = bytearray(data.read_bytes())
     if kind == "bit":
@@ -193,15 +221,21 @@ def test_a_damaged_checkpoint_is_passed_over(
         (newest / "manifest.json").write_text("{")
     else:
         text = (newest / "manifest.json").read_text()
-        assert text.count('"step": 2') == 2
-        (newest / "manifest.json").write_text(text.replace('"step": 2', '"step": 3'))
+        assert text.count('"step": 4') == 2
+        (newest / "manifest.json").write_text(text.replace('"step": 4', '"step": 3'))
     assert damage(newest)
+    saved = checkpointer(tmp_path, step, keep=1)
     with caplog.at_level(logging.WARNING):
         assert saved.load_latest() == {"step": 1}
-    assert "step-00000002 is not intact" in caplog.text
+    assert "step-00000004 is not intact" in caplog.text
+    # It does not count for those that are kept.
+    for number in (2, 3):
+        saved.save(number, {"step": number})
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["4", "3"]
     # The step can be saved again, in place of the damaged checkpoint.
-    saved.save(2, {"step": 2})
-    assert saved.load_latest() == {"step": 2}
+    saved.save(4, {"step": 4})
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["4"]
+    assert saved.load_latest() == {"step": 4}
     for path in tmp_path.glob("*/manifest.json"):
         path.unlink()
     with pytest.raises(StorageError, match="no checkpoint is intact"):
@@ -347,8 +381,9 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
         saved.save(1, {})
 
 
+@pytest.mark.parametrize("late", [(Job, "write"), (Manifest, "write")])
 def test_a_rank_of_an_older_step_commits_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str]
 ) -> None:
     """The other step begins while the files are written. The end of the process is an exception."""
 
@@ -361,16 +396,42 @@ def test_a_rank_of_an_older_step_commits_nothing(
     saver.saves._ranks = replace(saver.ranks, job_id="7")
     epochs.write_text("7 0 0\n")
     saver.save(1, {})
-    write = Job.write
+    write = getattr(*late)
 
-    def written_late(job: Job) -> str:
+    def written_late(*known: Any) -> Any:
         epochs.write_text("7 0 0\n7 0 1\n")
-        return write(job)
+        return write(*known)
 
-    monkeypatch.setattr(Job, "write", written_late)
+    monkeypatch.setattr(*late, written_late)
     with pytest.raises(SystemExit):
         saver.save(2, {})
     assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000002.tmp"}
+
+
+@pytest.mark.parametrize("at", [(Path, "rename"), (shutil, "rmtree")])
+def test_a_kill_while_a_checkpoint_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[Any, str]
+) -> None:
+    """The last step may be saved twice, and be the only one. A kill is an exception here."""
+    step, saved = trained(tmp_path)
+    saved.save(1, {"step": 1})
+    call, renames = getattr(*at), at[0] is Path
+
+    def killed(path: Path, *given: Any, **flags: Any) -> Any:
+        if not path.is_dir() or (renames and path.suffix != ".tmp"):
+            return call(path, *given, **flags)
+        if not renames:  # in the midst of the removal
+            (path / "manifest.json").unlink()
+        raise SystemExit
+
+    monkeypatch.setattr(*at, killed)
+    with pytest.raises(SystemExit):
+        saved.save(1, {"step": 1, "again": True})
+    monkeypatch.undo()
+    put_back(tmp_path)
+    known = {"step": 1} if renames else {"step": 1, "again": True}
+    assert checkpointer(tmp_path, step).load_latest() == known
+    assert not [*tmp_path.glob("*.old")]
 
 
 def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:
@@ -388,18 +449,25 @@ def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:
     assert str(caught.value) == f"{failed} ({told})"
 
 
-def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, float, float]:
+def drawn_now() -> list[float]:
+    """Return numbers of each generator; a normal one leaves another behind for the next call."""
+    of_python = [random.random(), random.gauss(0, 1)]
+    return [*of_python, np.random.random(), np.random.randn(), torch.rand(1).item()]  # noqa: NPY002
+
+
+def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, Any, Any]:
     """Save on all ranks of a group, change what was saved, and load it."""
     step = make(dropout=0.5)
     saved = checkpointer(folder, step)
     step(batch(8), 1e-2)
     before = weights(step)
-    torch.manual_seed(torch.distributed.get_rank())  # each rank has random numbers of its own
+    seed_generators(torch.distributed.get_rank())  # each rank has random numbers of its own
+    drawn_now()
     saved.save(1, {"step": 1})
-    drawn = torch.rand(1).item()
+    drawn = drawn_now()
     step(batch(8), 1e-2)
     progress = saved.load_latest()
-    return torch.equal(weights(step), before), progress, drawn, torch.rand(1).item()
+    return torch.equal(weights(step), before), progress, drawn, drawn_now()
 
 
 def loaded(folder: Path) -> dict[str, int] | None:
@@ -441,7 +509,7 @@ def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: P
     for same, progress, drawn, again in (first, second):
         assert (same, progress) == (True, {"step": 1})
         assert drawn == again
-    assert first[2] != second[2]
+    assert not {*first[2]} & {*second[2]}
     assert run_ranks(loaded, 2, tmp_path) == [{"step": 1}] * 2
     # Each tensor is read, and each file is verified, by one rank.
     (read, verified, mine), (read_too, verified_too, its) = run_ranks(reads, 2, tmp_path, False)

@@ -1,6 +1,7 @@
 """Runs that start from other weights: names, shapes, layouts, identity, and what is refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ from hpctrain.checkpoint.files.matching import Rename, match
 from hpctrain.checkpoint.files.weight_files import find_weights
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.config.schema import CheckpointConfig
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.weights_digest import pin
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, checkpointer, either, initialised, whole
 from tests.ranks import run_ranks
@@ -207,6 +210,20 @@ def test_files_that_are_no_weights(name: str, content: bytes, message: str, tmp_
     with pytest.raises((ConfigError, StorageError)) as caught:
         find_weights(tmp_path)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors"])
+def test_weights_that_are_no_files(name: str, tmp_path: Path) -> None:
+    """A folder, a loop of links, a FIFO: nothing is waited for, and the key is named."""
+    for make in (Path.mkdir, lambda path: path.symlink_to(path.name), os.mkfifo):
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
+        folder.mkdir()
+        make(folder / name)
+        given = CheckpointConfig(init_from=str(folder))
+        with pytest.raises(
+            StorageError, match=rf"^checkpoint\.init_from: {folder}/.*it (is|cannot)"
+        ):
+            pin(given, str(tmp_path))
 
 
 @pytest.mark.slow

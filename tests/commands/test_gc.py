@@ -47,6 +47,8 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     old(half / ".config.yaml.node1.123")
     (half / ".run.json.node1.124").touch()  # changed just now
     (half / "checkpoints" / "step-00000030.tmp").mkdir()
+    (half / "checkpoints" / "step-00000020.old").mkdir()
+    (half / "checkpoints" / "step-00000025.old").mkdir()  # the only one of its step
     queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="b" * 16)
     old(queue / ".config.yaml.node1.123")
     (queue / "checkpoints" / "step-00000030.tmp").mkdir()
@@ -72,6 +74,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
     safe = superfluous | {
         ("temporary", f"{half.name}/.config.yaml.node1.123"),
+        ("temporary", f"{half.name}/checkpoints/step-00000020.old"),
         ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
         ("sweep", "sweeps/gone"),
         ("code", "code/unused"),
@@ -87,7 +90,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert "nothing was deleted: add --delete" in shown
     assert sorted(folder.rglob("*")) == before
     shown = run_module("hpctrain", "gc", "--delete", "--code", "--archived", cwd=tmp_path).stdout
-    assert "deleted: 9, " in shown
+    assert "deleted: 10, " in shown
     assert found(folder) == set()
     assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
         "step-00000030",

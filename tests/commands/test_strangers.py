@@ -222,7 +222,8 @@ def test_a_damaged_config_is_named_in_one_line(
         assert done.stderr.count("\n") == 1
     (run / "config.yaml").unlink()
     done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
-    assert done.stderr == f"error: {run}: no run directory (config.yaml is missing)\n"
+    missing = "config.yaml is missing; the command that has made the run writes it"
+    assert done.stderr == f"error: {run}: no run directory ({missing})\n"
 
 
 def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -> None:
@@ -264,11 +265,19 @@ def test_a_fifo_is_not_waited_for(
         *(tmp_path / "array" / name for name in ("job_id", "batch/.log", "batch/7_0.log")),
     ):
         os.mkfifo(fifo)
-    assert status_module.main(["--dir", str(tmp_path), "--json"]) == 0
-    rows = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
-    assert rows[str(good)] == "finished"
-    assert rows[str(run)] == "damaged"
-    assert set(rows) == {str(path) for path in (good, run, other, queued, ended)}
+    folder, loop = (make_run(tmp_path, f"digits-0000000{number}") for number in (6, 7))
+    for path in (folder, loop):
+        (path / "run.json").unlink()
+    (folder / "run.json").mkdir()
+    (loop / "run.json").symlink_to("run.json")
+    wrong = (run, folder, loop)
+    for words in (["--dir", str(tmp_path)], [str(tmp_path)], [*map(str, (*wrong, good))]):
+        assert status_module.main([*words, "--json"]) == 0
+        rows = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+        assert rows[str(good)] == "finished"
+        assert {rows[str(path)] for path in wrong} == {"damaged"}
+        more = () if str(good) in words else (other, queued, ended)
+        assert set(rows) == {str(path) for path in (good, *wrong, *more)}
     for path, more in ((other, []), (other, ["-f"]), (queued, [])):
         with pytest.raises(StorageError, match="no log yet"):
             logs_module.main([path.name, "--dir", str(tmp_path), *more])

@@ -27,6 +27,7 @@ from hpctrain.shards.index import Index
 from hpctrain.yaml_file import conf_dir
 
 Compose = Callable[..., Config]
+MINE = "# @package _global_\ndefaults:\n  - digits\n"  # of a file in experiment/
 
 
 @pytest.fixture
@@ -66,6 +67,7 @@ def test_the_variable_of_mlflow_names_the_store(
         ("--experiment=digits", "--experiment=digits; write experiment=digits; --help shows"),
         ("-seed=1", "unrecognized arguments: -seed=1; write seed=1; --help shows"),
         ("--lr=1", "unrecognized arguments: --lr=1; write optimizer.lr=1; --help shows"),
+        ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match"),  # as plan composes
         ("model=null", "Config group override must be"),
         ("seed=1,2", "seed=1,2: these are several values; add -m for one run with each of them"),
         ("optimizer.lr=[", "optimizer.lr=[: not of the form KEY=VALUE"),
@@ -95,6 +97,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("+train.learning_rate=1", "unknown key train.learning_rate: did you mean optimizer.lr?"),
         ("fast_dev_run=true", "unknown key fast_dev_run: did you mean debug=fast?"),
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
+        ("train=5", "train=5: train has keys of its own; the value belongs to one of them"),
         ("launch.nodes=two", "launch.nodes='two': it must be a number of nodes, such as 4, or a"),
         ("launch.nodes=1.5", "launch.nodes=1.5: it must be of type integer or text"),
         ("launch.nodes=0", "launch.nodes=0: it must be at least 1"),
@@ -160,6 +163,11 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
         ("network.p2p_level=NVLINK", "network.p2p_level=NVLINK: allowed are null, LOC, NVL"),
+        ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match: without it, this key"),
+        ("train.lora.alpha=32", "train.lora.alpha=32.0 needs train.lora.match"),
+        ("train.lora.dropout=0.1", "train.lora.dropout=0.1 needs train.lora.match"),
+        ("train.lora.also=[head]", "train.lora.also=['head'] needs train.lora.match"),
+        ("train.lora.quantize=nf4", "give train.lora.match, or leave this key at None"),
         ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
     ],
 )
@@ -333,6 +341,25 @@ def test_what_is_wrong_for_every_number_of_nodes_is_said_once(compose: Compose) 
             "name: mine",
             "if it comes from a file in experiment/, its first line must be `# @package",
         ),
+        *(
+            (f"{MINE}  - _self_\n{section}", rf"mine\.yaml: {message}")
+            for section, message in {
+                "precision: bf16": "precision: bf16: precision has keys of its own; the value "
+                "belongs to one of them, such as precision.compute; the choice of a file is "
+                "written `- override /precision: bf16` below `defaults`",
+                "model: mlp": "model: mlp: .*`- override /model: mlp` below `defaults`",
+                "train:": "train: null: .* one of them, such as train.global_batch_size",
+                "site: {env: x}": "site.env: x: .* one of them, such as site.env.KEY",
+            }.items()
+        ),
+        *(
+            (f"{MINE}  - {choice}", f"{file}its choice of precision is written `- override /prec")
+            for choice, file in {
+                "precision: bf16": r"experiment/mine\.yaml: ",
+                "override precision: bf16": r"experiment/mine\.yaml: ",
+                "/precision: bf16": "",
+            }.items()
+        ),
     ],
 )
 def test_what_is_wrong_in_a_file_of_the_user_is_said_without_a_traceback(
@@ -342,6 +369,16 @@ def test_what_is_wrong_in_a_file_of_the_user_is_said_without_a_traceback(
     (tmp_path / "experiment" / "mine.yaml").write_text(content)
     with pytest.raises(ConfigError, match=message):
         compose("experiment=mine", "--config-dir", str(tmp_path))
+
+
+def test_a_choice_that_is_in_a_folder_here_is_named_with_its_option(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "site").mkdir(parents=True)
+    (tmp_path / "mine" / "site" / "juno.yaml").touch()
+    with pytest.raises(ConfigError, match=r"; --config-dir mine adds mine/site/juno\.yaml$"):
+        compose("experiment=digits", "site=juno")
 
 
 def test_a_key_of_a_section_without_a_target(compose: Compose) -> None:

@@ -110,7 +110,7 @@ def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
         "key": "data.stage_gb",
         "type": "float | null",
         "default": "null",
-        "unit": "GB",
+        "unit": "GiB",
         "allowed": "greater than 0",
         "identity": "",
         "meaning": "",

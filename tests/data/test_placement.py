@@ -79,7 +79,7 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
     )
     with pytest.raises(StorageError, match=f"{tmp_path}/file is a file, not a folder"):
         open_place(source, "node", shards, folder=tmp_path / "file")
-    with pytest.raises(StorageError, match=r"has room for 1e-08 GB of staged shards, and the larg"):
+    with pytest.raises(StorageError, match=r"has room for 0.0 MiB of staged shards, and the larg"):
         open_place(source, "node", shards, folder=tmp_path, budget_bytes=10)
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from worker_parts import FIXED, IMAGES, TEXTS, Source, children, run
 
 from hpctrain.data.workers.pool import Workers
+from hpctrain.data.workers.process import AllRandom
 from hpctrain.data.workers.samples import SampleRandom
 from hpctrain.data.workers.shared import Segment, place, view
 from hpctrain.errors import ConfigError, DataError
@@ -77,6 +78,20 @@ def test_the_same_for_every_number_of_workers_and_size_of_batch():
     assert len(np.unique(expected["noise"])) == 180
     assert equal(everything(1, 10), expected)
     assert equal(everything(3, 7), expected)
+
+
+def test_global_generators_are_those_of_a_sample():
+    def everything(count, size):
+        with Workers(Source(), worker_parts.of_global_generators, count) as workers:
+            futures = [run(workers, i, min(i + size, 30), (3, 7)) for i in range(0, 30, size)]
+            return np.concatenate([future.result(60)["drawn"] for future in futures])
+
+    drawn = everything(1, 10)
+    assert len(np.unique(drawn)) == drawn.size == 60
+    assert np.array_equal(drawn, everything(2, 7))
+    draws = AllRandom()
+    of_torch = [(draws.at(3, 7, position), torch.rand(()).item())[1] for position in (1, 2, 1)]
+    assert of_torch[0] == of_torch[2] != of_torch[1]
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,6 +1,7 @@
 """Provides data and transforms for the tests of worker processes; it must not import torch."""
 
 import os
+import random as python_random
 import signal
 import time
 from contextlib import suppress
@@ -92,6 +93,10 @@ def augment(sample, random):
 
 def same(sample, random):
     return sample
+
+
+def of_global_generators(sample, random):
+    return {"drawn": [python_random.random(), np.random.rand()]}  # noqa: NPY002
 
 
 def report(sample, random):

@@ -282,7 +282,9 @@ def test_shards_are_read_from_copies_on_the_node(
 ) -> None:
     stage = tmp_path / "node"
     stage.mkdir()
-    where = (f"data.stage_dir={stage}", "data.stage=node", "data.stage_gb=0.1")
+    # GiB: as many 1e9 bytes would be too few for all shards at once.
+    size = sum(shard.stat().st_size for shard in digits.glob("train*.h5")) / 2**30
+    where = (f"data.stage_dir={stage}", "data.stage=node", f"data.stage_gb={1.03 * size:.9f}")
     assert same(epoch(build(*where).training()), epoch(build().training()))
     copies = [path for path in stage.rglob("*") if path.is_file() and path.stat().st_size > 10_000]
     assert len(copies) == len(Reader(digits, "train").shards)

@@ -8,6 +8,7 @@ import pytest
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
+from hpctrain.job.building.build import report_every
 from hpctrain.job.building.build_schedule import Effective
 from tests.conftest import Completed, journal, run_json, runs
 
@@ -32,6 +33,12 @@ def test_what_follows_from_batch_and_epochs() -> None:
     assert effective().max_steps == 300
     config.train.max_epochs = None
     assert effective().max_steps == 300
+
+
+def test_a_short_run_reports_ten_times() -> None:
+    steps = [report_every(TrainConfig(), steps) for steps in (1, 19, 25, 660, 10**6)]
+    assert steps == [1, 1, 2, 66, 200]
+    assert report_every(TrainConfig(log_every=500), 1000) == 500
 
 
 def params(run: Path) -> dict[str, str]:

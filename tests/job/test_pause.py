@@ -7,8 +7,9 @@ import pytest
 from tests.conftest import hpctrain_on, journal_metrics, only_run, run_json, run_module
 
 # An evaluation that the undisturbed run does not make would be seen: by plateau and patience, by
-# the random numbers of dropout, and by the means since the last log line.
+# the random numbers of dropout, and by the means since the last log line. The task has a state.
 WATCHED = (
+    "task._target_=tests.job.own_tasks.Annealed",
     *("train.max_steps=40", "train.log_every=4", "checkpoint.every_steps=16", "model.dropout=0.1"),
     *(
         "scheduler.kind=plateau",
@@ -46,7 +47,7 @@ def test_paused_and_resumed_is_the_undisturbed_run_bit_by_bit(
 ) -> None:
     where = f"data.path={digits}"
     common = ("experiment=digits", where, *WATCHED, *every)
-    run_module("hpctrain", "freeze", *common, f"output_dir={tmp_path}/runs", cwd=tmp_path)
+    run_module("hpctrain", "freeze", *common, f"output_dir={tmp_path}/runs")
     run = only_run(tmp_path)
     done = hpctrain_on(ranks, *common, f"output_dir={tmp_path}/other/runs", cwd=tmp_path)
     undisturbed = only_run(tmp_path / "other")

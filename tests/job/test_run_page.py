@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.composing.compose import words
 from hpctrain.config.schema import Config
 from hpctrain.job.run_page import changes, plots, tags
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
+from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
 from tests.conftest import Completed, journal, only_run, run_json
@@ -42,12 +44,13 @@ class Failing(Classification):
 def test_the_description_tells_how_to_go_on(tmp_path: Path) -> None:
     config = Config(output_dir=str(tmp_path / "my runs"))
     run = RunDir.of(config, "xxh3_128:00")
-    run.freeze(config, overrides=["experiment=digits", "hooks=[a|b]"])
+    given = ["--config-dir", "/x", "experiment=digits", "hooks=[a|b]"]
+    freeze(config, run, *words(given))
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     found = tags(run, alone, {"torch": "2.13"})
     note = found["mlflow.note.content"]
     assert "| `hooks` | `[a\\|b]` |" in note
-    assert "python -m hpctrain experiment=digits 'hooks=[a|b]'" in note
+    assert "python -m hpctrain --config-dir /x experiment=digits 'hooks=[a|b]'" in note
     assert f"python -m hpctrain logs '{run.path}'" in note
     assert found["hpctrain.env.torch"] == "2.13"
     run.update(submission={"script": "job.sh"}, attempts=[{"job_id": "7_1"}, {"job_id": "8_1"}])

@@ -32,6 +32,7 @@ from hpctrain.causes import (
     TRACKING,
     USER_STOP,
 )
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config.schema import Config
 from hpctrain.errors import (
     DataError,
@@ -367,9 +368,14 @@ def test_a_script_that_tells_no_step_means_the_last_one(
     assert (only["step_id"], only["verdict"]) == (3, "requeue")
 
 
-def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin, damaged: bool) -> None:
+    steps = (20, 40) if damaged else ()
     for number in range(policy.MOST + 1):
-        run = begin(step_id=number)
+        run = begin(*steps if number == 0 else (), step_id=number)
+        if damaged:
+            assert last(run)["first_step"] == (20 if number else 40)
+            run.add_facts(first_step=20, damaged=[40])  # so that of step 40 is no new one
         found = verdict(run, KILLED, AttemptKey(JOB, 0, number), inside=number % 2 == 0)
         assert found == ("" if number == policy.MOST else ["restart", "requeue"][number % 2])
     said = "a rank was killed (exit code 137), and no checkpoint was saved since the last restart"
@@ -381,6 +387,15 @@ def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin) -> Non
     assert len(run_json(run.path)["attempts"]) == policy.MOST + 1
     assert verdict(run, KILLED, AttemptKey("8", 0, 0)) == "requeue"
     assert len(run_json(run.path)["attempts"]) == policy.MOST + 2
+    if damaged:  # until it is saved again, or brought back
+        assert run.last_checkpoint() == last(run)["first_step"] == 20
+        newest = run.checkpoints / "step-00000040"
+        Manifest(40, 1, {}, {}, last(run)["started"], {}).write(newest)
+        assert run.last_checkpoint() == 40
+        Manifest(40, 1, {}, {}, 1.0, {}).write(newest)
+        assert run.last_checkpoint() == 20
+        run.add_facts(first_step=40, damaged=[])
+        assert run.last_checkpoint() == 40
 
 
 @pytest.mark.parametrize(

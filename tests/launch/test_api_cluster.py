@@ -9,7 +9,7 @@ import submitit
 import hpctrain
 from hpctrain.errors import LaunchError
 from tests import cluster
-from tests.conftest import run_json
+from tests.conftest import run_json, run_module
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 FUNCTIONS = """\
@@ -49,6 +49,9 @@ def test_runs_and_functions_are_jobs_of_submitit(
         functions.total, 10, scale=2, nodes=2, tasks_per_node=2, overrides=[output]
     )
     broken = hpctrain.submit_function(functions.broken, 1, nodes=2, overrides=[output])
+    waits = hpctrain.submit_function(
+        functions.broken, 0, overrides=[output, "name=waits", "+site.sbatch.hold=true"]
+    )
     with pytest.raises(LaunchError, match=r"launch\.nodes=65: it needs 65 nodes"):
         hpctrain.submit_function(functions.broken, 1, nodes=65, overrides=[output])
 
@@ -59,6 +62,15 @@ def test_runs_and_functions_are_jobs_of_submitit(
     assert held.exception() is not None
     cluster.wait_for(lambda: held.get_info()["State"] == "CANCELLED", 60, "sacct")
     assert (held.state, held.done()) == ("CANCELLED", True)
+    # The commands know jobs of functions, too.
+    name = waits.paths.folder.parent.name
+    for words in (["status", name], ["status"]):
+        told = run_module("hpctrain", *words, cwd=tmp_path).stdout
+        row = [name, "functions_of_a_user.broken", "pending", waits.job_id]
+        assert row in [line.split() for line in told.splitlines()]
+    told = run_module("hpctrain", "cancel", name, cwd=tmp_path).stdout
+    assert told == f"{name}: cancelled, was pending\n"
+    cluster.wait_for(lambda: waits.get_info()["State"] == "CANCELLED", 60, "sacct")
     # Somebody else finds the job of the run that is under way.
     (found,) = hpctrain.submit(*where, *size)
     assert found.job_id in (good.job_id, "")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain import cli
+from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.faults import early_signals
@@ -71,10 +72,13 @@ def test_without_sbatch_the_sweep_runs_here(
     attempt = run_json(run)["attempts"][-1]
     assert (attempt["launcher"], attempt["world_size"]) == ("submitit-local", 2)
     assert (tmp_path / "runs" / "code" / run_json(run)["code"]).is_dir()  # `gc` keeps it
+    (run / "config.yaml").unlink()  # as by a site that deletes what is old
     # With one more value only its run is started. It fails, so the command fails and names it.
     done = train(*common, "optimizer.lr=1e-3", "model.in_features=64,3", code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 1
     assert "not finished: see" in done.stderr
+    assert f"{run}/config.yaml was missing or damaged, and is written again" in done.stderr
+    assert load(run / "config.yaml").train.max_steps == 3
 
 
 @pytest.mark.parametrize("mask", [None, "", "2,3"])

@@ -66,6 +66,7 @@ def test_what_is_queued_is_what_was_typed(digits: Path, tmp_path: Path) -> None:
     (run,) = runs(tmp_path / "runs")
     (job,) = cluster.job_ids(tmp_path / "runs")
     before = run_json(run)
+    assert before["config_dir"] == f"{project}/conf"
     model.write_text("raise RuntimeError('edited after submission')\n")
     experiment.write_text(experiment.read_text().replace("max_steps: 3", "max_steps: 7"))
     python.unlink()

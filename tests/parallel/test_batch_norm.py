@@ -155,7 +155,13 @@ def test_ranks_that_divide_a_layer_are_in_different_groups() -> None:
     assert run_ranks(groups, 4) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
 
-def said(model: nn.Module, caplog: pytest.LogCaptureFixture, ranks: int = 1, **train: Any) -> str:
+def said(
+    model: nn.Module,
+    caplog: pytest.LogCaptureFixture,
+    ranks: int = 1,
+    trains: bool = True,
+    **train: Any,
+) -> str:
     """Return the warning of rank 0."""
     config = Config()
     config.model = {"norm": "batch"}
@@ -164,7 +170,7 @@ def said(model: nn.Module, caplog: pytest.LogCaptureFixture, ranks: int = 1, **t
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        prepare_batch_norms(model, mesh, config, config.train.accumulate)
+        prepare_batch_norms(model, mesh, config, config.train.accumulate, trains=trains)
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
@@ -190,6 +196,7 @@ def test_a_warning_names_the_first_layer_and_a_cure(caplog: pytest.LogCaptureFix
     assert "0 (SyncBatchNorm) are" in said(nn.Sequential(nn.SyncBatchNorm(4)), caplog, accumulate=2)
     for quiet in (
         said(model, caplog),
+        said(model, caplog, ranks=2, trains=False, accumulate=4),  # it only evaluates
         said(ConvNet(1, [8], 10), caplog, ranks=2, accumulate=4),
         said(nn.Sequential(nn.SyncBatchNorm(4)), caplog, ranks=2),
         said(nn.InstanceNorm2d(4), caplog, ranks=2),

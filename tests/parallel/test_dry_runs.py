@@ -2,13 +2,16 @@
 
 import copy
 import logging
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from hpctrain import generators
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models.dry_run import Buffers, dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
@@ -57,13 +60,20 @@ def test_statistics_of_a_pipeline_are_those_of_one_process(cells: list[Cell]) ->
             assert stage[1:] == pytest.approx((loss, trained), rel=EXACT)
 
 
+class Scaled(nn.Module):
+    """A layer that draws from NumPy and Python."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (np.random.rand() + random.random())  # noqa: NPY002
+
+
 class Restless(nn.Module):
     """A model whose every pass changes a buffer, replaces another one, and draws numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 10)
+            nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 10), Scaled()
         )
         self.quiet = nn.Dropout().eval()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -79,7 +89,7 @@ def state(model: nn.Module) -> list[Any]:
     return [
         {name: (id(value), value.tolist()) for name, value in named},
         [module.training for module in model.modules()],
-        torch.get_rng_state().tolist(),
+        {name: each.tolist() for name, each in generators.states().items()},
     ]
 
 
@@ -111,10 +121,10 @@ def test_values_that_are_kept_are_those_of_the_last_time() -> None:
 def test_counting_flops_leaves_model_and_task() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval()
-    random, task = torch.get_rng_state(), Classification(class_weights=[1.0] * 10)
+    before, task = torch.get_rng_state(), Classification(class_weights=[1.0] * 10)
     assert count_flops(model, task, meta_batch(digits(4))) is not None
     assert not any(module.training for module in model.modules())
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), before)
     images = torch.zeros(4, 10)
     task.sums(images, digits(4))  # its weights are not on the meta device
 
@@ -123,12 +133,17 @@ def test_counting_flops_leaves_model_and_task() -> None:
 def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
     torch.manual_seed(0)
     once = Normed(64, 3)
+    once.blocks[1].insert(0, Scaled())
     twice = copy.deepcopy(once)
     checkpoint_activations(twice.blocks, mode, 1)
+    drawn = list[float]()
     for seed in range(3):
         for model in (once, twice):
             images = digits(8, seed)["image"].float()
+            generators.seed_generators(seed)
             model(images).square().sum().backward()
+            drawn.append(random.random())
+        assert drawn[-2] == drawn[-1]
     assert int(twice.blocks[0][1].num_batches_tracked) == 3
     for a, b in zip(once.buffers(), twice.buffers(), strict=True):
         assert torch.equal(a, b)

@@ -13,7 +13,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Classification, LanguageModel, SplitTask, Sums
 from hpctrain.tasks.task import check_arguments
 from hpctrain.training.step import TrainStep
 from tests.bounds import EXACT, within
@@ -57,6 +58,44 @@ VIT = {
     "num_classes": 10,
     "in_chans": 1,
 }
+# LayerDrop leaves out every layer. Where a layer finds that FSDP has divided it, it is kept.
+WAV2VEC2 = {
+    "_target_": "transformers.Wav2Vec2ForCTC",
+    "config": {
+        "_target_": "transformers.Wav2Vec2Config",
+        "vocab_size": 12,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "conv_dim": [8, 8],
+        "conv_kernel": [4, 4],
+        "conv_stride": [4, 4],
+        "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+        "layerdrop": 1.0,
+        "mask_time_prob": 0.0,
+        "hidden_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "feat_proj_dropout": 0.0,
+        "final_dropout": 0.0,
+    },
+}
+
+
+class Sounds(SplitTask):
+    """The mean square of the logits of each row, whose sound is made of its tokens."""
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        return (batch["tokens"].double().sin().repeat_interleave(8, 1),)
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        rows = (outputs.logits**2).mean((1, 2)) * batch["mask"]
+        return {"loss": (rows.sum(), batch["mask"].sum())}
+
+
 MODELS: dict[str, tuple[Any, str]] = {
     "llama": (LLAMA, "model.layers."),
     "gpt2": (GPT2, "transformer.h."),
@@ -67,8 +106,9 @@ MODELS: dict[str, tuple[Any, str]] = {
 def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
     config = Config(parallel=parallel, precision=PrecisionConfig("fp64", "fp64"))
     config.train.accumulate = accumulate
-    task = Classification() if name == "vit" else LanguageModel()
-    build = functools.partial(instantiate, "model", MODELS[name][0])
+    task = {"vit": Classification, "wav2vec2": Sounds}.get(name, LanguageModel)()
+    node = WAV2VEC2 if name == "wav2vec2" else MODELS[name][0]
+    build = functools.partial(instantiate, "model", node)
     model = spread(build, config, loss_parallel=task.loss_parallel)
     optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
     step = TrainStep(model, task, optimizer, clip_norm=0.5, stop=Stop())
@@ -115,6 +155,10 @@ def check(name: str, ranks: int, parallel: ParallelConfig, accumulate: int = 1) 
 def test_equal_to_one_process(name: str) -> None:
     for parallel in (ParallelConfig(), ParallelConfig(dp_replicate=1, dp_shard=-1)):
         check(name, 2, parallel)
+
+
+def test_dropped_layers_stay_dropped() -> None:
+    check("wav2vec2", 2, ParallelConfig(dp_replicate=1, dp_shard=2, zero=3))
 
 
 def test_a_pipeline_follows_the_plan_of_transformers() -> None:

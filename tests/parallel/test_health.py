@@ -35,10 +35,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 class Poisoned(SplitTask):
-    """A task that can spoil the loss, or only the gradient, on this rank.
+    """A task that can spoil the loss, only the gradient, or the count, on this rank.
 
     Attributes:
-        poison: "loss" makes the loss NaN, "gradient" only its gradient; "" changes nothing.
+        poison: "loss" makes the loss NaN, "gradient" only its gradient, and "count" its count 0,
+            as in a batch without an object to detect; "" changes nothing.
     """
 
     def __init__(self, task: Any) -> None:
@@ -56,6 +57,8 @@ class Poisoned(SplitTask):
             loss = loss * float("nan")
         elif self.poison == "gradient":
             loss = loss + (loss * 0).sqrt()  # 0, whose derivative is infinite times 0
+        elif self.poison == "count":
+            count = count * 0
         return {**sums, "loss": (loss, count)}
 
 
@@ -82,10 +85,10 @@ def judged(layout: str, folder: Path) -> list[str]:
     step.task = task = Poisoned(step.task)
     training.run(Cell(model, ranks), 2)
     stops = []
-    for poison in ("loss", "gradient"):
+    for poison in ("loss", "gradient", "count"):
         before = state(training)
         # Of the ranks that divide a layer, all have the NaN, as they have the same numbers.
-        task.poison = poison if mesh.dp_rank == mesh.dp_size - 1 else ""
+        task.poison = poison if poison == "count" or mesh.dp_rank == mesh.dp_size - 1 else ""
         step(training._share(batch(model, training.seen)), 0.1)
         task.poison = ""
         assert all(map(torch.equal, before, state(training))), "the update was made"
@@ -133,8 +136,11 @@ def test_no_update_is_made_on_any_rank(layout: str, tmp_path: Path) -> None:
     host = socket.gethostname()
     assert first[0].startswith(f"loss is not finite since step 3 (first on rank {bad}, {host})")
     assert f"its samples: shard.h5 row {bad}" in first[0]
-    for text in first[1:]:
+    for text in first[1:-1]:
         assert text.startswith("gradient is not finite since step 3; its samples: shard.h5 row 0")
+    nothing = "nothing counts in step 3: the count of the task's loss is 0; its samples: shard.h5 "
+    assert first[-1].startswith(nothing)
+    assert "If that is right for the data, train.nonfinite=skip leaves out such" in first[-1]
 
 
 def noticed(kinds: list[str]) -> list[str]:

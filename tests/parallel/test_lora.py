@@ -235,8 +235,6 @@ def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
         ({"checkpoint.init_from": None}, "needs checkpoint.init_from: the weights that the"),
         ({"precision.compute": "fp8"}, "with precision.compute=fp8: its layers have no adapters"),
         ({"train.lora.dropout": 0.1, "parallel.tp": 2}, "would draw different masks; use 0"),
-        ({"train.lora.match": None, "train.lora.also": ["head"]}, "needs train.lora.match"),
-        ({"train.lora.match": None, "train.lora.quantize": "nf4"}, "quantize=nf4 needs train.lora"),
         ({"train.lora.quantize": "nf4", "parallel.pp": 2}, "parallel.pp=2: a weight in 4 bits"),
         ({"train.lora.quantize": "nf4", "parallel.dp_shard": -1}, "FSDP2 cannot divide a weight"),
         ({"train.lora.quantize": "nf4", "train.compile": "model"}, "compile=model: not tested"),

@@ -19,6 +19,7 @@ from hpctrain.hardware import of_section
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import facts_of
@@ -120,15 +121,22 @@ class Case:
 
 def predicted(case: Case) -> RankMemory:
     """Return the prediction."""
-    build, task, batch_of = KINDS[case.kind]
+    plain, task, batch_of = KINDS[case.kind]
+    build = partial(_adapted, plain, case.config)
     sample = {name: tensor[:1].to("meta") for name, tensor in batch_of(1).items()}
+    config = case.config
     with torch.device("meta"):
         model = build()
-    config = case.config
     dtype = torch.bfloat16 if case.compute == "bf16" else None
     activations = Measured(build, task, sample, dtype, config.train)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
     return memory.of(Layout(config, 1, ()), of_section({}))
+
+
+def _adapted(build: Callable[[], Any], config: Config) -> nn.Module:
+    model = with_adapters(build(), config.train.lora)
+    freeze(model, config.optimizer, config.parallel.blocks, config.train.lora)
+    return model
 
 
 def measured(case: Case) -> int:

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from hpctrain.hardware import known
 from hpctrain.plan.predicting import accuracy
 from hpctrain.plan.predicting.accuracy import class_of
 from tests.conftest import ROOT
@@ -23,6 +24,7 @@ LISTS = {
     "refused": "layouts that hpctrain refuses",
 }
 MEMORY, APART = "memory", "memory of runs that do not count"
+_NO_SPEED = (MEMORY, APART)
 _UNITS = {"tok": "tokens/s", "img": "images/s", "mfu": "% MFU", "tflops": "TFLOP/s"}
 _NAMES = {
     "a100_40": "A100 40 GB",
@@ -123,8 +125,21 @@ def tables(page: str) -> dict[str, list[str]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
-def summary(found: dict[str, list[str]]) -> Iterator[str]:
-    yield "| Class | Runs that judge | Median | 90th percentile | Worst | Runs that set | Median |"
+def by_gpu(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the rows that count by the GPU of their runs."""
+    counted = [
+        x for name, rows in found.items() if name not in (*_NO_SPEED, *LISTS.values()) for x in rows
+    ]
+    gpus = {
+        hardware: [x for x in counted if f" {name}, " in x] for hardware, name in _NAMES.items()
+    }
+    assert sum(map(len, gpus.values())) == len(counted)
+    return gpus
+
+
+def summary(found: dict[str, list[str]], what: str = "Class") -> Iterator[str]:
+    heads = "Runs that judge | Median | 90th percentile | Worst | Runs that set | Median"
+    yield f"| {what} | {heads} |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for name, rows in found.items():
         cells = [name]
@@ -139,7 +154,9 @@ def summary(found: dict[str, list[str]]) -> Iterator[str]:
 
 
 def page(found: dict[str, list[str]]) -> str:
-    parts = [_HEAD, *(f"{line}\n" for line in summary(found)), "\n## Sources\n\n"]
+    gpus = {_NAMES[name]: rows for name, rows in by_gpu(found).items()}
+    parts = [_HEAD, *(f"{line}\n" for line in summary(found)), "\nThe speeds by GPU:\n\n"]
+    parts += [*(f"{line}\n" for line in summary(gpus, "GPU")), "\n## Sources\n\n"]
     for name, source in SOURCES.items():
         side = "sets constants" if source.calibrates else "judges"
         parts.append(f"- {name}, {source.date}: {source.url}. It {side}.\n")
@@ -171,10 +188,20 @@ def product_lines(found: dict[str, list[str]]) -> str:
         for n, rows in found.items()
         if n not in (*LISTS.values(), MEMORY, APART) and (of := of_rows(rows))
     }
-    lines = [f'    "{name}": ({", ".join(map(str, of))}),\n' for name, of in errors.items()]
     of_memory = of_rows(found[MEMORY]) or (0, 0, 0, 0)
-    table = f"SPEED: dict[str, tuple[int, ...]] = {{\n{''.join(lines)}}}\n"
-    return f"{table}MEMORY = ({', '.join(map(str, of_memory))})\n"
+    text = _table("SPEED", errors) + _table("BY_GPU", errors_by_gpu(found))
+    return f"{text}MEMORY = ({', '.join(map(str, of_memory))})\n"
+
+
+def errors_by_gpu(found: dict[str, list[str]]) -> dict[str, tuple[int, ...]]:
+    """Return the errors of the GPUs that have a file in conf/hardware."""
+    errors = {name: of_rows(rows) for name, rows in by_gpu(found).items() if name in known()}
+    return {name: of for name, of in errors.items() if of}
+
+
+def _table(name: str, errors: dict[str, tuple[int, ...]]) -> str:
+    lines = [f'    "{each}": ({", ".join(map(str, of))}),\n' for each, of in errors.items()]
+    return f"{name}: dict[str, tuple[int, ...]] = {{\n{''.join(lines)}}}\n"
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ TP = ZERO3 | {"parallel.tp": 2}
 PP = ZERO1 | {"parallel.pp": 2, "train.accumulate": 4}
 GPIPE = PP | {"parallel.pipeline.schedule": "gpipe"}
 
+LORA: Keys = {"train.lora.match": ["layers.*"], "train.lora.dropout": 0.1}
+HALF: Keys = {"precision.params": "bf16"}
+
 LM, CONV, GPT2, OWN = "Transformer", "ConvNet", "GPT-2 of transformers", "a user's model"
 CASES = [
     *[Case(LM, 4, mode) for mode in ("none", "selective", "full")],
@@ -28,6 +31,8 @@ CASES = [
     *[Case(CONV, 32, mode) for mode in ("none", "full")],
     *[Case(GPT2, 4, mode) for mode in ("none", "full")],
     *[Case(OWN, 2048, mode) for mode in ("none", "full")],
+    Case(LM, 8, "none", LORA, compute="bf16"),
+    *[Case(LM, 8, mode, LORA | HALF, compute="bf16") for mode in ("selective", "full")],
 ]
 # On several ranks, which gloo connects.
 SEVERAL = [
@@ -50,6 +55,7 @@ SEVERAL = [
     Case(LM, 8, "none", PP | {"parallel.zero": 3}, 4),
     Case("experts", 4, "none", ZERO3 | CP2 | EP2, 2),
     Case("experts", 4, "none", ZERO3 | EP2, 2),
+    Case(LM, 8, "none", LORA | ZERO3, 2, "bf16"),
     Case(CONV, 32, "none", DDP, 2),
     Case(CONV, 32, "full", ZERO3, 2),
     Case(GPT2, 4, "none", ZERO3, 2),

@@ -60,7 +60,7 @@ def test_the_saves_and_the_start_of_a_run_tell_what_failures_cost(run: Path) -> 
     assert (found.rate, found.restart_s, found.mtbf_s) == (1e9 / 2, 40, 240 * 3600)
     asked = Failures.of((240.0, 1.0), 11e9, (1e6, "doctor"), [(measured, 1e9)])
     assert (asked.rate, asked.restart_s) == (1e6, 3600)  # its saves are too small to tell
-    assert "1 MB/s (doctor); the next start is after 60.0 min (--restart)" in asked.text
+    assert "1 MB/s (doctor); the next start is after 60 min (--restart)" in asked.text
     one, other = (found.losses(4, 2e12, 1.0, None, 600, background=b) for b in (False, True))
     assert other.save_s == pytest.approx(one.save_s / 5)
     assert other.restart_s == pytest.approx(one.restart_s + 2.5 * one.save_s)
@@ -99,7 +99,7 @@ def test_what_is_no_run_or_has_too_few_steps(digits: Path, run: Path, tmp_path: 
     journal.write_bytes(b"".join(lines[: reports[1] + 1]))
     told = said(short)
     assert "it has measured 5 steps after its first report, and at least 20" in told
-    assert told.endswith("or report more often than every 5 steps (train.log_every)")
+    assert told.endswith("or report more often: train.log_every=5")
 
 
 # Three sizes of a Transformer are trained; two of them predict the third.

@@ -13,7 +13,14 @@ from hpctrain.models import ConvNet, Transformer
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.accuracy import SPEED, accuracy, class_of, uncompared
+from hpctrain.plan.predicting.accuracy import (
+    BY_GPU,
+    SPEED,
+    accuracy,
+    class_of,
+    is_covered,
+    uncompared,
+)
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 
@@ -132,9 +139,21 @@ def test_what_was_compared_with_published_runs_is_said() -> None:
     config, facts = Config(model={"_target_": "any"}), _facts(_LM)
     config.precision.compute = "bf16"
     assert class_of(facts, config) == "dense bf16"
-    assert accuracy(facts, config).endswith(f"of {SPEED['dense bf16'][0]} published runs")
-    config.precision.compute = "fp32"
-    assert accuracy(facts, config) == "dense fp32: no published run was compared with this class"
+    gpu, other = load("h200"), load("mi300x")
+    told = accuracy(facts, config, gpu)
+    assert (
+        f"of {SPEED['dense bf16'][0]} published runs; NVIDIA H200 SXM 141 GB, all classes: " in told
+    )
+    assert told.endswith(f"of {BY_GPU['h200'][0]} published runs")
+    config.precision.compute, none = "fp32", "no published run was compared"
+    assert (
+        accuracy(facts, config, other) == f"dense fp32: {none}; {other.title}, all classes: {none}"
+    )
+    # A user's own file may say the speed; a file of conf/hardware is no proof.
+    assert is_covered(gpu)
+    assert not is_covered(other)
+    assert not is_covered(load("gh200"))
+    assert is_covered(replace(other, name="mine", matmul_efficiency=0.4))
     config.train.lora.match = "*"
     assert class_of(facts, config) == "LoRA fp32"
     config.train.lora.quantize = "nf4"

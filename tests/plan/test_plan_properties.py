@@ -198,7 +198,11 @@ def test_flops_are_counted_with_fake_tensors_where_meta_is_not_enough() -> None:
 LORA = ["model=lm_small", "model.dim=1024", "--sample-shape", "17", "train.global_batch_size=1"]
 
 
-def test_a_base_in_4_bits_is_counted_packed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_in_4_bits_is_counted_packed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [])  # they take seconds
+
     def plan(*words: str, code: int = 0) -> Any:
         match = "train.lora.match=[layers.*]"  # no base has to be named
         assert main([*LORA, match, "precision=bf16", "hardware=rtx_4090", *words, "--json"]) == code
@@ -213,6 +217,10 @@ def test_a_base_in_4_bits_is_counted_packed(capsys: pytest.CaptureFixture[str]) 
     bits = 4 + 8 / 64 + 32 / 64 / 256
     saved = layers * (32 - bits) / 8
     assert found["memory"]["parameters"] == whole["memory"]["parameters"] - saved
+    none = plan(*one, "hardware.memory_gib=0.5", "train.lora.quantize=nf4", code=8)["layouts"][0]
+    assert f"quantize=nf4 packs only the layers that train.lora.match names, {layers:,} of" in str(
+        none["reason"]
+    )
     words = ["--nodes", "1", "train.global_batch_size=4", "train.lora.quantize=nf4"]
     excluded = plan(*words)["assumptions"]["excluded"]
     assert "FSDP2 cannot divide a weight in 4 bits" in excluded["zero3 on 4 ranks"]

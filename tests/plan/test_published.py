@@ -14,6 +14,7 @@ from tests.plan.published_page import (
     LISTS,
     MEMORY,
     PAGE,
+    errors_by_gpu,
     memory_row,
     named_class,
     named_memory,
@@ -32,6 +33,7 @@ def test_the_page_and_the_product_state_the_errors_of_the_rows() -> None:
     assert judged.pop(MEMORY) == accuracy.MEMORY
     apart = {APART, *LISTS.values()}
     assert {name: judged[name] for name in judged if name not in apart} == accuracy.SPEED
+    assert errors_by_gpu(ROWS) == accuracy.BY_GPU
 
 
 def test_layouts_without_a_mark_have_what_published_runs_of_referees_had() -> None:

@@ -361,7 +361,7 @@ def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:
         sensors={"n1": [{"time": BEGIN, "metrics": values}]},
     )
     text = "\n".join(notes(account(run)))
-    assert "4.0 GB of 64 GB of memory used: `launch.mem_gb=5`" in text
+    assert "3.7 GiB of 64 GiB of memory used: `launch.mem_gb=5`" in text
     assert "20% of the cores used: `launch.cpus_per_task=4`" in text
     assert "20 of 600 minutes used: `launch.time_min=26`" in text
 

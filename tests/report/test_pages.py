@@ -64,6 +64,7 @@ def node_run(folder: Path) -> Path:
         ],
         sensors={"n2": sensor(gpu0=90.0, gpu1=80.0), "n1": sensor(gpu0=10.0)},
         overrides=["experiment=digits", "name=a b", "tracking.uri=http://me:hunter2@host"],
+        config_dir="/my configs",
     )
 
 
@@ -74,7 +75,7 @@ def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
     begin = page.index("The run is finished after 13 steps in 5 min and 3 attempts; val/accuracy")
     assert "is 0.97, and was best at step 9 with 0.99." in page[begin:]
     for text in (
-        "python -m hpctrain experiment=digits &#x27;name=a b&#x27;",
+        "hpctrain --config-dir &#x27;/my configs&#x27; experiment=digits &#x27;name=a b&#x27;",
         "<code>experiment=digits</code>",
         "MLP: 85,002 parameters",
         "/d (1,415 train, 382 val samples)",

@@ -10,6 +10,8 @@ import pytest
 
 from hpctrain.errors import StorageError
 from hpctrain.lock import file_lock
+from hpctrain.rendezvous import epochs, leaving
+from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from tests.made_runs import (
     make_run,
@@ -26,6 +28,24 @@ def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:
         assert str(os.getpid()) in said
     assert not RunDir(run).is_locked()
     assert (run / "lock").read_text() == said
+
+
+def test_a_second_process_that_a_lock_did_not_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts may have locks of their own. The end of the process is an exception here."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(leaving, "_exit", end)
+    run = RunDir(make_run(tmp_path))
+    with run.lock():
+        epochs.end_if_over(run.path, AttemptKey())
+        (run.path / "lock").write_text("process 7 on elsewhere\n")
+        with pytest.raises(SystemExit):
+            epochs.end_if_over(run.path, AttemptKey())
+    epochs.end_if_over(run.path, AttemptKey())
 
 
 def test_who_may_only_read_a_run_cannot_lock_it(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpctrain.config.schema import Config
+from hpctrain.commands import checkpoints, status
+from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.errors import StorageError
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint, purged
 from hpctrain.runs.freeze import freeze, refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.journal import Journal, journal_path, last_step
@@ -62,6 +65,34 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
     assert not Path(f"{run.path}.2").exists()
 
 
+def test_what_a_site_has_deleted_of_a_finished_run_is_written_again_or_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = trained(tmp_path, 420)
+    run.end_attempt("finished", result={"step": 420})
+    frozen = run.config_file.read_bytes()
+    for damage in (run.config_file.unlink, lambda: run.config_file.write_bytes(frozen[:90])):
+        damage()
+        with caplog.at_level(logging.WARNING):
+            freeze(config, run)
+        assert run.config_file.read_bytes() == frozen
+        assert f"{run.config_file} was missing or damaged, and is written again" in caplog.text
+        caplog.clear()
+    freeze(config, run)
+    assert (caplog.text, run.read().state) == ("", "finished")
+    gone = "it has saved at step 420, and its checkpoints are gone"
+    with pytest.raises(StorageError, match=f"no checkpoint; there are: none; {gone}"):
+        chosen_checkpoint(run)
+    for command in (status, checkpoints):
+        command.main(["--dir", str(tmp_path)])
+        assert f"{run.name}: {gone}" in " ".join(capsys.readouterr().out.split())
+    run.freeze(replace(config, checkpoint=CheckpointConfig(at_end=False)))  # it has never saved
+    assert purged(run) == ""
+    run.freeze(config)
+    (run.checkpoints / "step-00000420").mkdir()
+    assert purged(run) == ""
+
+
 @pytest.mark.parametrize(
     ("step", "change", "allowed"),
     [
@@ -83,7 +114,10 @@ def test_when_a_checkpoint_must_be_there(
         return
     with pytest.raises(StorageError):
         refuse_lost_checkpoints(config, run)
-    (run.checkpoints / "step-00000200").mkdir(parents=True)
+    place = run.checkpoints / "step-00000200.old"  # a kill while it was replaced
+    place.mkdir(parents=True)
+    refuse_lost_checkpoints(config, run)
+    place.rename(place.with_suffix(""))
     refuse_lost_checkpoints(config, run)
 
 

@@ -52,11 +52,11 @@ def test_a_frozen_config_that_was_cut_or_changed_is_an_error(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match="damaged, or was changed after it was frozen"):
             load(run.config_file)
     # A job may read either file while a run is frozen again, and the last one counts afterwards.
-    config.train.log_every += 1
+    config.train.log_every = 7
     run.freeze(config)
     assert load(run.config_file).train == config.train
     run.config_file.write_text(frozen)
-    assert load(run.config_file).train.log_every == config.train.log_every - 1
+    assert load(run.config_file).train.log_every is None
 
 
 def test_a_config_from_before_there_were_digests_is_read_if_it_is_whole(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """The state of a run, from its directory and the scheduler."""
 
+import json
+import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,10 @@ from hpctrain.run_record import Hang, RunRecord
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.shared_job import job_of
-from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
+from hpctrain.runs.state.state import ended_for_good, eta_s, judge
 from hpctrain.slurm.queue import Ended, Job, Queue
+from hpctrain.tracking.journal import Journal
+from hpctrain.units import duration
 from tests.made_runs import (
     ATTEMPT,
     BEAT,
@@ -198,6 +204,37 @@ def test_the_budget_is_read_with_the_newest_checkpoint(tmp_path: Path) -> None:
         assert Facts.read(run).restarted == told
 
 
+@pytest.mark.parametrize(
+    ("where", "logged", "expected"),
+    [
+        ("dead", True, ("lost", "no process holds it on {}, after step 590")),
+        ("dead", False, ("lost", "no process holds it on {}, after step 500")),
+        ("alive", True, ("running", "")),
+        ("elsewhere", True, ("running", "")),
+    ],
+)
+def test_a_run_that_could_write_nothing_more(
+    tmp_path: Path, where: str, logged: bool, expected: tuple[str, str]
+) -> None:
+    """The disk is full, or the directory was moved away: progress.json is of an early step."""
+    with subprocess.Popen(["true"]) as process:
+        pid = os.getpid() if where == "alive" else process.pid
+    host = "n1" if where == "elsewhere" else socket.gethostname()
+    now = time.time()
+    attempt = ATTEMPT | {"started": now - 9, "host": host, "pid": pid}
+    run = make_run(tmp_path, state="running", attempts=[attempt])
+    (run / "progress.json").write_text(json.dumps({"step": 0, "time": now - 8, "stepped": now - 8}))
+    (run / "checkpoints" / "step-00000500").mkdir()
+    if logged:
+        journal = Journal(run)
+        journal.append("metrics", step=590, metrics={})
+        journal.close()
+    (found,) = gather([run])
+    state = judge(found, now)
+    assert (state.name, state.reason) == (expected[0], expected[1].format(host))
+    assert state_module.step(found) == (590 if logged else 500)
+
+
 def test_mlflow_learns_only_of_runs_whose_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(name: str, said: str = "running", **more: Any) -> Facts:
         attempts = [ATTEMPT | ({"error": "boom"} if said == "failed" else {})]
@@ -235,8 +272,8 @@ def test_the_time_left() -> None:
     # The heartbeat of the previous attempt is not used.
     record["attempts"] = [ATTEMPT | {"started": NOW}]
     assert eta_s(facts_of(Path("x"), record, BEAT), NOW) is None
-    shown = [duration(s) for s in (45, 100, 5399, 12_000, 200_000)]
-    assert shown == ["45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
+    shown = [duration(s) for s in (0, 0.0125, 45, 100, 5399, 12_000, 200_000)]
+    assert shown == ["0 s", "0.013 s", "45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
 
 
 def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -170,6 +171,9 @@ def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> Non
     (copy / "net.py").write_text(NET)
     (copy / "helper.py").write_text(HELPER.replace("mean", "sum"))
     assert trained_code.changes(config, run, [copy]) == "", "where a job imports from"
+    for step, damaged in ((6, []), (4, [6])):
+        run.begin_attempt(first_step=step, damaged=damaged)
+    assert trained_code.changes(config, run) == "", "attempt 1 has made step 4"
     for damage in ("{", '{"version": 1, "records": [{"attempt": 1, "modules": []}]}'):
         (run.path / "modules.json").write_text(damage)
         assert trained_code.changes(config, run) == ""
@@ -245,20 +249,25 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
         assert choice in last
     assert "Traceback" not in done.stderr
     assert run_json(run)["attempts"][-1]["misfit"]
-    # With those of before, it goes on.
+    # With those of before, it goes on, from the newest checkpoint that is intact.
+    (file,) = (run / "checkpoints" / "step-00000004").glob("*.distcp")
+    os.truncate(file, 9)
+    (run / "checkpoints" / "step-00000006.old").mkdir()  # it is put back
     (project / "net.py").write_text(NET)
     edit(project / "helper.py", "    return", "    # the same\n    return")
     edit(project / "helper.py", "mean", "amax")
     done = train(*OWN, "checkpoint.keep=2")
-    assert f"the code has changed: {CHANGED}. The run goes on from step 4" in done.stderr
-    for choice in ("name=OTHER", "train.from_scratch=true", f"branch {run.name} --step 4"):
+    assert f"the code has changed: {CHANGED}. The run goes on from step 2" in done.stderr
+    for choice in ("name=OTHER", "train.from_scratch=true", f"branch {run.name} --step 2"):
         assert choice in done.stderr
     record = run_json(run)
     assert [one.get("code_changed") for one in record["attempts"]][::2] == [None, CHANGED]
+    known = [(one["first_step"], one.get("damaged")) for one in record["attempts"]]
+    assert known == [(0, None), (4, None), (2, [4, 6])]
     left = sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
-    assert left == [4, 6, 8], "the last one of the old code is kept"
+    assert left == [2, 6, 8], "the last one of the old code is kept"
     (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=project).stdout)
-    assert row["changed_code"] == f"other code from step 4 on: {CHANGED}"
+    assert row["changed_code"] == f"other code from step 2 on: {CHANGED}"
     edit(project / "helper.py", "amax", "mean")
     assert "since attempt 3 (pool: return x.amax(1) -> return x.mean(1))" in train(*OWN).stderr
     assert run_json(run) == record

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from optuna.distributions import IntDistribution, distribution_to_json
 
+from hpctrain.errors import ConfigError
 from hpctrain.lock import file_lock
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import space, trial_run
@@ -116,6 +117,26 @@ def test_a_grid_is_asked_for_each_value_once(grid: dict[str, Any], tmp_path: Pat
             study.tell(number, state=optuna.trial.TrialState.FAIL)
         asked = replace(asked, trials=tuple(_trial(each, (9,), tmp_path) for each in study.trials))
     assert {trial.params["seed"] for trial in asked.trials} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", ["Random", "TPE", "NSGAII"])
+def test_the_next_seed_is_another_search(name: str) -> None:
+    """Two seeds have no trial in common, and the same seed gives the same trials."""
+
+    def trials_of(seed: int) -> list[float]:
+        given = {"_target_": f"optuna.samplers.{name}Sampler", "seed": seed}
+        fresh = [optuna.create_study(sampler=space.sampler(given, done)) for done in range(6)]
+        return [study.ask().suggest_float("lr", 0, 1) for study in fresh]
+
+    drawn = [value for seed in range(4) for value in trials_of(seed)]
+    assert len({*drawn}) == len(drawn) == 24
+    assert trials_of(3) == drawn[-6:]
+
+
+def test_a_seed_that_is_no_number_is_refused() -> None:
+    for seed in (-1, "one"):
+        with pytest.raises(ConfigError, match=f"RandomSampler, seed={seed}: "):
+            space.sampler({"_target_": "optuna.samplers.RandomSampler", "seed": seed})
 
 
 @pytest.mark.slow

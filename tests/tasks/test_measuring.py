@@ -15,7 +15,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.reducing import metric_states
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.tasks import Classification, MultiLabel, Regression
+from hpctrain.tasks import Classification, MultiLabel, Regression, measuring
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -143,6 +143,40 @@ def test_states_that_were_sent_give_the_metric_of_all_samples(kind: str) -> None
             merged = metric_states._value(metric, [states[number] for states in received])
             assert values.setdefault(name, merged) == merged
     assert values == pytest.approx(expected(kind, [*range(ROWS)]), rel=1e-5)
+
+
+class Texts(Classification):
+    """Its metric gets a text and a dict of boxes for each sample."""
+
+    def measured(self, outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> Any:
+        boxes = [{"boxes": row, "n": 1} for row in outputs]
+        return [f"{n}" for n in batch["y"].tolist()], boxes if self.scale == 1 else tuple(boxes)
+
+
+def test_lists_are_measured_and_anything_else_is_described() -> None:
+    import torchmetrics
+
+    class Seen(torchmetrics.Metric):
+        def update(self, texts: list[str], boxes: list[Any]) -> None:
+            got.extend(zip(texts, boxes, strict=True))
+
+        def compute(self) -> int:
+            return len(got)
+
+    got: list[tuple[str, Any]] = []
+    batch = {"x": torch.eye(3, requires_grad=True), "y": torch.tensor([2, 0, 1])}
+    batch["mask"] = torch.tensor([True, False, True])
+    task = measuring(Texts("x", "y", metrics={"seen": Seen()}), CPU)
+    assert task is not None
+    task.sums(batch["x"], batch)
+    task.update(counted=True)
+    assert [text for text, _ in got] == ["2", "1"]
+    assert [each["boxes"].tolist() for _, each in got] == [[1, 0, 0], [0, 0, 1]]
+    assert not any(each["boxes"].requires_grad for _, each in got)
+    wrong = measuring(Texts("x", "y", scale=2, metrics={"seen": Seen()}), CPU)
+    assert wrong is not None
+    with pytest.raises(ConfigError, match=r"`measured` returned a tuple of a dict of boxes"):
+        wrong.sums(batch["x"], batch)
 
 
 def sent(states: Any) -> Any:

@@ -11,7 +11,15 @@ from torch import nn
 from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.tasks import Classification, LanguageModel, MultiLabel, Regression, checked, derived
+from hpctrain.tasks import (
+    Classification,
+    LanguageModel,
+    MultiLabel,
+    Regression,
+    checked,
+    derived,
+    on_device,
+)
 from hpctrain.tasks.labels import Labels
 from tests.bounds import EXACT
 
@@ -325,3 +333,34 @@ def test_regression_leaves_out_targets_that_do_not_exist(loss: str, ignore: floa
     assert got["relative_l2"] == pytest.approx(norms(torch.ones(2, 3)).item(), rel=EXACT)
     own = error[:, 1][counted[:, 1]]
     assert got["mse/p"] == pytest.approx((own**2).mean().item(), rel=EXACT)
+
+
+class Distilled(Classification):
+    """A task with a teacher, centres and a list of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.others = nn.Linear(2, 2), [nn.Linear(2, 2)]
+        self.centres, self.scale = torch.ones(2), nn.Parameter(torch.ones(()))
+
+
+class Scored(nn.Module):
+    """A task that is a module itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.centres = nn.Linear(2, 2), torch.ones(2)
+
+
+def test_modules_and_tensors_of_a_task_go_to_the_device() -> None:
+    meta = torch.device("meta")
+    task: Any = on_device(Distilled(), meta)
+    module: Any = on_device(Scored(), meta)
+    held = [task.teacher.weight, task.others[0].weight, task.centres, task.scale]
+    assert {each.device for each in [*held, module.teacher.weight, module.centres]} == {meta}
+    assert isinstance(task.scale, nn.Parameter)
+    assert on_device(task_of_a_function, meta) is task_of_a_function
+
+
+def task_of_a_function(model: Any, batch: Any) -> Any:
+    """Stands for a task without attributes."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.errors import StorageError, TrackingError
-from hpctrain.tracking import columns
+from hpctrain.tracking import columns, samples
 from hpctrain.tracking import sync as sync_module
 from hpctrain.tracking.final_status import is_open
 from hpctrain.tracking.journal import Journal, journal_path, last_record, read, read_all
@@ -54,6 +54,40 @@ def test_reading_a_piece_at_a_time_gives_the_same(tmp_path: Path) -> None:
         pieces += records
     assert pieces == whole
     assert list(read_all(journal.path, whole[10].start, whole[20].start)) == whole[10:20]
+
+
+@pytest.mark.parametrize("size", [200_000_000, 1 << 35])
+def test_a_hole_is_no_line(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A crash of the machine may leave zeros. Without a limit they would fill the memory."""
+    path = journal_path(tmp_path)
+    for step in (1, 2):
+        journal = Journal(tmp_path)
+        assert journal.attempt == step
+        journal.append("metrics", step=step, metrics={"x" * 50: 1.0})
+        journal.close()
+        begin = path.stat().st_size
+        os.truncate(path, begin + size)
+        if size < 1 << 30:  # an area of a disk, not only a hole
+            with path.open("r+b") as file:
+                file.seek(begin)
+                file.write(bytes(20_000_000))
+    found = last_record(path, "metrics")
+    assert (found or {})["step"] == 2
+    assert last_record(path, "device_s") is None
+    first, second = read_all(path)
+    assert (first.body["step"], second.body["step"]) == (1, 2)
+    assert second.start == first.end + size + 1
+    said = f"{path}: the line that begins at byte {first.end:,} has {size + 1:,} bytes"
+    assert caplog.text.count(said) == 1
+    node = samples.folder(tmp_path) / "n.jsonl"
+    node.parent.mkdir()
+    node.write_bytes(b'{"number": 0, "time": 1, "metrics": {"a": 1}}\n')
+    os.truncate(node, size)
+    with node.open("ab") as file:
+        file.write(b'\n{"number": 1, "time": 2, "metrics": {"a": 1}}\n')
+    one, two = samples.read(node)
+    assert (one.number, two.number, two.end) == (0, 1, node.stat().st_size)
+    assert [*samples.read(node, 99)] == [two]
 
 
 def test_a_torn_line_is_closed_and_skipped(tmp_path: Path) -> None:
@@ -222,6 +256,21 @@ def test_sync_closes_open_runs_whose_jobs_have_ended(
     last = last_record(journal_path(runs[2]), "reason")
     assert last is not None
     assert (last["attempt"], last["status"], last["reason"]) == (1, "KILLED", "lost: NODE_FAIL")
+
+
+def test_sync_finds_the_runs_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ["runs/a", "runs/more/b", "runs/code/mine/c"]
+    inside = "tests/corpus/0.1.0/runs/old"
+    others = [f"runs/code/0123456789abcdef/{inside}", f"runs/code/.0123.n1.7/{inside}"]
+    for run in (*made, *others, "runs/a/artifacts/run"):
+        (tmp_path / run / "journal").mkdir(parents=True)
+        (tmp_path / run / "journal" / "meta.json").touch()
+    found: list[list[str]] = []
+    monkeypatch.setattr(sync_module, "sync", lambda dirs, **_: found.append([*map(str, dirs)]))
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["runs"], ["runs/a", "runs/code", others[0]]):
+        sync_module.main(words)
+    assert found == [sorted(made), sorted(made), ["runs/a", "runs/code/mine/c", others[0]]]
 
 
 def test_metrics_as_columns(tmp_path: Path) -> None:

@@ -15,8 +15,11 @@ from torch import nn
 from hpctrain import load_run, progress_bar
 from hpctrain.config.evaluation_job import fit_layout
 from hpctrain.config.schema import Config
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.parallel import recipe
 from hpctrain.runs import chosen_checkpoint
+from hpctrain.tasks import Classification
 from hpctrain.tracking import recorded
 from hpctrain.trained import predictor, restored
 from hpctrain.trained.loaded import LoadedRun
@@ -58,6 +61,14 @@ def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
         return loaded.model()(validation(loaded, digits)[0]).numpy()  # type: ignore[no-any-return]
 
 
+def halved(sample: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    return {"image": sample["image"] / 2}
+
+
+def of_their_own_lengths(task: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Any:
+    return {"own": [label.repeat(int(label) + 1) for label in batch["label"]]}
+
+
 def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
     np.testing.assert_allclose(predictions(folder), expected, rtol=0, atol=EXACT)
 
@@ -90,7 +101,11 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     run = only_run(tmp_path)
     loaded = load_run(run)
     expected = {n: v for n, v in run_json(run)["result"].items() if n.startswith("val/")}
-    means = loaded.evaluate()
+    with monkeypatch.context() as context:
+        said = list[bool]()  # whether what concerns a training is said of its batch norms
+        context.setattr(recipe, "prepare_batch_norms", lambda *_, trains: said.append(trains))
+        means = loaded.evaluate()
+        assert said == [False]
     assert {f"val/{name}": value for name, value in means.items()} == expected
     with pytest.raises(ConfigError, match="the result would be another one"):
         loaded.evaluate(overrides=["optimizer.lr=1"])
@@ -113,7 +128,37 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     loaded.predict(None, out, shard_samples=128)
     assert len(written) == len({*written}) + 1
     check_predictions(out, logits(run, digits))
+    # A sample, which needs no label, becomes what the model takes: scaled, in float64.
+    scaled = validation(loaded, digits)[0][:1]
+    given = (scaled[0] / loaded.config.task["scale"]).to(torch.uint8).numpy()
+    (inputs,) = loaded.inputs({"image": given})
+    assert inputs.dtype == torch.float64
+    assert torch.equal(inputs, scaled)
+    with pytest.raises(ConfigError, match=r"task\.input=image: the data set's fields are picture"):
+        loaded.inputs({"picture": given})
+    # So are the transforms of an evaluation: a flip, which draws, is none of them.
+    of_samples, flip = f"{__name__}.halved", "hpctrain.data.transforms.RandomFlip"
+    loaded.config.data.transforms = [{"_target_": of_samples, "_partial_": True}]
+    loaded.config.data.batch_transforms = [{"_target_": flip, "p": 1.0}]
+    assert torch.equal(loaded.inputs({"image": given})[0], scaled / 2)
     run_module("data_prep", "verify", str(out))
+    # A list has samples of their own lengths; a tensor whose rows change is refused.
+    counts = iter(range(1, 99))
+    with monkeypatch.context() as context:
+        context.setattr(Classification, "predictions", of_their_own_lengths, raising=False)
+        for size, name in ((128, "several"), (65536, "one")):
+            loaded.predict(None, tmp_path / name, shard_samples=size)
+            reader, labels = Reader(tmp_path / name, "val"), validation(loaded, digits)[1]
+            rows = reader.read(np.arange(len(labels)))["own"]
+            assert [each.tolist() for each in rows] == [[n] * (n + 1) for n in labels.tolist()]
+        context.setattr(Classification, "predictions", lambda _, x, b: {"x": [*x.sum(1)]})
+        with pytest.raises(ConfigError, match=r"a tensor \(length, ...\) for each .* are \(\)$"):
+            loaded.predict(None, tmp_path / "numbers")
+        context.setattr(Classification, "predictions", lambda _, x, b: {"x": x[:, : next(counts)]})
+        for size, name in ((128, "wide"), (65536, "wider")):
+            with pytest.raises(ConfigError, match=r"x: its rows are float64 \(1,\) .* \(2,\) in"):
+                loaded.predict(None, tmp_path / name, shard_samples=size)
+            counts = iter(range(1, 99))
     # Its folder is for these predictions only.
     loaded.predict(None, out, shard_samples=128)
     with pytest.raises(StorageError, match="has other predictions: split was val, and is train"):

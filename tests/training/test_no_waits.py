@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
-from hpctrain.faults import copied
+from hpctrain.faults import copied, health
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.mesh import Mesh
@@ -102,7 +102,16 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
         return torch.zeros(values.shape), SimpleNamespace(synchronize=lambda: None)
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+
+    class Counted(copied.Copied):
+        """Numbers of the steps with a count, in place of the zero of `to_host`."""
+
+        def take(self, *, late: bool) -> Iterator[tuple[list[float], Any]]:
+            for numbers, about in super().take(late=late):
+                yield [*numbers[:3], 1.0], about
+
     monkeypatch.setattr(copied, "to_host", to_host)
+    monkeypatch.setattr(health, "Copied", Counted)
     # The meta device has no autocast; it changes dtypes, and reads nothing.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)

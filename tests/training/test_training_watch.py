@@ -114,6 +114,29 @@ def test_a_kill_does_not_change_where_a_watched_run_ends(resumed_at: int) -> Non
         watch.report(300, None, 0)
 
 
+def test_a_divergence_is_taken_back_only_when_the_loss_is_low_again_and_not_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept: list[list[Note]] = []
+    notes = Notes(record=lambda now: kept.append([*now]))
+    watch = Watch(notes, "note", max_steps=400)
+    # From step 60 on, each fifth batch has no error, as with a hinge loss; from step 100 on all is
+    # well again.
+    for step in range(1, 141):
+        notes.step = step
+        loss = 1.0 if step < 20 or step > 100 else 0.0 if step > 60 and step % 5 == 0 else 1e29
+        watch.seen(step, loss)
+        if step % 20 == 0:
+            watch.report(step, None, 0)
+        if step in (60, 100):
+            assert [note.topic for note in kept[-1] if note.topic == "diverged"] == ["diverged"]
+            assert "taken back" not in caplog.text
+    assert "diverged" not in [note.topic for note in kept[-1]]
+    assert (
+        "taken back at step 120, no longer so: train/loss has diverged: it is 1e+29" in caplog.text
+    )
+
+
 def test_a_run_that_stops_early_is_judged_at_its_end() -> None:
     kept: list[Note] = []
     watch = Watch(Notes(record=lambda notes: kept.extend(notes)), "note", max_steps=10_000)

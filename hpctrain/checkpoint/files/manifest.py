@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -27,11 +28,12 @@ import xxhash
 from hpctrain.disk import LARGEST_JSON, open_regular, sync
 from hpctrain.errors import DamageError, StorageError
 from hpctrain.record import Count, Record, Time, convert, decode
-from hpctrain.step_names import PATTERN
+from hpctrain.step_names import of_steps
 
 log = logging.getLogger(__name__)
 
 NAME = "manifest.json"
+OLD = ".old"  # what a checkpoint is called while another one of its step takes its place
 VERSION = 1
 NOT_HEALTHY = "its parameters or buffers are not finite"
 Progress = dict[str, Any]
@@ -137,7 +139,16 @@ class Manifest:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the folders of the committed checkpoints in a run's `folder`, the newest first."""
-    return sorted(folder.glob(PATTERN), reverse=True)
+    return of_steps(folder)[::-1]
+
+
+def put_back(folder: Path) -> None:
+    """Finish what a process has left that was killed while it replaced a checkpoint."""
+    for old in of_steps(folder, OLD):
+        if old.with_suffix("").exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(old.with_suffix(""))
 
 
 def is_healthy(checkpoint: Path) -> bool:
@@ -148,9 +159,12 @@ def is_healthy(checkpoint: Path) -> bool:
         return True  # nothing is known; `damage` says what is wrong
 
 
-def newest_healthy(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is healthy, intact or not; None without one."""
-    return next(filter(is_healthy, checkpoints(folder)), None)
+def newest_healthy(
+    folder: Path, is_damaged: Callable[[Path], bool] = lambda _: False
+) -> Path | None:
+    """Return the newest healthy checkpoint but those that are known to be damaged, or None."""
+    found = (path for path in checkpoints(folder) if not is_damaged(path))
+    return next(filter(is_healthy, found), None)
 
 
 def newest_intact(folder: Path) -> Path | None:

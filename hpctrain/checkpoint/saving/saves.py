@@ -10,17 +10,15 @@ its part once more, by itself and from the same copy; if that fails as well, it 
 """
 
 import logging
-import math
 import pickle
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -29,9 +27,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from hpctrain import marks
-from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.saving import part
+from hpctrain.checkpoint.saving.committed import Committed, Readers
 from hpctrain.checkpoint.saving.part import Job, Planned, reason
 from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.disk import sync
@@ -40,29 +38,15 @@ from hpctrain.errors import StorageError
 from hpctrain.faults.copied import Copied
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.step_names import step_name, step_of
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _RESCUE_S, _RESCUE_PAUSE_S = 30.0, 0.2  # at most for the parts of other ranks, after an error
 _LEAST_RESCUE_S = 2.0
 _LEAST_RATE = 20e6  # bytes/s: after an error nobody waits for a slower disk, which may hang
+_LONGEST_S, _SLOWEST = 600.0, 1e6  # else for what a writer has, before its rank writes that itself
 _LOOK_S = 0.005
 _SHOWN = 3  # ranks that have failed
-
-
-class Readers:
-    """Who else reads the checkpoints of a run, for longer than it: here nobody, the null form."""
-
-    def saved(self) -> None:
-        """Learn that a checkpoint is committed; this must not wait for anything."""
-
-    def needed(self) -> Collection[int]:
-        """Return the steps of the checkpoints that must not be removed yet."""
-        return ()
-
-    def finish(self) -> None:
-        """Finish what the last save has begun; the run is over."""
 
 
 @dataclass
@@ -85,7 +69,7 @@ class Save:
 
 
 class Saves:
-    """The saves in `folder`, of which the newest `keep` stay, and what `Checkpointer` names.
+    """The saves of a run, which end in `folder`.
 
     Attributes:
         background: Whether the ranks tell each other in each step how the save under way stands;
@@ -95,36 +79,23 @@ class Saves:
         writer: The writer of this rank; without one its part is written while it waits.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ranks: RankInfo,
-        keep: int,
-        keep_every: int | None,
-        kept: Collection[int],
-        readers: Readers,
-    ) -> None:
-        self.folder, self._ranks = folder, ranks
-        self._keep, self._keep_every, self._kept = keep, keep_every, kept
-        self._readers, self._removing = readers, list[Thread]()
-        self.background, self._totals = False, Copied()
+    def __init__(self, folder: Committed, ranks: RankInfo, readers: Readers) -> None:
+        self._committed, self.folder, self._ranks = folder, folder.folder, ranks
+        self._readers, self.background, self._totals = readers, False, Copied()
         self._thread = ThreadPoolExecutor(1)
         self._plan: SavePlan | None = None  # of this rank at the last save, as it was proposed
-        self._planned = Planned(folder)  # of that save, as the ranks have agreed
+        self._planned = Planned(self.folder)  # of that save, as the ranks have agreed
         self._told_of: Save | None = None
         self.committed: list[Manifest] = []
         self.under_way: Save | None = None
         self.writer: Writer | None = None
-
-    def path(self, step: int) -> Path:
-        """Return the folder of the checkpoint of a step, whether it exists or not."""
-        return self.folder / step_name(step)
 
     def start_writers(self, limit: float) -> None:
         """Write in the background from now on; all ranks call this. Copies take `limit` bytes."""
         self.background = True
         try:
             self.writer = Writer(limit, self.folder.parent)
+            self._committed.in_background = True
         except OSError as error:
             log.warning("no process can be started (%s), so saves stop the training", error)
 
@@ -142,8 +113,8 @@ class Saves:
         All ranks call this together, and no other save is under way. `about` lacks the files.
         Without a writer the state must not change before `finish`.
         """
-        temporary = self.path(about.step).with_suffix(".tmp")
-        self._end_removing()
+        temporary = self._unfinished(about.step)
+        self._committed.end_removing()
         if self.writer is not None:
             self.writer.revive()
         if self._ranks.is_main:
@@ -151,7 +122,7 @@ class Saves:
         run = self.folder.parent
         if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
             raise StorageError(f"{run} is gone, so no checkpoint can be written")
-        epochs.end_if_over(run, self._ranks.attempt_key)
+        self._end_if_over()
         planner.set_up_planner(state, is_coordinator=self._ranks.is_main)
         plan = planner.create_local_plan()
         # The folder of an interrupted save is removed before any rank goes on from here.
@@ -222,7 +193,7 @@ class Saves:
         if save is None:
             return
         for again in (False, True):
-            error = self._wait(save)
+            error = self._wait(save, _LONGEST_S, _SLOWEST)
             if not (reasons := self._gathered(error)):
                 reasons = self._gathered(self._commit(save))
             if not reasons:
@@ -232,6 +203,8 @@ class Saves:
             if self._ranks.is_main and not again:
                 log.warning("%s; it is written once more", failed)
             if error and not again:
+                if self.writer is not None and self.writer.error is None:
+                    self.writer.process.kill()  # it hangs, and two must not write the files
                 save.error = save.again()
                 if self.writer is not None:
                     self.writer.revive()
@@ -243,8 +216,7 @@ class Saves:
         save, self.under_way = self.under_way, None
         if save is None or save.committed:
             return
-        staged = 0 if self.writer is None else self.writer.nbytes
-        error = self._wait(save, _RESCUE_S + staged / _LEAST_RATE)
+        error = self._wait(save, _RESCUE_S, _LEAST_RATE)
         # The other parts were begun with this one, so they are soon there, or their ranks are dead.
         took_s = time.monotonic() - save.began
         until = time.monotonic() + min(_RESCUE_S, max(_LEAST_RESCUE_S, took_s))
@@ -257,7 +229,7 @@ class Saves:
 
     def close(self) -> None:
         """End the writer, and what is removed."""
-        self._end_removing()
+        self._committed.end_removing()
         if self.writer is not None:
             self.writer.close()
 
@@ -266,7 +238,8 @@ class Saves:
             save.error = self.writer.error
         return save.error
 
-    def _wait(self, save: Save, limit_s: float = math.inf) -> str:
+    def _wait(self, save: Save, limit_s: float, rate: float) -> str:
+        limit_s += 0 if self.writer is None else self.writer.nbytes / rate
         until = time.monotonic() + limit_s
         while (error := self._error(save)) is None:
             if time.monotonic() > until:
@@ -282,8 +255,13 @@ class Saves:
         return few([f"rank {rank}: {text}" for rank, text in enumerate(found) if text], _SHOWN)
 
     def _unwritten(self, step: int, why: str) -> StorageError:
-        temporary = self.path(step).with_suffix(".tmp")
-        return StorageError(f"{temporary}: the checkpoint was not written ({why})")
+        return StorageError(f"{self._unfinished(step)}: the checkpoint was not written ({why})")
+
+    def _unfinished(self, step: int) -> Path:
+        return self._committed.path(step).with_suffix(".tmp")
+
+    def _end_if_over(self) -> None:
+        epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
 
     def _end(self, save: Save) -> None:
         self.under_way = None
@@ -296,7 +274,7 @@ class Saves:
         if not self._ranks.is_main:
             return True
         if save.complete is None:
-            epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
+            self._end_if_over()
             save.complete = self._thread.submit(self._put_together, save)
             return False
         return save.complete.done()
@@ -305,22 +283,19 @@ class Saves:
         """Let rank 0 commit a save whose parts are written; return why it has failed, or ""."""
         if save.committed or not self._ranks.is_main:
             return ""
-        folder, final = save.job.folder, self.path(save.manifest.step)
-        epochs.end_if_over(self.folder.parent, self._ranks.attempt_key)
+        self._end_if_over()
         complete = save.complete or self._thread.submit(self._put_together, save)
         try:
             save.complete = None  # it is made once more if it has failed
             complete.result()
             save.complete = complete
-            if folder.is_dir():  # else it was renamed, and what followed has failed
-                if final.exists():  # damaged, or it turned out to be the last one of the run
-                    shutil.rmtree(final)
-                folder.rename(final)
-            sync(self.folder)
+            self._end_if_over()  # all of this may have stood still for long
+            self._committed.take(save.job.folder)
             self._readers.saved()
-            self._remove_old(save.best)
-        except (OSError, pickle.UnpicklingError, EOFError) as error:
-            return reason(error, folder)
+            self._end_if_over()
+            self._committed.remove_old(save.best)
+        except (OSError, StorageError, pickle.UnpicklingError, EOFError) as error:
+            return reason(error, save.job.folder)
         save.committed = True
         return ""
 
@@ -335,22 +310,3 @@ class Saves:
         for rank in ranks:
             part.part_path(folder, rank).unlink()
         sync(folder)
-
-    def _remove_old(self, best: int) -> None:
-        needed = {self.path(step) for step in (*self._readers.needed(), *self._kept)}
-        kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
-        for path in manifest.checkpoints(self.folder)[self._keep :]:
-            step = step_of(path)
-            if path in kept or (self._keep_every and step % self._keep_every == 0):
-                continue
-            # Renamed first, since a half-removed folder must not look like a checkpoint.
-            doomed = path.rename(path.with_suffix(".tmp"))
-            if self.writer is None:
-                shutil.rmtree(doomed)
-            else:  # a slow file system must not stop the training
-                self._removing.append(Thread(target=shutil.rmtree, args=(doomed, True)))
-                self._removing[-1].start()
-
-    def _end_removing(self) -> None:
-        while self._removing:
-            self._removing.pop().join()

@@ -3,11 +3,11 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -28,9 +28,10 @@ from omegaconf.errors import OmegaConfBaseException
 from hpctrain import yaml_file
 from hpctrain.config.composing.choices import groups
 from hpctrain.config.composing.text_values import quoted
-from hpctrain.config.explain import explain, same_name
+from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.schema import Config, all_keys
+from hpctrain.config.rules.switches import NEEDED, idle
+from hpctrain.config.schema import Config, all_keys, all_members
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.yaml_file import conf_dir
 
@@ -47,7 +48,7 @@ def compose(argv: list[str]) -> Config | None:
     composed: list[DictConfig] = []
     is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
-    overrides = _overrides(argv)
+    overrides, _ = words(argv)
     given = [quoted(extending(text)) for text in overrides]
     # Let Hydra raise its errors instead of printing a long report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -84,16 +85,18 @@ def compose(argv: list[str]) -> Config | None:
             "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
             "nothing was started"
         )
-    return scaled(from_omegaconf(composed[0])) if composed else None
+    return as_asked(from_omegaconf(composed[0])) if composed else None
 
 
-def scaled(config: Config) -> Config:
+def as_asked(config: Config) -> Config:
     """Return the config, in which a weak scaling series has the batch of its nodes.
 
     +scaling=weak train.global_batch_size=64 launch.nodes=1,2,4 makes 64, 128 and 256 samples. A
     frozen config has the batch that it trains. Such a series with a range of nodes is a
-    ConfigError.
+    ConfigError, as are keys that would do nothing.
     """
+    if problems := [*idle(config, NEEDED)]:
+        raise ConfigError("\n".join(problems))
     if config.scaling is None:
         return config
     nodes = config.launch.node_numbers
@@ -197,8 +200,25 @@ def _read(source: ConfigSource, config_path: str, content: bytes, where: str) ->
     values = yaml_file.parse(content, where, types(), prefix)
     if not isinstance(values := {} if values is None else values, dict):
         raise ConfigError(f"{where}: it has no keys")
+    for name, value in _plain_sections(values, prefix):
+        is_group = isinstance(value, str) and name in groups(conf_dir())
+        cure = f"; the choice of a file is written {as_default(name, value)}" if is_group else ""
+        given = "null" if value is None else value
+        raise ConfigError(f"{where}: {name}: {given}: {of_section(name, known_keys())}{cure}")
     config = OmegaConf.create(values)
     return ConfigResult(source.provider, f"{source.scheme()}://{source.path}", config, header)
+
+
+def _plain_sections(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the sections of which a file gives one plain value; OmegaConf does not name them."""
+    for member in all_members():
+        if not (member.is_section or member.type.startswith("dict[")):
+            continue
+        node: Any = {prefix: values} if prefix else values
+        for part in member.name.split("."):
+            node = node.get(part, {}) if isinstance(node, dict) else {}
+        if not isinstance(node, dict) and "${" not in str(node) and node != "???":
+            yield member.name, node
 
 
 _SUBMITIT = {
@@ -207,8 +227,8 @@ _SUBMITIT = {
 }
 
 
-def _overrides(argv: list[str]) -> list[str]:
-    """Return the arguments that are neither flags of Hydra nor their values."""
+def words(argv: list[str]) -> tuple[list[str], str]:
+    """Return the arguments that are neither flags of Hydra nor their values, and --config-dir."""
 
     def refuse(message: str) -> NoReturn:
         hint = _as_override(argv, message)
@@ -217,8 +237,8 @@ def _overrides(argv: list[str]) -> list[str]:
     parser = get_args_parser()
     parser.allow_abbrev = False  # `--experiment` would be taken for a flag of Hydra
     parser.error = refuse  # type: ignore[method-assign]
-    overrides: list[str] = parser.parse_intermixed_args(argv).overrides
-    return overrides
+    given = parser.parse_intermixed_args(argv)
+    return given.overrides, os.path.abspath(given.config_dir) if given.config_dir else ""
 
 
 def _as_override(argv: list[str], message: str) -> str:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import launcher_keys
-from hpctrain.config.composing.compose import scaled
+from hpctrain.config.composing.compose import as_asked
 from hpctrain.config.composing.template import Template
 from hpctrain.config.composing.text_values import is_text, quoted
 from hpctrain.config.explain import explain
@@ -40,6 +40,8 @@ class Composer:
 
     def __init__(self, loader: ConfigLoaderImpl, master: DictConfig) -> None:
         self._loader, self._master = loader, master
+        folders = master.hydra.runtime.config_sources
+        self.config_dir = next((f.path for f in folders if f.provider == "command-line"), "")
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self.notes: dict[str, None] = {}  # lines for the user, in their order
         self._read: dict[str, str] = {}  # of the keys of `hydra.launcher`, by our key: the line
@@ -79,9 +81,9 @@ class Composer:
             if (template := self._templates.get(kind)) is not None:
                 # Where a template refuses a value, Hydra below finds the words for the error.
                 with suppress(OmegaConfBaseException):
-                    return scaled(template.config(values))
+                    return as_asked(template.config(values))
             tree = self(overrides)
-            config = scaled(from_omegaconf(tree))
+            config = as_asked(from_omegaconf(tree))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(explain(error, known_keys())) from error
         if kind not in self._met:  # perhaps the only run of its kind

@@ -1,5 +1,6 @@
 """What must hold in the keys that describe a job: resources, monitor, store, secrets."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from hpctrain.config.schema import (
 )
 from hpctrain.errors import ConfigError
 
+_NAMES = ("name", "output_dir", "tracking.experiment")
 _IDLE_SAMPLES = 3
 
 
@@ -151,6 +153,12 @@ def written_secrets(config: Mapping[str, Any]) -> Iterator[str]:
                 yield (
                     f"{key} holds the value of {variable}, which would be written into the job's "
                     f"script: in site.setup say ${variable}, jobs inherit it"
+                )
+        elif key in _NAMES and not (key == "output_dir" and os.path.exists(text)):
+            for variable in (known[value] for value in known if value in text):
+                yield (
+                    f"{key} holds the value of {variable}, which would stand in the name of a "
+                    "folder, a job or an experiment, for everybody to read: give another one"
                 )
         if secrets.written_down(secrets.reference(text, values=known)):
             yield (

@@ -23,10 +23,6 @@ def problems(
             )
         return
     yield from adapter_problems(train, parallel, precision)
-    if not train.lora.patterns:
-        for name in ("also", "quantize"):
-            if value := getattr(train.lora, name):
-                yield f"train.lora.{name}={value} needs train.lora.match"
     if "://" in checkpoint.init_from:
         yield (
             f"checkpoint.init_from={checkpoint.init_from}: it must be a folder or a file on a disk "

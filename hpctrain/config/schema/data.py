@@ -230,7 +230,7 @@ class DataConfig:
     stage_gb: float | None = key(
         None,
         "The copies on a node take at most this much space. Null means half of the disk.",
-        unit="GB",
+        unit="GiB",
         above=0,
         identity=False,
     )

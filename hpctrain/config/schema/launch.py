@@ -77,7 +77,7 @@ class LaunchConfig:
     mem_gb: float | None = key(
         None,
         "Each node provides this much memory. Null means the cluster's default.",
-        unit="GB",
+        unit="GiB",
         above=0,
     )
     time_min: int | str = key(

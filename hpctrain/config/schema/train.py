@@ -180,10 +180,10 @@ class TrainConfig:
         choices=("note", "stop", "off"),
         identity=False,
     )
-    log_every: int = key(
-        200,
-        "Metrics are reported every this many steps. A report takes about 0.25 ms, so a run whose "
-        "steps take seconds can afford one every 10.",
+    log_every: int | None = key(
+        None,
+        "Metrics are reported every this many steps. Null means 200, or a tenth of a shorter run. "
+        "A report takes about 0.25 ms, so a run whose steps take seconds can afford one every 10.",
         count="steps",
         identity=False,
     )

@@ -25,6 +25,7 @@ from hpctrain.data.places.origin import Origin, WrongShard, digest_of, pour
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import StorageError
 from hpctrain.shards.index import Shard
+from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Copier:
         if state == "staged":
             return self.depot.path(shard)
         reason = self._failure or (
-            f"the staging budget of {self.depot.budget_bytes / 1e9:.3g} GB, or the disk, is full "
+            f"the staging budget of {readable(self.depot.budget_bytes)}, or the disk, is full "
             "of shards in use"
         )
         self.release(shard)

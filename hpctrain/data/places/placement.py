@@ -23,6 +23,7 @@ from hpctrain.data.places.origin import is_url
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.shards.index import Shard
+from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,8 @@ def _open_stage(source: str | Path, base: Path, budget_bytes: int | None, larges
         budget = stage.budget_bytes
         stage.close()
         raise StorageError(
-            f"{base} has room for {budget / 1e9:.3g} GB of staged shards, and the largest has "
-            f"{largest / 1e9:.3g} GB"
+            f"{base} has room for {readable(budget)} of staged shards, and the largest has "
+            f"{readable(largest)}"
         )
     return stage
 

@@ -9,12 +9,16 @@ import faulthandler
 import mmap
 import os
 import pickle
+import random
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Mapping
 from multiprocessing import spawn
 from typing import NamedTuple
+
+import numpy as np
 
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
@@ -60,7 +64,7 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
     die_with(parent)
     channel = socket.socket(fileno=connection)
     segments: dict[int, Segment] = {}
-    random = SampleRandom()
+    draws = AllRandom()
     transform: Transform | Exception
     try:
         transform = _load(payload)
@@ -76,7 +80,7 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
         try:
             if isinstance(transform, Exception):
                 raise transform
-            reply = _transform(task, segments[task.segment], transform, random)
+            reply = _transform(task, segments[task.segment], transform, draws)
         except SystemExit:
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -87,7 +91,20 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
             return
 
 
-def _transform(task: Task, segment: Segment, transform: Transform, random: SampleRandom) -> Reply:
+class AllRandom(SampleRandom):
+    """Sets the global generators, too, from which nothing else in this process draws."""
+
+    def at(self, seed: int, epoch: int, position: int) -> np.random.Generator:
+        """See `SampleRandom`."""
+        number = hash((seed, epoch, position)) % 2**32  # of integers it is the same everywhere
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002
+        if torch := sys.modules.get("torch"):
+            torch.default_generator.manual_seed(number)
+        return super().at(seed, epoch, position)
+
+
+def _transform(task: Task, segment: Segment, transform: Transform, draws: SampleRandom) -> Reply:
     segment.reserve(task.size)
     memory = segment.bytes()
     rows: dict[str, Array | Ragged] = {}
@@ -109,7 +126,7 @@ def _transform(task: Task, segment: Segment, transform: Transform, random: Sampl
         memory = segment.bytes()
         return {name: view(memory, block) for name, block in fields.items()}
 
-    apply(transform, rows, task.key, positions, indices, allocate, random)
+    apply(transform, rows, task.key, positions, indices, allocate, draws)
     return Reply(task.number, size, fields)
 
 

@@ -11,13 +11,14 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.optimizer_state import Layout
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
+from hpctrain.generators import seed_generators
 from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
 from hpctrain.job.building.build_optimizer import build_optimizer
@@ -36,6 +37,8 @@ from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.average import Average
 from hpctrain.training.display import choose_display
 from hpctrain.training.improvement import Improvement
+from hpctrain.training.looking.first_look import LOOKS_AT, FirstLook, NoLook
+from hpctrain.training.looking.held_values import check_parameters
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
@@ -48,6 +51,7 @@ from hpctrain.training.trainer import Trainer
 from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
+LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
 def build(
@@ -75,6 +79,7 @@ def build(
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
 
+    check_parameters(parts.whole_task)
     task, model = parts.task, parts.model()
     if loader.fills_up(effective.max_steps):
         check_filled_up(model.module, config.model.get("norm"))
@@ -82,13 +87,16 @@ def build(
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
 
-    # Ranks with other samples draw other dropout masks.
-    torch.manual_seed(config.seed + 1 + mesh.stream)
+    seed_generators(config.seed)  # one that draws does so alike on all ranks
     optimizer = build_optimizer(config.optimizer, model)
+    # Ranks with other samples draw other numbers. Torch draws dropout masks: others also for other
+    # layers and other tokens of the same samples.
+    seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     layout = OptimizerTrial(config.optimizer, model, optimizer).run()
     average = Average(model, train.ema, evaluates=train.ema_evaluation)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average, layout)
 
+    log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
     watch = observers.build_watch(
         *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
@@ -107,7 +115,7 @@ def build(
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
         histograms=Histograms(train.histograms_every or 0, run.path, tracker),
-        silent=SilentLayers(train.log_every if train.watch != "off" else 0),
+        silent=SilentLayers(log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
     )
     meter = Meter(
@@ -119,6 +127,11 @@ def build(
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=build_utilisation(parts.build, model, parts.whole_task, config, ranks),
     )
+    look = NoLook()
+    if not objects.broadcast(_looked(run) if ranks.is_main else None):
+        feeds = evaluations.values()
+        evaluates = any(feed.fills_up(feed.steps_per_epoch) for feed in feeds)
+        look = FirstLook(model, task, (loader.fills_up(effective.max_steps), evaluates))
     display = choose_display(ranks.is_main, config.metric)
     if ranks.is_main:
         display = ProgressFile(display, run.path / "progress.json", config.metric)
@@ -134,7 +147,7 @@ def build(
         device=device,
         max_steps=effective.max_steps,
         every=Every(
-            log=train.log_every,
+            log=log_every,
             # With a time instead of steps, the last step of the run is evaluated in any case.
             evaluate=train.eval_every
             or (None if train.eval_every_s is None else effective.max_steps),
@@ -148,7 +161,21 @@ def build(
         notes=notes,
         watch=watch,
         hooks=observers.build_hooks(config, run, ranks),
+        look=look,
     )
+
+
+def _looked(run: RunDir) -> bool:
+    """Return whether the attempt before has looked at the same code, on as many ranks."""
+    *_, before, now = (None, *run.read().attempts)
+    if before is None or now.code_changed or before.world_size != now.world_size:
+        return False
+    return run.last_checkpoint() >= (before.first_step or 0) + LOOKS_AT
+
+
+def report_every(train: TrainConfig, max_steps: int) -> int:
+    """Return the steps from one report of metrics to the next, in a run of so many."""
+    return train.log_every or max(1, min(LOG_EVERY, max_steps // 10))
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
@@ -229,7 +256,7 @@ def _checkpointer(
     return Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
-        kept=[*trained_code.turning_points(run.read())][-1:] if ranks.is_main else (),
+        kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,

@@ -45,6 +45,7 @@ from hpctrain.job.building.evaluation_transforms import EvaluationTransforms, tr
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.index import Index, Statistics
+from hpctrain.units import GIB
 
 
 class DataBuilder:
@@ -55,7 +56,9 @@ class DataBuilder:
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
         self._samples = ChosenSamples(config.data, config.seed)
-        self._of_evaluation = EvaluationTransforms(config.data, device, shown=ranks.is_main)
+        self._of_evaluation = EvaluationTransforms(
+            config.data, device, config.seed, shown=ranks.is_main
+        )
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
@@ -74,8 +77,10 @@ class DataBuilder:
             shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             ramp=ramp_of(self.config.train).stages,
-            transforms=transforms_of("data.transforms", data.transforms),
-            batch_transforms=transforms_of("data.batch_transforms", data.batch_transforms),
+            transforms=transforms_of("data.transforms", data.transforms, self.config.seed),
+            batch_transforms=transforms_of(
+                "data.batch_transforms", data.batch_transforms, self.config.seed
+            ),
         )
 
     def evaluation(
@@ -160,7 +165,7 @@ class DataBuilder:
         data = self.config.data
         index = self._index(path)
         shards = index.split(split).shards
-        budget = None if data.stage_gb is None else int(data.stage_gb * 1e9)
+        budget = None if data.stage_gb is None else int(data.stage_gb * GIB)
         folder = None if data.stage_dir is None else Path(data.stage_dir)
         mode = "node" if data.stage == "sbcast" else data.stage
         place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)

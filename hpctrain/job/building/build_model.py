@@ -32,6 +32,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.generators import seeded_generators
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.quantized import quantize, release
 from hpctrain.parallel.precision import default_dtype
@@ -89,7 +90,8 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     With `ema` it has the moving average of the parameters (`train.ema`).
     """
     lora = config.train.lora
-    with default_dtype(config.precision):
+    # What the constructor draws and no checkpoint has is that of the training.
+    with default_dtype(config.precision), seeded_generators(config.seed):
         model = with_adapters(instantiate("model", config.model), lora)
     if config.precision.params == "fp64":
         cast_parameters(model, torch.float64)

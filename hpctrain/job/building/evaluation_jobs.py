@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 
 from hpctrain.checkpoint.files.manifest import checkpoints, is_healthy
-from hpctrain.checkpoint.saving.saves import Readers
+from hpctrain.checkpoint.saving.committed import Readers
 from hpctrain.config.evaluation_job import job_config
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 class EvaluationTransforms:
     """Makes the transforms of evaluations. Each transform of the training is judged once."""
 
-    def __init__(self, data: DataConfig, device: torch.device, *, shown: bool) -> None:
-        self._data, self._device, self._shown = data, device, shown
+    def __init__(self, data: DataConfig, device: torch.device, seed: int, *, shown: bool) -> None:
+        self._data, self._device, self._seed, self._shown = data, device, seed, shown
         self._verdicts: dict[str, Verdict] = {}
 
     def of(self, source: Source, statistics: Mapping[str, Statistics]) -> dict[str, list[Any]]:
@@ -58,9 +58,10 @@ class EvaluationTransforms:
     ) -> list[Any]:
         own = getattr(self._data, f"val_{name}")
         if own is not None:
-            return transforms_of(f"data.val_{name}", own)
+            return transforms_of(f"data.val_{name}", own, self._seed)
         kept: list[Any] = []
-        for i, transform in enumerate(transforms_of(f"data.{name}", getattr(self._data, name))):
+        nodes = getattr(self._data, name)
+        for i, transform in enumerate(transforms_of(f"data.{name}", nodes, self._seed)):
             key, said = f"data.{name}[{i}]", marked(transform)
             if said is None and key not in self._verdicts:
                 self._verdicts[key] = self._judged(key, name, judge(kept, transform), transform)
@@ -120,7 +121,7 @@ def _of_samples(source: Source, before: list[Any], transform: Any) -> Verdict:
     return of_samples(transform, samples)
 
 
-def transforms_of(key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+def transforms_of(key: str, nodes: Sequence[Mapping[str, Any]], seed: int) -> list[Any]:
     """Return the transforms that the sections at a key name."""
     needed = "{_target_: ...} of something that can be called"
-    return instantiate_all(key, nodes, Callable, needed)  # type: ignore[arg-type]
+    return instantiate_all(key, nodes, Callable, needed, seed)  # type: ignore[arg-type]

@@ -5,21 +5,29 @@ import os
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import hydra
 import hydra.utils
+import xxhash
 from hydra.errors import InstantiationException
 
 import hpctrain
 from hpctrain.errors import ConfigError
+from hpctrain.generators import seeded_generators
 
 
-def instantiate(key: str, node: Mapping[str, Any], *args: Any) -> Any:
-    """Call the `_target_` of a config section; what it refuses is a ConfigError."""
+def instantiate(key: str, node: Mapping[str, Any], *args: Any, seed: int | None = None) -> Any:
+    """Call the `_target_` of a config section; what it refuses is a ConfigError.
+
+    With `seed`, the random numbers that it draws are functions of it and of the key.
+    """
+    number = None if seed is None else xxhash.xxh64_intdigest(f"{seed} {key}".encode()) >> 1
+    drawing = nullcontext() if number is None else seeded_generators(number)
     try:
-        with warnings.catch_warnings():
+        with drawing, warnings.catch_warnings():
             # Hydra 1.4 warns when there is no list of allowed targets. Ours may be anything.
             warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
             made = hydra.utils.instantiate(dict(node), *args, _convert_="all")
@@ -40,10 +48,14 @@ def instantiate(key: str, node: Mapping[str, Any], *args: Any) -> Any:
 
 
 def instantiate_all(
-    key: str, nodes: Sequence[Mapping[str, Any]], kind: type[Any], needed: str
+    key: str,
+    nodes: Sequence[Mapping[str, Any]],
+    kind: type[Any],
+    needed: str,
+    seed: int | None = None,
 ) -> list[Any]:
     """Call the `_target_` of each section of a list; what is not of the kind is a ConfigError."""
-    made = [instantiate(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+    made = [instantiate(f"{key}[{i}]", node, seed=seed) for i, node in enumerate(nodes)]
     for i, one in enumerate(made):
         if not isinstance(one, kind):
             raise ConfigError(

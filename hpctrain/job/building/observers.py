@@ -87,7 +87,8 @@ def build_best(
 def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     """Return the hooks of the user, and the profiler of `train.profile`."""
     needed = "a class that inherits from hpctrain.training.Hook"
-    made, steps = instantiate_all("hooks", config.hooks, Hook, needed), config.train.profile
+    made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
+    steps = config.train.profile
     if steps is None or ranks.rank not in config.train.profile_ranks:
         return Hooks(made)
     return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))

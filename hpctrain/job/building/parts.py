@@ -21,7 +21,7 @@ from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.tasks import Task, bind, on_part
+from hpctrain.tasks import Task, bind, on_device, on_part
 
 
 class Parts:
@@ -38,20 +38,23 @@ class Parts:
     @cached_property
     def whole_task(self) -> Task:
         """The task for whole sequences."""
-        return bind(instantiate("task", self.config.task), self.config.data.path)
+        made = instantiate("task", self.config.task, seed=self.config.seed)
+        return on_device(bind(made, self.config.data.path), self.device)
 
     @cached_property
     def task(self) -> Task:
         """The task for this rank's part of each sequence."""
         return on_part(self.whole_task, self.mesh.sequence_part)
 
-    def model(self, *, divided_loss: bool = True) -> ParallelModel:
+    def model(self, *, divided_loss: bool = True, trains: bool = True) -> ParallelModel:
         """Return a new model on its ranks, as the task calls it.
 
-        With `divided_loss`, tensor parallel may leave the logits divided.
+        With `divided_loss`, tensor parallel may leave the logits divided. What to know about a
+        training is said only if the model `trains`.
         """
         return parallelize(
             *(self.build, self.config, self.mesh, self.precision),
             loss_parallel=divided_loss and getattr(self.task, "loss_parallel", False),
             arguments=getattr(self.task, "arguments", ()),
+            trains=trains,
         )

@@ -24,7 +24,7 @@ from hpctrain.launch.sweeps.sweep_parent import Parent
 from hpctrain.record import written
 from hpctrain.run_record import RunRecord
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import freeze, may_start_again
+from hpctrain.runs.freeze import freeze, may_start_again, restore_config
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.tracking import store
@@ -61,6 +61,9 @@ class Submission:
             own = (job for entry in self._entries for job in (entry.job, *entry.behind))
             in_queue &= {job.partition("_")[0] for job in own}
             todo = [entry for entry in entries if entry.status is Status.OPEN]
+            for entry in entries:
+                if entry.status is Status.DONE:
+                    restore_config(entry.config, entry.run)
             return self._start(todo, in_queue) if todo else []
 
     def _jobs_of(self, entries: list[Entry]) -> Queue:
@@ -104,7 +107,7 @@ class Submission:
                 planned = arrays.plan(todo, self._folder, sbatch.max_array_size(), in_queue)
                 return arrays.submit(planned, parent, self._locks, self.write_list) + beyond
             for entry in todo:
-                freeze(entry.config, entry.run, entry.overrides)
+                freeze(entry.config, entry.run, entry.overrides, entry.config_dir)
                 entry.mark(Status.FROZEN)
                 code = entry.code.digest if entry.code else None
                 entry.run.update(code=code, **entry.place_in(parent))

@@ -54,13 +54,16 @@ class Sweep:
     Args:
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
         followed: Whether the caller waits for the jobs, and tells the user about them.
+        config_dir: That of the command, for the record.
     """
 
-    def __init__(self, folder: Path, local: bool = False, followed: bool = False) -> None:
+    def __init__(
+        self, folder: Path, local: bool = False, followed: bool = False, config_dir: str = ""
+    ) -> None:
         self.folder = folder.absolute()
         self.entries: list[Entry] = []
         self._parent = Parent(self.folder)
-        self._local, self._followed = local, followed
+        self._local, self._followed, self._config_dir = local, followed, config_dir
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._answers = True  # Slurm's controller, as far as known
 
@@ -68,7 +71,8 @@ class Sweep:
         """Compose and check one run. An error is kept, and raised by `submit`."""
         try:
             config = compose(overrides)
-            self.entries.append(Entry(overrides, config, check(config)))
+            run = check(config)
+            self.entries.append(Entry(overrides, config, run, config_dir=self._config_dir))
         except HpctrainError as error:
             self._wrong.append((overrides, error))
 

@@ -34,16 +34,19 @@ from hpctrain.models.formats import wide
 from hpctrain.parallel.mesh import Mesh
 
 log = logging.getLogger(__name__)
+FILLED_UP = "data.tail=pad fills up the last batch of an epoch with rows that come twice, and"
 
 
-def prepare_batch_norms(model: nn.Module, mesh: Mesh, config: Config, parts: int) -> None:
+def prepare_batch_norms(
+    model: nn.Module, mesh: Mesh, config: Config, parts: int, *, trains: bool = True
+) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
-    Rank 0 logs a warning if statistics of the model depend on how a batch is divided: over the
-    ranks, and into so many `parts`. All ranks call this together with the whole model.
+    If the model `trains`, rank 0 logs a warning if its statistics depend on how a batch is divided:
+    over the ranks, and into so many `parts`. All ranks call this together with the whole model.
     """
-    layers, train = list(_depending(model)), config.train
-    text = _warning(layers, mesh, config, parts) if layers else ""
+    layers, train = list(depending(model)), config.train
+    text = _warning(layers, mesh, config, parts) if layers and trains else ""
     if text and dist.get_rank() == 0:
         log.warning("%s", text)
     if not train.sync_batchnorm or mesh.dp_cp_size == 1:
@@ -62,15 +65,14 @@ def check_filled_up(model: nn.Module, norm: Any) -> None:
 
     All ranks call this together, if some batches of the training are filled up (`data.tail=pad`).
     """
-    here = [f"{name} ({type(layer).__name__})" for name, layer in _depending(model)]
+    here = [f"{name} ({type(layer).__name__})" for name, layer in depending(model)]
     found = [text for texts in objects.all_gather(here) for text in texts]
     layers = list(dict.fromkeys(text.removeprefix("module.") for text in found))
     if layers:
         more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
         raise ConfigError(
-            "data.tail=pad fills up the last batch of an epoch with rows that come twice, and the "
-            f"statistics of {layers[0]}{more} would count them: use data.tail=drop, a "
-            "train.global_batch_size that divides the samples of an epoch, or "
+            f"{FILLED_UP} the statistics of {layers[0]}{more} would count them: use "
+            "data.tail=drop, a train.global_batch_size that divides the samples of an epoch, or "
             f"{_other_norm(norm)}"
         )
 
@@ -80,7 +82,7 @@ def _other_norm(norm: Any) -> str:
     return f"a norm whose result does not depend on other samples ({own})"
 
 
-def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the names and layers whose statistics are those of the rows that they see."""
     for name, layer in model.named_modules():
         # An instance norm has one result for each sample, but may average the statistics.

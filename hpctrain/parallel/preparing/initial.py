@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from hpctrain.distributed.tensors import local, own_region
 from hpctrain.errors import DistributedError
+from hpctrain.generators import seed_generators
 from hpctrain.models.quantized import is_released
 from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.preparing.blocks import path_of
@@ -44,7 +45,7 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
     """Return the model on the meta device; None when it cannot be built there."""
     try:
         with torch.device("meta"):
-            torch.manual_seed(seed)
+            seed_generators(seed)
             return build()
     except Exception as error:  # what is wrong with the model itself is raised by the next build
         # The constructor reads a value, for example, which a tensor without memory does not have.
@@ -84,7 +85,7 @@ def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Val
         return model, "by modules"
     if model is not None and from_rank_0:
         return model, "from rank 0"
-    torch.manual_seed(seed)
+    seed_generators(seed)
     return build(), "built"
 
 
@@ -167,13 +168,13 @@ def fill_modules(
                     _broadcast(whole, source, group)
                 with torch.no_grad():
                     local(target).copy_(whole[own_region(target)])
-    torch.manual_seed(seed)  # the ranks have drawn other modules
+    seed_generators(seed)  # the ranks have drawn other modules
 
 
 def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
     """Return the initial values of what a module itself holds, on the CPU; it stays as it was."""
     before = dict(module._parameters), dict(module._buffers)
-    torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
+    seed_generators(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
     for key, like in _own(module).items():
         whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device="cpu")
         if key in module._parameters:
@@ -206,7 +207,7 @@ def _fill_from_rank_0(
     state: dict[str, Any] = {}
     buffers: dict[str, torch.Tensor] = {}
     if dist.get_rank() == 0:
-        torch.manual_seed(seed)
+        seed_generators(seed)
         whole = build()
         named = (model.named_parameters, model.named_buffers)
         dtypes = {n: value.dtype for each in named for n, value in each(remove_duplicate=False)}

@@ -18,7 +18,8 @@ they need none (the blocks before it are frozen, or this rank has skipped them),
 here, at the same place in the order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -51,6 +52,7 @@ class Lockstep:
         always: bool,
     ) -> None:
         self._names, self._blocks = list(blocks), list(blocks.values())
+        self._states = [_state(block) for block in self._blocks]
         self._ranks, self._device, self._always = ranks, device, always
         # The order of each forward pass of a step, with and without gradients. It ends with the
         # number of blocks, which stands for the end of the pass.
@@ -88,6 +90,15 @@ class Lockstep:
         self._passes = 0
         self._open = None
         self._calls.clear()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Forget at the end what the passes within this context have taught about the order."""
+        known = dict(self._orders), set(self._known), set(self._trained), self._skips
+        try:
+            yield
+        finally:
+            self._orders, self._known, self._trained, self._skips = known
 
     def comes_again(self, blocks: Sequence[nn.Module]) -> bool:
         """Return whether the backward pass comes to another call of one of these blocks."""
@@ -163,8 +174,7 @@ class Lockstep:
 
     def _attend(self, number: int) -> None:
         """Gather the parameters of a block that this rank does not call."""
-        block = self._blocks[number]
-        state = _state(block)
+        block, state = self._blocks[number], self._states[number]
         state._pre_forward(block, (), {})
         state._post_forward(block, (), None)
         self._count(number)
@@ -194,13 +204,13 @@ class Lockstep:
     def _leave(self, place: int) -> None:
         """Reduce the gradients of the calls after `place`, also of those that others have made."""
         if self._open is not None and self._open[0] > place:
-            state, self._open = _state(self._blocks[self._open[1]]), None
+            state, self._open = self._states[self._open[1]], None
             if state._fsdp_param_group._training_state == TrainingState.PRE_BACKWARD:
                 state._fsdp_param_group.post_backward()
         while len(self._calls) > place + 1:
             number = self._calls.pop()
             if self._skips or number in self._trained:
-                state = _state(self._blocks[number])
+                state = self._states[number]
                 state._pre_backward(None)
                 state._fsdp_param_group.post_backward()
 

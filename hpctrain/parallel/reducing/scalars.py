@@ -68,7 +68,7 @@ def over_ranks(values: Scalars, mesh: Mesh) -> Scalars:
 
 
 def divisor(count: Scalar) -> Scalar:
-    """Return a count as the divisor of its sum: 1 where nothing has counted, as the sum is 0."""
+    """Return a count as the divisor of its sum: 1 where nothing counts, which is no update."""
     if isinstance(count, torch.Tensor):
         return torch.where(count == 0, 1.0, count)
     return count or 1.0

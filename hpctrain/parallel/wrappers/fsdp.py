@@ -11,8 +11,8 @@ divided parameters beside the gathered ones.
 """
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -87,9 +87,14 @@ class FSDPModel(ParallelModel):
         """Return the names and sums of a forward pass."""
         if self._lockstep is not None:
             self._lockstep.start(train=False)
-        # A model may compute gradients in an evaluation, too, such as forces.
-        self._root.set_requires_gradient_sync(False)
+        # A model may compute gradients in an evaluation, too, such as forces. Its class may be
+        # hidden (`in_plain_classes`).
+        FSDPModule.set_requires_gradient_sync(self._root, False)
         return super().evaluate(task, batch)
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Return a context after which the order of the blocks is as unknown as before."""
+        return self._lockstep.aside() if self._lockstep is not None else nullcontext()
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         if self._lockstep is not None:
@@ -111,12 +116,15 @@ def shard(
     precision: Precision,
     config: ParallelConfig,
     experts: _ExpertRanks = (),
+    *,
+    compiled: bool = False,
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data_mesh`, in place.
 
     If dp_shard is 1 they stay whole, and only their gradients are reduced. The parameters of a
     block are gathered together. `experts` are the modules that hold experts which expert parallel
-    has divided, and the ranks that have the same ones.
+    has divided, and the ranks that have the same ones. If the model is `compiled`, it keeps the
+    attributes by which the compiler knows FSDP2.
     """
     fsdp, on_gpu = config.fsdp, precision.device.type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=on_gpu) if fsdp.offload else OffloadPolicy()
@@ -146,7 +154,42 @@ def shard(
         fully_shard(block, reshard_after_forward=within, **options)
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
+    if not compiled:
+        _forget_wrapper(model)
     _prefetch(blocks, fsdp)
+
+
+_OF_FSDP = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+
+
+def _forget_wrapper(model: nn.Module) -> None:
+    """Remove the attributes by which a model could know that FSDP2 has divided it, in place.
+
+    Only the compiler needs them. Models of transformers that find them train otherwise: those with
+    LayerDrop keep the output of a layer that they have dropped, so that all ranks call all layers.
+    Here ranks may skip blocks (`Lockstep`).
+    """
+    for module in model.modules():
+        for name in _OF_FSDP:
+            vars(module).pop(name, None)
+
+
+@contextmanager
+def in_plain_classes(model: nn.Module) -> Iterator[None]:
+    """Hide from the modules of a model, within this context, that FSDP2 has divided it."""
+    kinds = [(m, type(m)) for m in model.modules() if isinstance(m, FSDPModule)]
+    held = [(m, {k: vars(m)[k] for k in _OF_FSDP if k in vars(m)}) for m in model.modules()]
+    _forget_wrapper(model)
+    module: nn.Module
+    for module, kind in kinds:
+        module.__class__ = kind.__bases__[-1]  # FSDP2 makes a class of FSDPModule and this one
+    try:
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+        for module, attributes in held:
+            vars(module).update(attributes)
 
 
 def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

@@ -103,6 +103,10 @@ class ParallelModel:
             sums = checked(task(self.module, wide_batch(batch)))
         return list(sums), self._counted(flat(sums))
 
+    def aside(self) -> AbstractContextManager[object]:
+        """Return a context whose evaluations leave nothing that later passes depend on."""
+        return nullcontext()
+
     def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
         """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
@@ -28,6 +29,7 @@ from hpctrain.causes import is_out_of_memory
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
+from hpctrain.generators import seeded_generators
 from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.dividing.stages import United, numbers_of
 from hpctrain.parallel.dividing.tensor import whole_gradients
@@ -56,7 +58,8 @@ class PipelineModel(ParallelModel):
     """The stages of this rank, and the schedule by which they work.
 
     `accumulate` are the micro-batches of a step; an evaluation has so many in any case. `inputs`
-    are the names of the arguments of the model's forward function.
+    are the names of the arguments of the model's forward function. What a task draws for the inputs
+    of a step of the training is a function of `seed`, because all stages need the same.
     """
 
     can_repeat = False
@@ -70,6 +73,7 @@ class PipelineModel(ParallelModel):
         *,
         schedule: str,
         inputs: Sequence[str],
+        seed: int,
         divided_loss: bool = False,
     ) -> None:
         if not hasattr(PipelineScheduleSingle, "_initialize_pp_stages"):
@@ -79,7 +83,7 @@ class PipelineModel(ParallelModel):
             )
         module = stages[0] if len(stages) == 1 else United(stages)
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
-        pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs
+        pp, self._kind, self._inputs, self._seed = mesh.degrees.pp, schedule, inputs, seed
         self._of_evaluation = accumulate
         self._count = pp * SCHEDULES[schedule]
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
@@ -119,6 +123,15 @@ class PipelineModel(ParallelModel):
         with torch.no_grad():
             return self._run(task, batch, train=False)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Forget the schedules and the names of the evaluations within this context."""
+        schedules, names = dict(self._schedules), dict(self._names)
+        try:
+            yield
+        finally:
+            self._schedules, self._names = schedules, names
+
     def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], Scalars]:
         if not isinstance(task, SplitTask):
             raise ConfigError(
@@ -127,7 +140,11 @@ class PipelineModel(ParallelModel):
                 "is a hpctrain.tasks.SplitTask, with the methods `inputs` and `sums`"
             )
         batch = wide_batch(batch)
-        values, parts = task.inputs(batch), self.accumulate if train else self._of_evaluation
+        text = f"{self._seed} {self.mesh.dp_rank} {self.step}".encode()
+        drawing = seeded_generators(xxhash.xxh64_intdigest(text) >> 1) if train else nullcontext()
+        with drawing:  # the stages leave the generators at different places
+            values = task.inputs(batch)
+        parts = self.accumulate if train else self._of_evaluation
         schedule = self._schedule(values, train, parts)
         arguments = values[:1] if self._is_first else ()
         others = dict(zip(self._inputs[1 : len(values)], values[1:], strict=True))

@@ -4,11 +4,13 @@ Only runs of sources that have set no constant count. tests/plan makes the numbe
 """
 
 from hpctrain.config.schema import Config
+from hpctrain.hardware import Hardware, known
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 
 # Made by `python -m tests.plan.published_page`: the number of runs, then the median, the 90th
-# percentile and the largest of their errors in percent. 100 is twice, or half, as fast.
+# percentile and the largest of their errors in percent. 100 is twice, or half, as fast. BY_GPU has
+# the names of conf/hardware.
 SPEED: dict[str, tuple[int, ...]] = {
     "LoRA bf16": (1, 3, 3, 3),
     "QLoRA bf16": (1, 2, 2, 2),
@@ -18,6 +20,16 @@ SPEED: dict[str, tuple[int, ...]] = {
     "experts fp8": (1, 47, 47, 47),
     "images bf16": (16, 18, 43, 45),
     "images tf32": (5, 2, 47, 47),
+}
+BY_GPU: dict[str, tuple[int, ...]] = {
+    "a100_40": (1, 8, 8, 8),
+    "a100_80": (12, 8, 20, 31),
+    "h100_sxm": (15, 10, 47, 88),
+    "h100_pcie": (2, 3, 5, 5),
+    "h200": (17, 9, 23, 37),
+    "b200": (2, 38, 71, 71),
+    "rtx_4090": (3, 30, 35, 35),
+    "rtx_a6000": (2, 41, 47, 47),
 }
 MEMORY = (19, 8, 22, 23)
 # What published runs had: kinds of data parallel, and ways to divide the model, alone or together.
@@ -35,21 +47,32 @@ def class_of(facts: ModelFacts, config: Config) -> str:
     return f"{kind} {'bf16' if compute == 'fp16' else compute}"
 
 
-def accuracy(facts: ModelFacts, config: Config) -> str:
-    """Return how far predictions of this class have been from published runs."""
+def accuracy(facts: ModelFacts, config: Config, hardware: Hardware) -> str:
+    """Return how far predictions of this class, and of this GPU, have been from published runs."""
     name = class_of(facts, config)
-    if name not in SPEED:
-        return f"{name}: no published run was compared with this class"
-    runs, median, _, worst = SPEED[name]
-    if runs == 1:
-        return f"{name}: {median}% off the only published run that was compared"
-    return f"{name}: {median}% median, {worst}% at worst of {runs} published runs"
+    of_class, of_gpu = _errors(SPEED.get(name)), _errors(BY_GPU.get(hardware.name))
+    return f"{name}: {of_class}; {hardware.title}, all classes: {of_gpu}"
 
 
 def memory_accuracy() -> str:
     """Return how far predictions of the memory have been from published runs."""
-    runs, median, _, worst = MEMORY
-    return f"{median}% median, {worst}% at worst of {runs} published runs of all classes"
+    return f"{_errors(MEMORY)} of all classes"
+
+
+def _errors(of: tuple[int, ...] | None) -> str:
+    if of is None:
+        return "no published run was compared"
+    runs, median, high, worst = of
+    if runs == 1:
+        return f"{median}% off the only published run that was compared"
+    rest = f"{high}% at the 90th percentile, {worst}% at worst of {runs} published runs"
+    return f"{median}% median, {rest}"
+
+
+def is_covered(hardware: Hardware) -> bool:
+    """Return whether a published run on such a GPU was compared, or its owner knows its speed."""
+    own = hardware.matmul_efficiency is not None and hardware.name not in known()
+    return own or hardware.name in BY_GPU
 
 
 def uncompared(layout: Layout) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from torch import nn
 
 from hpctrain.config.schema import Config
-from hpctrain.estimates.memory_fit import Fit, on_gpu, on_host, staged_bytes, worst
+from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, staged_bytes, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.parallel.precision import DTYPES
@@ -25,7 +25,7 @@ from hpctrain.plan.inspecting.model_facts import (
 )
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import stored_bytes
-from hpctrain.plan.predicting.accuracy import uncompared
+from hpctrain.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.plan.predicting.calibration import Calibration
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
@@ -35,6 +35,7 @@ from hpctrain.tasks.task import check_arguments
 # A layout that was compared with nothing published is ranked as if its steps took so many times as
 # long: predictions of the largest class, dense bf16, are 11 % off in the median, a tenth over 22 %.
 _SLOWER = 1.15
+_LITTLE = 0.5  # the efficiency below which a sentence says it: half of the GPUs do nothing
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Estimate:
     losses: Losses | None = None  # by failures of nodes, which the hours have; None if not asked
     reason: str = ""
     staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
+    calibrated: bool = False  # whether the times are those of measured runs
 
     @property
     def fits(self) -> bool | None:
@@ -85,8 +87,15 @@ class Estimate:
 
     @property
     def mark(self) -> str:
-        """The same as a sentence."""
-        return f"no published run with {self.uncompared} was compared" if self.uncompared else ""
+        """The same as a sentence, and of the GPU."""
+        layout = f"no published run with {self.uncompared} was compared" * bool(self.uncompared)
+        gpu = f"its speed is assumed, for no published run on {self.hardware.title} was compared"
+        return "; ".join(filter(None, (layout, gpu * self.assumed)))
+
+    @property
+    def assumed(self) -> bool:
+        """Whether the speed is assumed: no published run on such a GPU was compared."""
+        return not (self.time is None or self.calibrated or is_covered(self.hardware))
 
     @property
     def overrides(self) -> list[str]:
@@ -137,9 +146,24 @@ class Estimate:
         return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
 
     @property
+    def host_of_node(self) -> int:
+        """The bytes that offload keeps in the host memory of a node."""
+        return self.layout.config.launch.tasks_per_node * self.memory.host
+
+    @property
     def samples_per_s(self) -> float | None:
         """The samples of all ranks in a second."""
         return None if self.time is None else self.layout.batch.global_size / self.time.step_s
+
+    def efficiency(self, other: Self) -> float | None:
+        """Return the speed of a GPU as a part of that in another layout."""
+        if not self.samples_per_s or not other.samples_per_s:
+            return None
+        return self.samples_per_s / self.layout.ranks / other.samples_per_s * other.layout.ranks
+
+    def gains_little(self, other: Self) -> bool:
+        """Return whether most of what its GPUs could do is lost, compared with another layout."""
+        return (self.efficiency(other) or 1.0) < _LITTLE
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -158,6 +182,7 @@ class Estimate:
             "fits": self.fits,
             "tight": self.fit.tight,
             "compared": not self.uncompared,
+            "gpu_compared": not self.assumed,
             "memory": asdict(self.memory),
             **{name: self.time and getattr(self.time, name) for name in of_step},
             **{name: getattr(self, name) for name in own},
@@ -238,9 +263,11 @@ class Estimator:
                 *(layout.nodes, saved, time.step_s, self.budget.steps, given),
                 background=staged > 0,
             )
+        complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
-            on_gpu(memory.total, hardware.memory_bytes, complete=memory.activations is not None),
+            on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
         run = self.budget, hardware, self.facts.tokens, losses
-        return Estimate(layout, memory, fit, time, *run, staged=staged)
+        calibrated = self.calibration is not None
+        return Estimate(layout, memory, fit, time, *run, staged=staged, calibrated=calibrated)

@@ -10,6 +10,7 @@ from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import slow_host
+from hpctrain.units import GIB
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
 _SMALL_MEMORY = 50.0  # percent of a GPU
@@ -157,10 +158,11 @@ def _requests(account: RunAccount) -> Iterator[str]:
     usage, launch = account.usage, account.value("launch", {})
     if any(span.facts.launcher != "slurm" for span in account.spans):
         return
-    asked, used, gpus = launch.get("mem_gb"), usage.memory_gb, int(launch.get("gpus_per_node") or 0)
+    asked, gpus = launch.get("mem_gb"), int(launch.get("gpus_per_node") or 0)
+    used = None if usage.memory_gb is None else usage.memory_gb * 1e9 / GIB
     least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0)))
     if asked and used is not None and used < _HALF * asked and least < asked:
-        yield f"{used:.1f} GB of {asked:g} GB of memory used: `launch.mem_gb={least}`"
+        yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
     cores, load = int(launch.get("cpus_per_task") or 1), usage.cores_use
     if load is not None and cores > 1 and load / 100 * cores < _HALF * cores:
         of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))

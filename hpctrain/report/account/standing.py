@@ -18,8 +18,9 @@ from hpctrain.job.summary import pages_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
 from hpctrain.runs.code import provenance
-from hpctrain.runs.state.state import duration, eta_s
+from hpctrain.runs.state.state import eta_s
 from hpctrain.secrets import mask
+from hpctrain.units import duration
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",
@@ -75,9 +76,8 @@ def why(span: Span) -> str:
 def command(account: RunAccount) -> str:
     """Return the command that makes this run; "" if its overrides are not known."""
     record = account.facts.record
-    overrides = [mask(text) for text in record.overrides]
-    words = ["-m"] * bool(record.submission) + overrides
-    return f"python -m hpctrain {shlex.join(words)}" if overrides else ""
+    words = ["-m"] * bool(record.submission) + [mask(text) for text in record.words]
+    return f"python -m hpctrain {shlex.join(words)}" if record.overrides else ""
 
 
 def facts(account: RunAccount) -> Iterator[Fact]:

@@ -19,7 +19,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.metric_names import lower_is_better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs import sweep_overrides
-from hpctrain.runs.state.state import duration
+from hpctrain.units import duration
 
 _LEAST_RUNS = 3  # fewer say nothing about importance
 _LONGEST = 120  # characters of a cause

@@ -17,10 +17,10 @@ from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns, ranking
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.terminal_view import figures, shared_notes
-from hpctrain.runs.state.state import duration
 from hpctrain.search.standing import Standing
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
+from hpctrain.units import duration
 
 _MOST_ROWS = 200
 _STYLE = """

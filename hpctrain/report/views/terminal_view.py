@@ -16,9 +16,9 @@ from hpctrain.report.account.standing import why
 from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, columns
-from hpctrain.runs.state.state import duration
 from hpctrain.search.standing import Standing
 from hpctrain.terminal import few
+from hpctrain.units import duration
 
 _BAR = 20  # characters; a line fits into 60
 _BEST, _TRIALS, _FAILED, _NOTES = 10, 20, 20, 8  # rows of each

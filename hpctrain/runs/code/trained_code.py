@@ -108,7 +108,7 @@ def _maker(content: RunRecord, step: int) -> int:
         first = attempts[number - 1].first_step or 0
         if first < reached:
             return number
-        reached = first
+        reached = min(reached, first)
     return 0
 
 

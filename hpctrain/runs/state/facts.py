@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import shutil
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from hpctrain.disk import open_regular
+from hpctrain.disk import is_own, open_regular
 from hpctrain.errors import DamageError, LaunchError
 from hpctrain.restarts import policy
 from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
@@ -26,6 +27,7 @@ from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.tracking import recorded
+from hpctrain.tracking.journal import journal_path, last_record
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,9 @@ class Facts:
     unevaluated: list[int] = field(default_factory=list)
     restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see
+    died_here: bool = False  # its process was one of this host, and is no more
+    # The last step in the journal and of the checkpoints, where progress.json may be older.
+    left_at: int | None = None
     unanswered: bool = False  # the run was submitted, but `sbatch` has not printed a job id
     job_id: str = ""  # of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm
     chain: tuple[str, ...] = ()  # the array ids of the last submission; several are a chain
@@ -71,12 +76,22 @@ class Facts:
         if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
             facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
-        facts.chain = _array_ids(submission.script) if submission else ()
+        facts.chain = array_ids(submission.script) if submission else ()
         facts.unanswered = submission is not None and not facts.chain
         facts.job_id = facts.attempt.job_id
         if submission and facts.chain and facts.job_id.partition("_")[0] not in facts.chain:
             facts.job_id = f"{facts.chain[0]}_{submission.task}"
         return facts
+
+    def look_at_the_end(self) -> None:
+        """Read how a run stands that nobody trains, although it may not have told its end."""
+        here = self.attempt.host == socket.gethostname() and is_own(self.path)
+        gone = not Path("/proc", str(self.attempt.pid)).exists()
+        self.died_here = here and gone and not self.held
+        last = last_record(journal_path(self.path), "step")
+        of_attempt = last is not None and last["time"] >= self.attempt.started > 0
+        known = RunDir(self.path).last_checkpoint(), last["step"] if last and of_attempt else 0
+        self.left_at = max(known) or None
 
     @property
     def link(self) -> str:
@@ -151,7 +166,7 @@ class Facts:
 
 def gather(paths: Iterable[Path]) -> list[Facts]:
     """Read the runs, and ask the scheduler about those whose state is not clear."""
-    _array_ids.cache_clear()
+    array_ids.cache_clear()
     runs = [Facts.read(path) for path in paths]
     squeue_answers = True
     if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
@@ -169,6 +184,8 @@ def gather(paths: Iterable[Path]) -> list[Facts]:
             run.held = RunDir(run.path).is_locked()
             if run.job_id and not run.held:
                 gone.append(run)
+        if run.recorded_state in ("running", "failed") and not run.held:
+            run.look_at_the_end()
     if gone and squeue_answers and shutil.which("sacct"):
         tasks = ended({run.job_id.partition("_")[0] for run in gone}) or {}
         for run in gone:
@@ -191,7 +208,7 @@ def _ask_squeue(runs: list[Facts]) -> None:
 
 
 @functools.cache
-def _array_ids(script: str) -> tuple[str, ...]:
+def array_ids(script: str) -> tuple[str, ...]:
     """Return the job id of the array with this script, or those of a chain; none before sbatch."""
     try:
         with open_regular(Path(script).parent / "job_id") as file:

@@ -18,6 +18,9 @@ from hpctrain.terminal import few
 SEARCH_FILE = "search.json"
 """The file that makes the folder of a sweep that of a search; `hpctrain.search` writes it."""
 
+FUNCTION = "call.json"
+"""The file that makes a folder that of a function's job (`hpctrain.launch.function_call`)."""
+
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
 
@@ -66,6 +69,29 @@ def select(
     named = (path for name in names for path in _find(folder, name, archived, several))
     found = ([path] if _is_run(path) else _present(path, folder) for path in named)
     return list(dict.fromkeys(chain.from_iterable(found)))
+
+
+def functions_in(folder: Path) -> list[Path]:
+    """Return the folders of all jobs of functions in `output_dir`, sorted by time."""
+    return sorted(path.parent for path in (folder / "functions").absolute().glob(f"*/{FUNCTION}"))
+
+
+def parted(folder: Path, names: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the jobs of functions that are named, and the names of all else.
+
+    A name, or its start, means the runs and sweeps of that name, if there are any.
+    """
+    functions: list[Path] = []
+    others: list[str] = []
+    for name in names:
+        given = Path(os.path.abspath(name))
+        found = [given] if (given / FUNCTION).is_file() else []
+        if not found and (begun := [p for p in functions_in(folder) if p.name.startswith(name)]):
+            known = [*_all_sweeps(folder), *all_runs(folder)]
+            found = begun if not any(path.name.startswith(name) for path in known) else []
+        functions += found
+        others += [] if found else [name]
+    return list(dict.fromkeys(functions)), others
 
 
 def one_sweep(folder: Path, names: Sequence[str]) -> Path | None:
@@ -129,7 +155,7 @@ def are_folders(names: Sequence[str]) -> bool:
 def _runs_in(name: str, archived: bool = False) -> list[Path]:
     """Return the runs in a folder of runs; none if it is a run, or if there is no such folder."""
     given = os.path.abspath(name)
-    if not os.path.isdir(given) or os.path.exists(f"{given}/run.json"):
+    if not os.path.isdir(given) or _is_run(Path(given)):
         return []
     return all_runs(Path(given), archived)
 
@@ -143,7 +169,7 @@ def all_runs(folder: Path, archived: bool = True) -> list[Path]:
                 for entry in entries
                 if (archived or not is_archived(entry.name))
                 and entry.is_dir(follow_symlinks=False)
-                and os.path.exists(f"{entry.path}/run.json")
+                and _is_run(Path(entry.path))
             )
     except OSError as error:
         raise StorageError(
@@ -181,7 +207,7 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
     """Return the directories of the runs and sweeps of a name."""
     given = Path(os.path.abspath(name))
     of_sweep = ("sweep.json", "array-0/tasks", SEARCH_FILE)
-    if any((given / file).is_file() for file in ("run.json", *of_sweep)):
+    if _is_run(given) or any((given / file).is_file() for file in of_sweep):
         return [given]
     if inside := _runs_in(name, archived):
         return inside
@@ -192,20 +218,22 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
         matching = [key for key in known if key.startswith(name)]
         # Archived runs count only if no other run matches.
         matching = [key for key in matching if not is_archived(key)] or matching
+        if not matching and parted(folder, [name])[0]:
+            raise ConfigError(f"{name}: a job of a function; status, logs and cancel take it")
         if not matching or (len(matching) > 1 and not several):
             raise ConfigError(_unclear(name, folder, matching, list(known)))
     return [known[key] for key in matching]
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "run.json").is_file()
+    return os.path.lexists(path / "run.json")  # a run is damaged where that is no file
 
 
 def _present(sweep: Path, folder: Path) -> Iterator[Path]:
     """Yield the runs of a sweep that still exist, even if `output_dir` was moved."""
     for path in runs_of(sweep):
         for place in (path, Path(os.path.abspath(folder)) / path.name):
-            if (place / "run.json").is_file():
+            if _is_run(place):
                 yield place
                 break
 

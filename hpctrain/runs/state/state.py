@@ -27,6 +27,7 @@ from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.slurm.allocations import since_epoch
+from hpctrain.units import duration
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -100,7 +101,8 @@ def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
 
 def step(run: Facts) -> int | None:
     """Return the last step that is known to be done; None if none is."""
-    sources = (run.record.reached, run.progress.step, run.attempt.step)
+    made = [step for step in (run.progress.step, run.left_at) if step is not None]
+    sources = (run.record.reached, max(made, default=None), run.attempt.step)
     return next((step for step in sources if step is not None), None)
 
 
@@ -204,7 +206,8 @@ def _gone(run: Facts, now: float) -> State:
     word = "" if run.ended is None else _word(run.ended.state)
     submitted_s = now - run.record.submitted
     fresh = _is_of_this_attempt(run) and now - run.progress.time < _ALIVE_S
-    if run.recorded_state == "running" and (run.held or (fresh and not run.scheduler)):
+    beats = fresh and not (run.scheduler or run.died_here)
+    if run.recorded_state == "running" and (run.held or beats):
         return _running(run, now)
     if run.ended is not None and not run.submission and word in ("RUNNING", *_WAITING):
         if run.recorded_state == "queued":
@@ -245,19 +248,6 @@ def _stalled_s(run: Facts, now: float) -> float | None:
     if seen.step_s is not None:
         limit_s = max(_LEAST_STALLED_S, _STALLED_STEPS * seen.step_s, 2 * seen.longest_step_s)
     return since_s if since_s > limit_s else None
-
-
-def duration(seconds: float) -> str:
-    """Return a rounded duration: `45 s`, `12 min`, `3 h 20 min` or `2 d 4 h`."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def _is_of_this_attempt(run: Facts) -> bool:

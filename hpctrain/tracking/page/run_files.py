@@ -17,7 +17,7 @@ from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, Record, read
 from hpctrain.secrets import mask
-from hpctrain.step_names import PATTERN
+from hpctrain.step_names import of_steps
 
 _MOST_BYTES = 1 << 20  # of a text
 _TAIL = 64 << 10  # bytes of a log
@@ -65,7 +65,7 @@ def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
     The manifest has the digest of every file, and its own digest covers these.
     """
     found = []
-    for path in sorted(run_dir.glob(f"checkpoints/{PATTERN}")):
+    for path in of_steps(run_dir / "checkpoints"):
         try:
             made = read(_Manifest, path / "manifest.json", parts=3)
         except (FileNotFoundError, DamageError):

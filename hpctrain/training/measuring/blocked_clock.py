@@ -58,8 +58,9 @@ class BlockedClock:
 
     def _run(self) -> None:
         at, worked = time.monotonic(), self._work()
-        # A pause that varies does not beat with the steps.
-        while not self._over.wait(pause := _EVERY_S * random.uniform(0.7, 1.3)):
+        # A pause that varies does not beat with the steps. The training draws from the global one.
+        own = random.Random()
+        while not self._over.wait(pause := _EVERY_S * own.uniform(0.7, 1.3)):
             place = self._place()
             blocked = bool(place) and (self._on_gpu or self._is_asleep(place))
             now, work = time.monotonic(), self._work()

@@ -14,14 +14,12 @@ The trial makes optimizers of its own and leaves nothing behind.
 import copy
 import io
 import logging
-import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,10 +29,10 @@ from torch.optim import optimizer as registry
 from hpctrain.checkpoint.optimizer_state import Layout, Place
 from hpctrain.config.rules.parameter_rules import NEEDS_CLOSURE, NEEDS_SPARSE
 from hpctrain.config.schema import OptimizerConfig
-from hpctrain.data.randomness import same_generators
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
+from hpctrain.generators import seed_generators
 from hpctrain.job.building.build_optimizer import optimizer_of, takes_names
 from hpctrain.job.building.trial.small_training import (
     STEPS,
@@ -254,11 +252,9 @@ def _untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
     )
     before = [dict(each) for each in hooks]
     printed = redirect_stdout(io.StringIO())
-    with same_generators(), dry_run(), warnings.catch_warnings(), printed:
+    with dry_run(), warnings.catch_warnings(), printed:
         warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
+        seed_generators(seed)
         for each in hooks:
             each.clear()
         try:

@@ -81,8 +81,9 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         note = folder / "multirun.yaml"
         if note.exists():  # the command line may hold a secret that a shell has expanded
             write_atomically(note, mask(reference(note.read_text())))
-        sweep = Sweep(folder, local=bool(self.params.get("local")))
         composer = Composer(self.hydra_context.config_loader, self.config)
+        local = bool(self.params.get("local"))
+        sweep = Sweep(folder, local=local, config_dir=composer.config_dir)
         for overrides in progress(job_overrides):
             sweep.add(list(overrides), composer.typed)
         for line in composer.notes:

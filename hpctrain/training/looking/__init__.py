@@ -1,0 +1,1 @@
+"""What is asked of a user's model and task in the first two steps of a training."""

@@ -37,7 +37,7 @@ COMMANDS = {
     "stats": ("tools.stats", "show statistics of the fields, as a table or a plot"),
     "compress": ("tools.compress", "show how small gzip and xz make a field"),
     "verify": ("tools.verify", "compare the shards with the index"),
-    "export": ("tools.export", "write samples as npz, images or Parquet"),
+    "export": ("tools.export", "write samples as Parquet"),
 }
 # What was a command, and what takes its place.
 _GONE = {

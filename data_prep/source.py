@@ -6,6 +6,7 @@ the piece alone. A piece is best about as large as a shard.
 """
 
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hpctrain.disk import open_regular
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.sample_schema import ArrayBatch
 
 BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
+
+
+LARGEST = 2**30  # bytes of a file that is read at once, such as an index or a tokenizer
 
 
 @contextmanager
@@ -28,6 +33,15 @@ def readable(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def content_of(path: Path | str) -> bytes:
+    """Return the content of a file that the user has named; see `open_regular` and LARGEST."""
+    with readable(path), open_regular(Path(path), 0) as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise DataError(f"{path} has more than {LARGEST:,} bytes, the most of its kind")
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,8 @@ class SourceFile:
         """Return a file with its size and time; one that is not accessible is a DataError."""
         with readable(path):
             found = os.stat(path)
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise DataError(f"{path} is no regular file")  # a pipe or a device might never end
         return cls(str(path), found.st_size, found.st_mtime_ns)
 
     def check(self) -> None:

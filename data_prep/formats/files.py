@@ -94,8 +94,6 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
     for source in sources:
         if not source.is_dir():
             files.append(SourceFile.of(str(source)))
-            if not source.is_file():  # reading a pipe or a device might never end
-                raise DataError(f"{source} is no regular file")
             continue
         before = len(files)
         for name, status in scan(source, taken, ignored, outside, follow=False):
@@ -162,6 +160,17 @@ def scan(
         raise DataError(f"{where} cannot be read: {error.strerror}") from None
 
 
+@lru_cache
+def check_regular(folder: str) -> None:
+    """Check that a folder has no pipe and no device, which a library would read for ever."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                check_regular(entry.path)
+            elif not (entry.is_file() or entry.is_dir()):
+                raise DataError(f"{entry.path} is no regular file")
+
+
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:
     """Join parts into pieces of about `nbytes`; each comes with its file and its bytes of data."""
     joined: list[Piece] = []
@@ -197,6 +206,9 @@ def lines_of(part: Part) -> tuple[int, int]:
         return _line_after(file, part.start), _line_after(file, part.stop)
 
 
+LONGEST = 2**30  # bytes of a line
+
+
 def _line_after(file: io.FileIO, at: int) -> int:
     """Return where the first line at or after byte `at` begins, or the end if there is none."""
     if at == 0:
@@ -206,6 +218,8 @@ def _line_after(file: io.FileIO, at: int) -> int:
         found = block.find(b"\n")
         if found >= 0:
             return file.tell() - len(block) + found + 1
+        if file.tell() - at > LONGEST:  # the holes of a sparse file may have no end
+            raise DataError(f"{file.name} has a line of more than {LONGEST:,} bytes, at byte {at}")
     return file.tell()
 
 

@@ -26,7 +26,7 @@ import xxhash
 
 from data_prep.formats.opening import one_line, pyarrow
 from data_prep.formats.samples import Unusable
-from data_prep.source import SourceFile, readable
+from data_prep.source import SourceFile, content_of, readable
 from hpctrain.disk import parse_json
 from hpctrain.errors import DataError
 
@@ -81,7 +81,7 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
     """Yield the shards that an index lists, each with its columns."""
     path = folder / INDEX
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(content_of(path))
         for entry in content["shards"]:
             if entry["format"] != "mds" or entry["version"] != 2:
                 raise DataError(

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 from data_prep.formats.files import Part, lines_of
 from data_prep.libraries import library
-from data_prep.source import BLOCK_BYTES
+from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError, about
 
 BUFFER = 2**20
@@ -24,6 +24,7 @@ GROWTH = {".gz": 3.0, ".zst": 3.5}
 def opened(part: Part) -> Iterator[BinaryIO]:
     """Yield the decompressed bytes of a file, from the first line of a part on; see `lines_of`."""
     packing = PurePath(part.path).suffix
+    SourceFile.of(part.path)
     try:
         if packing in GROWTH and not os.path.getsize(part.path):
             raise EOFError("it is empty, so it was cut off")  # gzip takes it for no text
@@ -51,6 +52,7 @@ def opened(part: Part) -> Iterator[BinaryIO]:
 def open_parquet(path: str) -> Iterator[Any]:
     """Open a `ParquetFile` that reads no more than it has to."""
     pa = pyarrow()
+    SourceFile.of(path)
     from pyarrow import parquet
 
     try:

@@ -226,7 +226,8 @@ def _load(place: str, name: str) -> Any:
 
 def _module(place: str) -> Any:
     """Import a module, or a file as a module of its own."""
-    is_file = place.endswith(".py")
+    if is_file := place.endswith(".py"):
+        SourceFile.of(place)
     # As with `python FILE.py`, whose neighbours it may import, and with `python -m MODULE`.
     folder = str(Path(place).parent) if is_file else os.getcwd()
     if folder not in sys.path:

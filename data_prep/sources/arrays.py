@@ -32,8 +32,10 @@ Values do not change, with these exceptions:
   valid_min and valid_max) become NaN; in an integer field, a sample with a missing value cannot be
   used. --packed NAME stores the numbers of the file instead.
 
-Values that were never written are refused, if no fill value stands for them. So is content that
-does not have the checksum of its .npz.
+Values that were never written are refused: chunks that a file or store does not have, and rows of a
+virtual dataset or NetCDF variable that nothing stands behind. --unwritten NAME takes the fill value
+for them (a missing value in NetCDF), if there is one. So is content that does not have the checksum
+of its .npz.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
 if the array is compressed or transposed. In an .npz from savez_compressed, everything before a
@@ -76,6 +78,8 @@ files=FILE* : path
     store the field in another dtype; values that change cannot be used
 --packed NAME ...
     store the numbers of the file; ignore scale_factor, add_offset, _FillValue and valid_range
+--unwritten NAME ...
+    take the fill value for values that were never written
 --external
     follow links and virtual datasets of HDF5 and NetCDF4 files into other files
 {writing()}
@@ -85,6 +89,7 @@ files=FILE* : path
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the arrays that the command line names."""
     more = {"axes": args.axis, "casts": args.cast, "packed": args.packed}
+    more["unwritten"] = args.unwritten
     return arrays(args.files, args.field, options, **more, external=args.external)
 
 
@@ -158,15 +163,15 @@ def arrays(
     axes: Sequence[str] = (),
     casts: Sequence[str] = (),
     packed: Sequence[str] = (),
+    unwritten: Sequence[str] = (),
     external: bool = False,
 ) -> Source:
     """Make a source of arrays with the same number of samples."""
     wheres, notes = addresses(files, named, external=external)
-    if twice := {name for name in packed if packed.count(name) > 1}:
-        raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
     axis_of = _by_field("--axis", axes, wheres, "K")
     cast_of = _by_field("--cast", casts, wheres, "DTYPE")
-    stored = _by_field("--packed", [f"{name}=yes" for name in packed], wheres, "yes")
+    stored = _of_fields("--packed", packed, wheres)
+    filled = _of_fields("--unwritten", unwritten, wheres)
     columns, fields, among = [], {}, ""
     for name, parts in wheres.items():
         given = axis_of.get(name, "none" if parts[0].matched else "")
@@ -174,6 +179,8 @@ def arrays(
             *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
             unpack=name not in stored,
             external=external,
+            unwritten=name in filled,
+            max_output=options.max_output,
         )
         columns.append(column)
         if len(parts) == 1 and not (given or among):
@@ -222,6 +229,12 @@ def _by_field(
                 f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
             )
     return values
+
+
+def _of_fields(option: str, names: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, str]:
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"{option}: the field {min(twice)!r} is there twice")
+    return _by_field(option, [f"{name}=yes" for name in names], fields, "yes")
 
 
 def _axis(text: str) -> int | None:

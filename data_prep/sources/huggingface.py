@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.files import Part
+from data_prep.formats.files import Part, check_regular
 from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.opening import naming, one_line
@@ -79,6 +79,8 @@ def _load(folder: Path) -> _Saved:
     """Load the description of a folder, not its data."""
     datasets = library("datasets", name="the library datasets", install="datasets")
     datasets.disable_progress_bars()
+    if folder.is_dir():
+        check_regular(str(folder.absolute()))
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as error:  # a damaged description may raise anything

@@ -12,8 +12,9 @@ The samples are in the order of the files. After a change of a file the index is
 A FILE that is a symbolic link stands for its target. The target must lie in the folder of the
 index, because copies of that folder must contain it. Links, virtual datasets and external storage
 inside HDF5 must not lead to another file, because the digest of the file would not cover the
-samples. A file is refused if values of it were never written, and if HDF5 would read other values
-than the loader, because its list of chunks is damaged.
+samples. A file is refused if values of it were never written (--unwritten NAME takes the fill value
+for them), and if HDF5 would read other values than the loader, because its list of chunks is
+damaged.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data_prep import processes
@@ -32,6 +34,7 @@ from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_o
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
+from data_prep.writing.job import say_owners
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress
@@ -52,6 +55,8 @@ files=FILE+ : path
     lengths
 --axis NAME=K ...
     the axis of the samples in the dataset of a field, from 0; -1 is the last
+--unwritten NAME ...
+    take the fill value for values of this field that were never written
 --split SPLIT = train
     one split for all files, or NAME=PATTERN,… by the names of the files
 --group FIELD =
@@ -71,7 +76,7 @@ files=FILE+ : path
 
 def run(args: argparse.Namespace) -> None:
     """Write the index of HDF5 files into their folder, unless the same index is there already."""
-    fields = _parse_fields(args.field, args.axis, args.files)
+    fields = _parse_fields(args.field, args.axis, args.unwritten, args.files)
     workers = args.workers or len(os.sched_getaffinity(0))
     group, statistics, quiet = args.group, not args.no_statistics, args.quiet
     if group and group not in fields:
@@ -89,6 +94,7 @@ def run(args: argparse.Namespace) -> None:
     if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
+        say_owners(f"{folder / index_file.FILE}", [folder / index_file.FILE])
         return
     for note in () if quiet else notes:
         print(f"note: {note}", file=sys.stderr)
@@ -135,9 +141,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _parse_fields(
-    fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
+    fields: Sequence[str], axes: Sequence[str], unwritten: Sequence[str], files: Sequence[Path]
 ) -> dict[str, FieldSource]:
-    """Parse the values of `--field` and `--axis`."""
+    """Parse the values of `--field`, `--axis` and `--unwritten`."""
     found: dict[str, FieldSource] = {}
     for text in fields:
         name, equals, place = text.partition("=")
@@ -167,6 +173,10 @@ def _parse_fields(
                 f"--axis {text!r}: samples of different lengths lie end to end along axis 0"
             )
         found[name] = FieldSource(found[name].dataset, axis=int(axis), chosen=True)
+    for name in unwritten:
+        if name not in found:
+            raise ConfigError(f"--unwritten {name}: it is one of {', '.join(found)}")
+        found[name] = replace(found[name], unwritten=True)
     return found
 
 

@@ -17,31 +17,42 @@ _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offset
 # 5 GB, because the same value is stored once.
 GROWTH = 1000
 FLOOR = 2**30  # bytes; less does no harm
+_CURE = (
+    "is the source a file that unpacks to nearly anything? If they are right, --max-output SIZE "
+    "allows more, and the same command goes on"
+)
 
 
 def limited(advance: Progress, source: Source, options: Options) -> Progress:
     """Return a function that counts samples and bytes, and stops a conversion above the limit."""
     files = {file.path: file.size for piece in source.pieces for file in piece.files}
-    read, most, done = sum(files.values()), options.max_output, 0
-    why = ""
+    most, why, done = options.max_output, "", 0
     if most is None and source.unpacks and files:
-        most = max(FLOOR, GROWTH * read)
-        why = f", {GROWTH} times the source of {size(read)}"
-        if most == FLOOR:
-            why = f", the limit for a source of {size(read)}"
+        most, why = _most(sum(files.values()))
 
     def counted(samples: int, nbytes: int) -> None:
         nonlocal done
         advance(samples, nbytes)
         done += nbytes
         if most is not None and done > most:
-            raise DataError(
-                f"the samples are more than {size(most)}{why}: is the source a file that unpacks "
-                "to nearly anything? If they are right, --max-output SIZE allows more, and the "
-                "same command goes on"
-            )
+            raise DataError(f"the samples are more than {size(most)}{why}: {_CURE}")
 
     return counted
+
+
+def check_unpacked(what: str, nbytes: int, read: int, max_output: int | None) -> None:
+    """Check the size that a packed array says it has, before all of it is read."""
+    most, why = _most(read)
+    if nbytes > (max_output or most):
+        why = "" if max_output else why
+        raise DataError(f"{what} has more than {size(max_output or most)}{why}: {_CURE}")
+
+
+def _most(read: int) -> tuple[int, str]:
+    """Return the most bytes of samples from so many bytes of files, and the reason."""
+    if GROWTH * read <= FLOOR:
+        return FLOOR, f", the limit for a source of {size(read)}"
+    return GROWTH * read, f", {GROWTH} times the source of {size(read)}"
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ def _draw(
         before = column, row, number
     for row in range(_LINES):
         value = high - (high - low) * row / (_LINES - 1)
+        value = 0.0 if abs(value) < 1e-9 * (high - low) else value  # not 1.11e-16
         shown = 10**value if logarithmic else value
         labelled = row in (0, _LINES // 2, _LINES - 1)
         text.append(f"\n{shown:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")

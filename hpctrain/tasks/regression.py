@@ -38,9 +38,12 @@ class Regression(SplitTask):
         scale: Factor from stored values to the model's input.
         metrics: Metrics of torchmetrics by name, for the evaluation. They get predictions and
             targets, float32, in the shape of the target.
+        ignore: The value of targets that do not exist, such as nan. Then each target that exists
+            counts the same, and relative_l2 is that of the targets of a sample that exist.
 
     Raises:
-        ValueError: The loss is unknown, or a weight is negative or of an unknown channel.
+        ValueError: The loss is unknown, or a weight is negative or of an unknown channel; or there
+            are `metrics` with `ignore`, which would count targets that do not exist.
     """
 
     def __init__(
@@ -52,7 +55,10 @@ class Regression(SplitTask):
         weights: Mapping[str, float] | None = None,
         scale: float = 1.0,
         metrics: Mapping[str, Any] | None = None,
+        ignore: float | str | None = None,
     ) -> None:
+        if metrics and ignore is not None:
+            raise ValueError(f"metrics and ignore={ignore}: leave one of them out")
         if loss not in _LOSSES:
             raise ValueError(f"loss={loss}: it is {', '.join(_LOSSES)}")
         named = () if isinstance(target, str) else tuple(target)
@@ -69,6 +75,7 @@ class Regression(SplitTask):
             raise ValueError(f"weights={dict(weights or {})}: 0 or more, and one of them above 0")
         self.input, self.target, self.loss, self.scale = input, target, loss, scale
         self.metrics = metrics or {}
+        self.ignore = None if ignore is None else float(ignore)  # "nan" is text in JSON
         # With a mean of 1, equal weights are the same as none.
         total = sum(given) / max(len(given), 1)
         shares = [weight / total for weight in given]
@@ -84,6 +91,8 @@ class Regression(SplitTask):
         The outputs are predictions, a floating dtype, in the shape of the target.
         """
         found, target = self.measured(outputs, batch)
+        if self.ignore is not None:
+            return self._of_known(found, target, batch["mask"])
         error, mask = found - target, batch["mask"]
         weights = self._for(target)
         samples, known = mask.sum(), error.detach()
@@ -101,6 +110,30 @@ class Regression(SplitTask):
         for number, name in enumerate(self.channels):
             part = known if known.dim() == 1 else known[:, number]
             sums[f"mse/{name}"] = (_means(part.square(), mask), samples)
+        return sums
+
+    def _of_known(self, found: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> Sums:
+        """Return the sums over the targets that exist."""
+        weights, axes = self._for(target), [1] * (target.dim() - 1)
+        gone = target.isnan() if math.isnan(self.ignore or 0) else target == self.ignore
+        known = ~gone & mask.bool().view(-1, *axes)
+        error, target = (torch.where(known, each, 0.0) for each in (found - target, target))
+        shown, samples = error.detach(), known.reshape(len(known), -1).any(1)
+        if self.loss == "relative_l2":
+            loss = ((relative_l2(error, target, weights) * samples).sum(), samples.sum())
+        else:
+            errors = error.square() if self.loss == "mse" else error.abs()
+            shares = known if weights is None else known * weights
+            loss = ((errors * shares).sum(), shares.sum())
+        sums = {
+            "loss": loss,
+            "mse": (shown.square().sum(), known.sum()),
+            "mae": (shown.abs().sum(), known.sum()),
+            "relative_l2": ((relative_l2(shown, target) * samples).sum(), samples.sum()),
+        }
+        for number, name in enumerate(self.channels):
+            of = (slice(None), number) if target.dim() > 1 else ...
+            sums[f"mse/{name}"] = (shown[of].square().sum(), known[of].sum())
         return sums
 
     def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:

@@ -353,8 +353,9 @@ def test_missing_whole_numbers(here, convert, data_prep):
     assert np.array_equal(rows["k"], np.array([5, np.nan, 2**24 + 1]), equal_nan=True)
     rows = convert("--field", "u=m.nc:u")
     assert (rows["u"].dtype, rows["u"].tolist()) == (np.uint8, [0, 100, 200, 254, 17])
-    assert np.isnan(convert("--field", "n=m.nc:never")["n"]).all()
-    err = data_prep.refused("arrays", "OUT2", "--field", "n=m.nc:never", "--nan", "refuse")
+    assert np.isnan(convert("--field", "n=m.nc:never", "--unwritten", "n")["n"]).all()
+    never = ("--field", "n=m.nc:never", "--unwritten", "n")
+    err = data_prep.refused("arrays", "OUT2", *never, "--nan", "refuse")
     assert "m.nc: row 0: field 'n' has 1 NaN" in err
 
 
@@ -712,7 +713,8 @@ def test_memory_is_bounded(here, what):
         "from data_prep.sources.arrays import arrays\n"
         "from data_prep.options import Options\n"
         "import h5py\n"
-        f"source = arrays([], {fields}, Options(2**28), axes={['x=1'] * (what == 'axis')})\n"
+        f"more = dict(axes={['x=1'] * (what == 'axis')}, unwritten={['x'] * (what == 'h5')})\n"
+        f"source = arrays([], {fields}, Options(2**28), **more)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "n = 0\n"
         "for piece in source.pieces:\n"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -56,6 +57,30 @@ def test_the_same_command_twice_does_the_work_once(tmp_path, numbers, data_prep)
         (out / "index.json").read_bytes(),
         (out / "train-00000.h5").stat().st_mtime_ns,
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_work_of_others_is_said(tmp_path, numbers, data_prep):
+    out, them = tmp_path / "OUT", 4711
+    assert data_prep("arrays", numbers, out)[0] == 0
+    os.chown(out / "train-00000.h5", them, them)
+    code, said, err = data_prep("arrays", numbers, out, "--quiet")
+    assert (code, said) == (0, "")
+    assert err == f"note: {out} is the work of uid {them}, not yours\n"
+    parts = ("arrays", numbers, tmp_path / "parts", "--shard-size", "0.4KB", "--quiet")
+    assert data_prep(*parts, "--part", "1/2")[0] == 0
+    piece = next((tmp_path / "parts").glob("*/pieces/*/piece.json"))
+    os.chown(piece, them, them)
+    code, _, err = data_prep(*parts, "--part", "2/2")
+    assert code == 0
+    assert err.endswith(f"parts/.hpctrain-partial is the work of uid {them}, not yours\n")
+    h5 = tmp_path / "x.h5"
+    with h5py.File(h5, "w") as file:
+        file["x"] = np.arange(4)
+    index = ("index", h5, "--field", "x=x", "--out", tmp_path, "--quiet")
+    assert data_prep(*index) == (0, "", "")
+    os.chown(tmp_path / "index.json", them, them)
+    assert data_prep(*index)[2].endswith(f"index.json is the work of uid {them}, not yours\n")
 
 
 @pytest.mark.parametrize(

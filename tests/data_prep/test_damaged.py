@@ -1,6 +1,7 @@
 """Files that are damaged or odd are refused with one message that names the file."""
 
 import decimal
+import os
 import re
 import resource
 import struct
@@ -11,6 +12,10 @@ import h5py
 import numpy as np
 import pytest
 
+from data_prep.formats import files
+from data_prep.formats.arrays import array_npz
+from data_prep.formats.images import labelled
+from data_prep.writing import limit
 from tests.data_prep.fuzz_cases import mds
 
 X = np.arange(1200, dtype="<i4").reshape(300, 4) * 7919 % 10007
@@ -70,14 +75,18 @@ def unfilled(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("never", "n.nc:never was made for [4000] values, none of which was ever written"),
-        ("chunked", "n.nc:chunked has values that were never written, from [200] on, and its"),
+        ("never", "n.nc:never has 4,000 of 4,000 rows with values that were never written, and no"),
+        (
+            "chunked",
+            "n.nc:chunked has 3,800 of 4,000 rows with values that were never written, and",
+        ),
     ],
 )
 def test_values_that_nobody_wrote_are_no_data(unfilled, refused, name, words):
-    refused(words, "arrays", "OUT", "--field", f"x=n.nc:{name}", "--workers", 1)
+    args = ("arrays", "OUT", "--unwritten", "x", "--field")
+    refused(words, *args, f"x=n.nc:{name}")
     unfilled.rename("n.h5")  # a NetCDF4 file is an HDF5 file
-    refused(words.replace(".nc", ".h5"), "arrays", "OUT", "--field", f"x=n.h5:{name}")
+    refused(words.replace(".nc", ".h5"), *args, f"x=n.h5:{name}")
 
 
 def test_the_written_values_beside_them_are(unfilled, data_prep):
@@ -87,35 +96,77 @@ def test_the_written_values_beside_them_are(unfilled, data_prep):
 
 def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
     unfilled.rename("n.h5")
-    words = "chunked has values that were never written, from [200] on"
-    refused(words, "index", "n.h5", "--field", "x=chunked")
+    words = "chunked has 3,800 of 4,000 rows with values that were never written, and no fill value"
+    refused(words, "index", "n.h5", "--field", "x=chunked", "--unwritten", "x")
 
 
-def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        made = file.create_dataset("x", (300, 4), "i4", chunks=(2, 4), fillvalue=7)
-        made[10:21] = X[10:21]
-        expected = made[:]
-    assert data_prep("arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)[0] == 0
-    assert (stored("x") == expected).all()
-    assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
+def half_written(kind):
+    """Write an array of which nobody wrote some rows; return its address and the rows."""
+    options = {"shape": (100, 4), "chunks": (10, 2), "dtype": "f4"}
+    x = np.arange(1, 401, dtype="f4").reshape(100, 4)
+    missing = np.arange(100) >= 50
+    if kind == "netcdf":
+        with pytest.importorskip("netCDF4").Dataset("x.nc", "w") as file:
+            file.createDimension("t", None)
+            file.createDimension("c", 4)
+            file.createVariable("x", "f4", ("t", "c"), chunksizes=(10, 2))[:45] = x[:45]
+            file.createVariable("y", "f4", ("t", "c"))[:] = x
+        return "x.nc:x", np.arange(100) >= 45  # the variable has 45 records, the file 100
+    if kind.startswith("zarr"):
+        zarr = pytest.importorskip("zarr")
+        target = zarr.storage.ZipStore("x.zarr.zip", mode="w") if "zip" in kind else "x.zarr"
+        shards = {"shards": (40, 4)} if "shards" in kind else {}
+        made = zarr.create_array(target, fill_value=-7, **options, **shards)
+        x[50:, :2] = -7  # zarr leaves out chunks of the fill value
+        made[:] = x
+        if "zip" in kind:
+            target.close()
+        return "x.zarr" + ".zip" * ("zip" in kind), missing
+    with h5py.File("x.h5", "w") as file:
+        made = file.create_dataset("chunks", **options, fillvalue=-7)
+        made[:50] = x[:50]
+        made[50:, 2:] = x[50:, 2:]  # half of a row is not a row
+        file["y"] = x
+        for name in ("chunks", "y"):
+            layout, source = h5py.VirtualLayout((100, 4), "f4"), h5py.VirtualSource(file[name])
+            layout[:50] = source[:50]
+            layout[51:100:2] = source[51:100:2]
+            layout[50:100:2, :3] = source[50:100:2, :3]
+            if name == "chunks":  # a source for all rows, some of which were never written
+                layout[50:100:2, 3:] = source[50:100:2, 3:]
+            file.create_virtual_dataset(f"virtual-{name}", layout, fillvalue=-7)
+    return f"x.h5:{kind}", missing & (np.arange(100) % 2 == 0) if kind == "virtual-y" else missing
 
 
-@pytest.mark.parametrize("store", ["x.zarr", "x.zarr.zip"])
-def test_chunks_of_zarr_that_nobody_wrote(tmp_path, refused, data_prep, store):
+@pytest.mark.parametrize(
+    "kind",
+    ["chunks", "virtual-y", "virtual-chunks", "netcdf", "zarr", "zarr-zip-shards", "zarr-shards"],
+)
+def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, kind):
+    where, missing = half_written(kind)
+    count = int(missing.sum())
+    words = f" has {count} of 100 rows with values that were never written; --unwritten x takes"
+    args = ("arrays", "OUT", "--field", f"x={where}")
+    data_prep.refuses(3, words, *args)
+    assert not (tmp_path / "OUT").exists()
+    if kind == "chunks":
+        data_prep.refuses(3, f"/chunks{words}", "index", "x.h5", "--field", "x=chunks")
+        more = ("--field", "x=chunks", "--unwritten", "x")
+        assert data_prep("index", "x.h5", "--out", ".", *more)[0] == 0
+    assert data_prep(*args, "--unwritten", "x")[0] == 0
+    rows = stored("x")
+    fill = np.isnan(rows) if kind == "netcdf" else rows == -7
+    assert (fill.any(1) == missing).all()
+    assert (rows[~missing] == np.arange(1, 401).reshape(100, 4)[~missing]).all()
+    data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
+
+
+def test_chunks_of_zarr_without_a_fill_value(refused):
     zarr = pytest.importorskip("zarr")
     options = {"shape": (40,), "chunks": (10,), "dtype": "i4", "zarr_format": 2}
-    for fill in (None, 7):
-        target = zarr.storage.ZipStore(store, mode="w") if "zip" in store else store
-        array = zarr.create_array(target, fill_value=fill, overwrite=fill is not None, **options)
-        array[:20] = np.arange(20)
-        if "zip" in store:
-            target.close()
-        args = ("arrays", "OUT", "--field", f"x={store}", "--workers", 1)
-        if fill is None:
-            refused(f"{store} has values that were never written, in the chunk 2, and no f", *args)
-    assert data_prep(*args)[0] == 0
-    assert stored("x").tolist() == [*range(20), *[7] * 20]
+    zarr.create_array("x.zarr", fill_value=None, **options)[:20] = np.arange(20)
+    words = "x.zarr has 20 of 40 rows with values that were never written, and no fill value"
+    refused(words, "arrays", "OUT", "--field", "x=x.zarr", "--unwritten", "x")
 
 
 # HDF5's B-tree of chunks, which has no checksum
@@ -350,7 +401,9 @@ def test_a_virtual_dataset_of_values_that_nobody_wrote(refused):
         layout = h5py.VirtualLayout((4,), "i4")
         layout[:] = h5py.VirtualSource(".", "y", shape=(4,))
         file.create_virtual_dataset("x", layout)
-    words = "x.h5:x is virtual, and y of it was made for [4] values, none of which was ever written"
+    words = (
+        "x.h5:x is virtual, and y of it has 4 of 4 rows with values that were never written, and"
+    )
     refused(words, "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
 
 
@@ -490,3 +543,61 @@ def test_a_refused_conversion_leaves_the_folders_that_were_there(tmp_path, data_
     for out in ("mine", "mine/a/b"):
         assert data_prep("arrays", "x.npz", out, "--workers", 1)[0] == 3
         assert list((tmp_path / "mine").iterdir()) == []
+
+
+# Files that never end
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
+    def put(name):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).symlink_to("/dev/zero")
+        return name
+
+    zarr = pytest.importorskip("zarr")
+    for store in ("a.zarr", "b.zarr"):
+        zarr.create_array(store, shape=(4,), chunks=(2,), dtype="i4")[:] = 1
+    Path("y.txt").write_text("text")
+    Path("photos").mkdir()
+    for path, *args in (
+        (put("x.tar"), "webdataset", "x.tar"),
+        (put("x.npz"), "arrays", "x.npz"),
+        (put("a.zarr/c/1"), "arrays", "--field", "x=a.zarr"),
+        (put("b.zarr/zarr.json"), "arrays", "--field", "x=b.zarr"),
+        (put("mds/index.json"), "mds", "mds"),
+        (put("saved/data-0.arrow"), "huggingface", "saved"),
+        (put("photos.csv"), "images", "photos.csv"),
+        (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),
+        (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),
+        (put("x.py"), "python", "x.py:f"),
+    ):
+        code, _, err = data_prep(*args, "OUT")
+        assert code in (2, 3)
+        assert path in err
+        assert "regular file" in err
+
+
+def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
+    np.savez_compressed("x.npz", x=np.zeros(2**20, "u1"))
+    monkeypatch.setattr(limit, "FLOOR", 2**19)
+    monkeypatch.setattr(limit, "GROWTH", 10)
+    read = []
+    monkeypatch.setattr(array_npz._Stream, "check", lambda _: read.append(1))
+    words = "x.npz:x has more than 524.3 kB, the limit for a source of"
+    data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
+    assert not read  # it is refused before all of it is unpacked
+    assert data_prep("arrays", "x.npz", "OUT", "--max-output", "2MB")[0] == 0
+    monkeypatch.setattr(files, "LONGEST", 2**17)
+    os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
+    monkeypatch.setattr(labelled, "_LONGEST", 2**17)
+    Path("x.csv").write_bytes(Path("x.jsonl").read_bytes())
+    for name in ("x.jsonl", "x.csv"):
+        words = f"{name}: line 1 has more than 131,072 characters"
+        data_prep.refuses(3, words, "images", name, "OUT2")
+    words = "x.jsonl has a line of more than 131,072 bytes, at byte "
+    data_prep.refuses(3, words, "text", "x.jsonl", "OUT2", "--shard-size", "64KB")

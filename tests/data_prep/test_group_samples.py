@@ -1,6 +1,7 @@
 """Files with a group per sample, sparse matrices, MATLAB's files, text that names the splits."""
 
 import os
+import shlex
 
 import h5py
 import numpy as np
@@ -151,6 +152,19 @@ def test_shapes_that_are_no_field(recordings, data_prep):
     assert "the length may vary along one axis" in err
     err = data_prep("arrays", "OUT", *field(x="/rec_*/age"))[2]
     assert "rec.h5:/rec_4/age of float64; --cast x=DTYPE makes them one" in err
+
+
+def test_the_command_for_nested_groups_names_each_field_once(data_prep):
+    with h5py.File("demos.h5", "w") as file:
+        for i in range(12):
+            for name in ("obs/pos", "next_obs/pos", "actions"):
+                file[f"data/demo_{i}/{name}"] = np.full((3 + i, 2), i, "f4")
+    said = data_prep("arrays", "OUT", "--field", "x=demos.h5")[2]
+    command = shlex.split(said.partition("`python -m data_prep ")[2].partition("`")[0])
+    assert data_prep(*command)[0] == 0
+    index = Index.load("OUT")
+    assert [*index.fields] == ["actions", "next_obs_pos", "obs_pos"]
+    assert index.split("train").count == 12  # one field with both was 24 samples
 
 
 @pytest.mark.parametrize("command", ["arrays", "index"])

@@ -10,7 +10,7 @@ import pytest
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
 from hpctrain.report.account.usage import Sensor
-from hpctrain.report.plot_command import main
+from hpctrain.report.plot_command import _draw, main
 from hpctrain.report.views.curves import smoothed, thinned
 from hpctrain.tracking import samples
 from hpctrain.tracking.tracker import JournalTracker
@@ -152,3 +152,10 @@ def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(
     assert "1 run has tracked nothing" in shown
     with pytest.raises(StorageError, match="s-01234567: nothing was tracked"):
         main([str(run.parent / "s-01234567")])
+
+
+def test_an_axis_has_no_label_that_is_rounding() -> None:
+    steps = np.arange(2.0)
+    for low, high in ((0.0, hundredth / 100) for hundredth in range(1, 101)):
+        text = str(_draw("x", [("x", steps, np.array([low, high]))], 20, logarithmic=False))
+        assert "\n        0 ┤" in text  # and not 1.11e-16

@@ -295,6 +295,46 @@ def test_the_names_of_the_metrics_are_known_from_the_config() -> None:
         assert val == [f"val/{name}" for name in [*found, "auroc"]]
 
 
+@pytest.mark.parametrize("ignore", ["nan", -999])
+@pytest.mark.parametrize("loss", ["mse", "l1", "relative_l2"])
+def test_regression_leaves_out_targets_that_do_not_exist(loss: str, ignore: float | str) -> None:
+    torch.set_default_dtype(torch.float64)
+    found, target = torch.randn(6, 2, 3, requires_grad=True), torch.randn(6, 2, 3)
+    exists = torch.rand(6, 2, 3) < 0.6
+    exists[1], exists[0, 0, 0] = False, True  # a sample without any
+    task = Regression("x", "y", loss, channels=["u", "p"], weights={"p": 3.0}, ignore=ignore)
+    batch = {"x": torch.zeros(6, 1), "y": torch.where(exists, target, float(ignore)), "mask": MASK}
+    sums = task.sums(found, batch)
+    total, count = sums["loss"]
+    (gradient,) = torch.autograd.grad(total / count, found)
+    counted = exists & MASK.view(6, 1, 1)
+    assert (gradient[~counted] == 0).all()
+    assert (gradient[counted] != 0).all()
+    rows = [i for i in range(6) if counted[i].any()]
+    weights = torch.tensor([[0.5], [1.5]]).expand(2, 3)
+    error = (found - target).detach()
+    known = {name: value[counted] for name, value in (("e", error), ("w", weights.expand(6, 2, 3)))}
+
+    def norms(weights: torch.Tensor) -> torch.Tensor:
+        squares = [
+            [((each[i] ** 2 * weights)[exists[i]]).sum() for i in rows] for each in (error, target)
+        ]
+        return torch.tensor(squares[0]).div(torch.tensor(squares[1])).sqrt().mean()
+
+    expected = {
+        "mse": (known["e"] ** 2 * known["w"]).sum() / known["w"].sum(),
+        "l1": (known["e"].abs() * known["w"]).sum() / known["w"].sum(),
+        "relative_l2": norms(weights),
+    }
+    assert (total / count).item() == pytest.approx(expected[loss].item(), rel=EXACT)
+    got = {name: float(value.detach() / number) for name, (value, number) in sums.items()}
+    assert got["mse"] == pytest.approx((known["e"] ** 2).mean().item(), rel=EXACT)
+    assert got["mae"] == pytest.approx(known["e"].abs().mean().item(), rel=EXACT)
+    assert got["relative_l2"] == pytest.approx(norms(torch.ones(2, 3)).item(), rel=EXACT)
+    own = error[:, 1][counted[:, 1]]
+    assert got["mse/p"] == pytest.approx((own**2).mean().item(), rel=EXACT)
+
+
 class Distilled(Classification):
     """A task with a teacher, centres and a list of modules."""
 

@@ -66,10 +66,11 @@ class ArrayFile(ABC):
     array is one sample, (1, *shape). A chunk is stored together: reading one of its rows costs as
     much as reading all. A file that is `single` holds one value without axes, which has to be taken
     whole; with `text` the values are text. `note` is what the user should know about the axes, or
-    "", and `hint` ends the message about values that cannot be read.
+    "", and `hint` ends the message about values that cannot be read. `filled` says whether a fill
+    value stands for values that were never written.
     """
 
-    hint = ""
+    hint, filled = "", True
 
     def __init__(
         self,
@@ -133,6 +134,14 @@ class ArrayFile(ABC):
     def _check(self) -> None:  # noqa: B027
         pass
 
+    def unwritten(self) -> str:
+        """Return how many of the rows have values that were never written, or ""."""
+        with reading(self.where):
+            return self._unwritten()
+
+    def _unwritten(self) -> str:
+        return ""
+
     def _cut(self, stored: Any, start: int, stop: int) -> Array:
         """Return rows of what a library has opened."""
         if self.single:
@@ -185,6 +194,22 @@ def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
     return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")
+
+
+def never_written(count: int, of: int) -> str:
+    """Say that so many of the rows have values that were never written; "" for none."""
+    return f"has {count:,} of {of:,} rows with values that were never written" if count else ""
+
+
+def check_written(lacks: str, name: str, *, filled: bool, accepted: bool) -> None:
+    """Refuse a field with values that were never written, unless the fill value is to be taken."""
+    if not filled:
+        raise DataError(f"{lacks}, and no fill value stands for them")
+    if not accepted:
+        raise DataError(
+            f"{lacks}; --unwritten {name} takes the fill value for them, which is right if the "
+            "writer leaves out chunks that hold nothing else, as Zarr does"
+        )
 
 
 def choose(where: Where, names: Mapping[str, str]) -> str:

@@ -1,6 +1,7 @@
 """A field made of several arrays one after the other, and their values as they will be stored."""
 
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where
+from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
-from data_prep.formats.samples import cast
+from data_prep.formats.samples import OWN_SHAPE, cast
+from data_prep.writing.limit import check_unpacked
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -157,14 +159,30 @@ class _Kind(NamedTuple):
 
 
 def open_parts(
-    name: str, wheres: list[Where], axis: int | None, to: str, *, unpack: bool, external: bool
+    name: str,
+    wheres: list[Where],
+    axis: int | None,
+    to: str,
+    *,
+    unpack: bool,
+    external: bool,
+    unwritten: bool,
+    max_output: int | None,
 ) -> tuple[Column, Field]:
-    """Open and check each of a field's arrays once, and return the column and its field."""
+    """Open and check each of a field's arrays once, and return the column and its field.
+
+    With `unwritten`, the fill value may stand for values that were never written.
+    """
     parts: list[Part] = []
     kinds: list[_Kind] = []
     nbytes, note = 0, ""
     for where in wheres:
         with open_array(where, axis, external=external) as array:
+            if lacks := array.unwritten():
+                check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
+            if where.kind == "npz":
+                size = math.prod(array.shape) * array.dtype.itemsize
+                check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
             array.check()
             attributes = array.attributes if unpack else {}
             packing = Packing.of(str(where), array.dtype, attributes, text=array.text)
@@ -212,7 +230,9 @@ def _schema(
         varying |= {i for i, size in enumerate(kind.shape) if alike and size != first.shape[i]}
         if not (whole and alike) or len(varying) > 1:
             can = f"; --cast {name}=DTYPE makes them one" if kind.shape == first.shape else ""
-            can = "; the length may vary along one axis" if len(varying) > 1 else can
+            if len(varying) > 1:
+                can = "; the length may vary along one axis. With `python -m data_prep python`: "
+                can += OWN_SHAPE
             raise DataError(f"{wheres[0]} holds samples of {first}, {where} of {kind}{can}")
     varies = min(varying, default=None)
     shape = first.shape if varies is None else first.shape[:varies] + first.shape[varies + 1 :]

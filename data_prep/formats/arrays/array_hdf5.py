@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
+from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
 from data_prep.formats.hdf5 import groups, matlab
 from data_prep.formats.hdf5.hdf5_storage import Links, Written
 from data_prep.formats.hdf5.sparse import SparseArray, form_of, part_of
@@ -35,7 +35,7 @@ def open_hdf5(where: Where, axis: int | None, external: bool, opened: ExitStack)
         return SparseArray(where, found, form, axis)
     if problem := matlab.problem(found) or part_of(found):
         raise DataError(f"{where} {problem}")
-    return _HDF5Array(where, links.dataset(found), axis, links.files)
+    return _HDF5Array(where, links.dataset(found), axis, links)
 
 
 class _Held(ArrayFile):
@@ -52,14 +52,13 @@ class _Held(ArrayFile):
 class _HDF5Array(ArrayFile):
     """A dataset in an HDF5 file."""
 
-    def __init__(
-        self, where: Where, dataset: h5py.Dataset, axis: int | None, others: list[str]
-    ) -> None:
+    def __init__(self, where: Where, dataset: h5py.Dataset, axis: int | None, links: Links) -> None:
         try:
             plugins()  # Blosc, Zstd, LZ4, …
         except ImportError:
             self.hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
-        self._dataset, self._others, self._written = dataset, others, Written(dataset)
+        self._dataset, self._links, self._written = dataset, links, Written(dataset)
+        self.filled = self._written.filled and links.filled
         shape = dataset.shape
         if shape is None:
             raise DataError(f"{where} has no shape and no values (a null dataspace)")
@@ -70,6 +69,10 @@ class _HDF5Array(ArrayFile):
         super().__init__(where, dtype, shape, axis, chunks=dataset.chunks, attributes=dataset.attrs)
         self.note = matlab.axes(dataset, shape, self.axis)
 
+    def _unwritten(self) -> str:
+        count = self._written.unwritten(self.axis)
+        return never_written(count, self._rows_shape[0]) or self._links.unwritten
+
     def _rows(self, start: int, stop: int) -> Array:
         # Before reading: afterwards, HDF5 finds each chunk in its cache.
         if problem := self._written.problem(start, stop, self.axis):
@@ -77,7 +80,7 @@ class _HDF5Array(ArrayFile):
         return self._cut(self._dataset, start, stop)
 
     def _files(self, start: int, stop: int) -> Iterable[str]:
-        return self.where.path, *self._others
+        return self.where.path, *self._links.files
 
 
 def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str]]:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
+from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
 from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.formats.hdf5.hdf5_storage import Links, Written
 from data_prep.libraries import library
@@ -52,6 +52,7 @@ class _NetCDFArray(ArrayFile):
         self._variable, self._others = variable, others
         self._written = None if stored is None else Written(stored)
         self._stored_shape = () if stored is None else stored.shape
+        self.filled = self._written is None or self._written.filled
         chunks, dtype, names = variable.chunking(), _type_of(variable), variable.ncattrs()
         super().__init__(
             *(where, dtype, variable.shape, axis),
@@ -61,6 +62,13 @@ class _NetCDFArray(ArrayFile):
         # Values that were never written are read as this. Single bytes have no such value.
         if "_FillValue" not in names and dtype.itemsize > 1 and not self.text:
             self.attributes["_FillValue"] = fill_values[dtype.str[1:]]
+
+    def _unwritten(self) -> str:
+        if self._written is None:
+            return ""
+        rows, stored = self._rows_shape[0], 1 if self.single else self._stored_shape[self.axis]
+        # Another variable has more records: those behind the stored ones were never written.
+        return never_written(self._written.unwritten(self.axis) + max(0, rows - stored), rows)
 
     def _rows(self, start: int, stop: int) -> Array:
         if self._written is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, check_dtype, choose, reading
 from data_prep.formats.arrays.array_numpy import bytes_of, check_size, header, npy_at
+from data_prep.source import SourceFile
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
@@ -44,6 +45,7 @@ def open_npz(where: Where, axis: int | None, external: bool, opened: ExitStack) 
 
 def npz_names(path: str) -> list[str]:
     """Return the keys of an .npz."""
+    SourceFile.of(path)
     with reading(Where(path)):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

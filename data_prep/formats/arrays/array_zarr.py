@@ -7,13 +7,16 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
+from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
+from data_prep.formats.files import check_regular
 from data_prep.libraries import library
+from hpctrain.disk import open_regular
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
@@ -23,60 +26,90 @@ _SPARSE = ("csr_matrix", "csc_matrix")  # AnnData's encoding-type
 def open_zarr(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
     """Open an array in a Zarr store: a folder or a zip file."""
     found, key = _store(where.path, opened), ""
+    is_zip = where.path.lower().endswith(".zip")
+    archive = opened.enter_context(zipfile.ZipFile(where.path)) if is_zip else None
     if hasattr(found, "members"):
         key = _key_in(found, where)
         found = found[key]
     if where.key.strip("/") and not key:
         raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
-    return _ZarrArray(where, key, found, axis)
+    return _ZarrArray(where, key, found, axis, archive)
 
 
 class _ZarrArray(ArrayFile):
-    def __init__(self, where: Where, key: str, found: Any, axis: int | None) -> None:
-        self._key, self._array = key, found
-        self._is_zip = where.path.lower().endswith(".zip")
+    def __init__(
+        self,
+        where: Where,
+        key: str,
+        found: Any,
+        axis: int | None,
+        archive: zipfile.ZipFile | None,
+    ) -> None:
+        self._key, self._array, self._archive = key, found, archive
+        self._zipped = frozenset(archive.namelist() if archive else ())
         self._chunks = found.shards or found.chunks  # each of them is a file
         super().__init__(
             where, found.dtype, found.shape, axis, chunks=self._chunks, attributes=found.attrs
         )
         fill = found.metadata.fill_value
-        self._has_fill = fill is not None
+        self.filled = fill is not None
         # In version 2, xarray stores the value for missing numbers as the fill value.
         by_xarray = found.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in found.attrs
-        self.attributes |= {"_FillValue": fill} if by_xarray and self._has_fill else {}
+        self.attributes |= {"_FillValue": fill} if by_xarray and self.filled else {}
+
+    def _unwritten(self) -> str:
+        gone, shape = np.zeros(self._rows_shape[0], bool), self._array.shape
+        for place, name in self._stored(0, len(gone)):
+            for inner in np.argwhere(~self._there(name)):
+                first = np.multiply(place, self._chunks) + inner * self._array.chunks
+                if self.single or (first < shape).all():
+                    start = 0 if self.single else first[self.axis]
+                    gone[start : start + (self._array.chunks or (1,))[self.axis]] = True
+        return never_written(int(gone.sum()), len(gone))
+
+    def _there(self, name: str) -> NDArray[np.bool_]:
+        """Return which of the chunks of a file that the store may have were written."""
+        array = self._array
+        there = np.full([a // b for a, b in zip(self._chunks, array.chunks, strict=True)], True)
+        if not self._has(name):
+            return ~there
+        if not array.shards:
+            return there
+        settings = array.metadata.to_dict()["codecs"][0]["configuration"]
+        codecs = [codec["name"] for codec in settings["index_codecs"]]
+        if codecs not in (["bytes"], ["bytes", "crc32c"]):
+            return there  # not known
+        # The index of a shard: the offset and size of each chunk, or only ones.
+        size = 16 * there.size + 4 * (len(codecs) - 1)
+        path = os.path.join(self.where.path, name)
+        with self._archive.open(name) if self._archive else open_regular(Path(path), 0) as file:
+            if settings["index_location"] == "end":
+                file.seek(-size, os.SEEK_END)
+            index = np.frombuffer(file.read(size)[: 16 * there.size], "u8")
+        there[...] = (index[::2] != np.iinfo("u8").max).reshape(there.shape)
+        return there
 
     def _rows(self, start: int, stop: int) -> Array:
-        for name in () if self._has_fill else self._chunk_names(start, stop):
-            if not self._has(name):
-                raise DataError(
-                    f"{self.where} has values that were never written, in the chunk {name}, and no "
-                    "fill value"
-                )
         return self._cut(self._array, start, stop)
 
     def _files(self, start: int, stop: int) -> Iterator[str]:
         """Yield the metadata files, and the chunks of these rows that exist."""
-        if self._is_zip:
+        if self._archive:
             yield self.where.path
             return
         metadata = (os.path.join(self._key, name) for name in ("zarr.json", ".zarray", ".zattrs"))
-        for name in (*metadata, *self._chunk_names(start, stop)):
+        for name in (*metadata, *(name for _, name in self._stored(start, stop))):
             if self._has(name):
                 yield os.path.join(self.where.path, name)
 
     def _has(self, name: str) -> bool:
         """Return whether the store has a file."""
-        if self._is_zip:
+        if self._archive:
             return name in self._zipped
         return os.path.exists(os.path.join(self.where.path, name))
 
-    @cached_property
-    def _zipped(self) -> frozenset[str]:
-        with zipfile.ZipFile(self.where.path) as archive:
-            return frozenset(archive.namelist())
-
-    def _chunk_names(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the names in the store of the chunks of these rows, also of missing ones."""
+    def _stored(self, start: int, stop: int) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Yield each chunk or shard of these rows, also missing ones, and its name in the store."""
         sizes = zip(self._array.shape, self._chunks, strict=True)
         grid = [range(-(-size // chunk)) for size, chunk in sizes]
         if not self.single:
@@ -84,7 +117,7 @@ class _ZarrArray(ArrayFile):
             grid[self.axis] = range(start // chunk, -(-stop // chunk))
         for place in np.ndindex(*map(len, grid)):
             at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
-            yield os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
+            yield at, os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
 
 
 def names_in(path: str) -> dict[str, str]:
@@ -98,6 +131,7 @@ def _store(path: str, opened: ExitStack) -> Any:
     """Return the group or array in a store."""
     zarr = library("zarr", f"reading {path}")
     if not path.lower().endswith(".zip"):
+        check_regular(os.path.abspath(path))
         return zarr.open(path, mode="r")
     store = zarr.storage.ZipStore(path, mode="r")
     opened.callback(lambda: store.close() if hasattr(store, "_zf") else None)  # if it was opened

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import h5py
 
+from data_prep.formats.arrays.array_base import check_written, never_written
 from data_prep.formats.arrays.array_hdf5 import names_of
 from data_prep.formats.hdf5 import matlab
 from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
+from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.formats.hdf5.sparse import form_of, part_of
 from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError
@@ -30,6 +32,7 @@ class FieldSource:
     offsets: str = ""  # path of the offsets of a variable-length field, or ""
     axis: int = 0  # the axis that counts the samples; negative ones count from the end
     chosen: bool = False  # whether the user has chosen this axis
+    unwritten: bool = False  # whether the fill value may stand for values that were never written
 
 
 def open_file(path: Path | str) -> h5py.File:
@@ -111,6 +114,8 @@ def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, in
                 f"{source.offsets} is {offsets.dtype.name} {list(offsets.shape)}; offsets are "
                 "whole numbers, one more than there are samples: 0, the ends of all samples"
             )
+        _check_written(dataset, name, source)
+        _check_written(offsets, name, source)
         values, ends = f"{name}/values", f"{name}/offsets"
         field = Field(
             *(dtype, sizes[1:], True),
@@ -123,9 +128,17 @@ def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, in
         raise DataError(
             f"{source.dataset} has {len(sizes)} axes, {list(sizes)}; there is no axis {source.axis}"
         )
+    _check_written(dataset, name, source, axis)
     place = "" if source.dataset.strip("/") == name else source.dataset
     shape = (*sizes[:axis], *sizes[axis + 1 :])
     return Field(dtype, shape, dataset=place, axis=axis), sizes[axis]
+
+
+def _check_written(dataset: h5py.Dataset, name: str, source: FieldSource, axis: int = 0) -> None:
+    written = Written(dataset)
+    if lacks := never_written(written.unwritten(axis), dataset.shape[axis]):
+        lacks = f"{dataset.name} {lacks}"
+        check_written(lacks, name, filled=written.filled, accepted=source.unwritten)
 
 
 def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
@@ -151,10 +164,6 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
         raise DataError(f"{path} is empty (a null dataspace)")
     if reason := _no_dtype(dataset):
         raise DataError(f"{path} {reason}; {_CONVERT}")
-    if dataset.size and not dataset.id.get_storage_size():
-        raise DataError(
-            f"{path} was made for {list(dataset.shape)} values, none of which was ever written"
-        )
     return dataset
 
 

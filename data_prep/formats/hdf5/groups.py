@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 SHOWN = 3  # names that a message has
 _OPTIONS = 6  # that a command in a message has
@@ -100,7 +100,8 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
         ]
         if key and not any(expression(each).fullmatch(f"/{key.strip('/')}") for each in keys):
             continue
-        options = " ".join(f"--field '{_field(each)}={path}:{each}'" for each in keys[:_OPTIONS])
+        named = zip(_fields(keys[:_OPTIONS]), keys, strict=False)
+        options = " ".join(f"--field '{field}={path}:{each}'" for field, each in named)
         return len(most), (
             f"{len(most):,} arrays at {keys[0]}, which look like a group per sample: `python "
             f"-m data_prep arrays OUT {options}` takes each as a sample"
@@ -115,7 +116,22 @@ def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[b
     return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""
 
 
-def _field(pattern: str) -> str:
-    """Return a name for the field of a pattern: the last part without a wildcard."""
-    last = pattern.rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9_.-]", "", last).lstrip("-.") or "x"
+def _fields(patterns: Sequence[str]) -> list[str]:
+    """Return a name for the field of each pattern: its last part, or as many as make it unique."""
+    names: list[str] = []
+    for pattern in patterns:
+        parts, count = pattern.strip("/").split("/"), 1
+        while (
+            count < len(parts)
+            and [_end(other, count) for other in patterns].count(_end(pattern, count)) > 1
+        ):
+            count += 1
+        name = _end(pattern, count)
+        names.append(f"{name}_{len(names)}" if name in names else name)
+    return names
+
+
+def _end(pattern: str, count: int) -> str:
+    """Return the last parts of a pattern as the name of a field."""
+    last = "_".join(pattern.strip("/").split("/")[-count:])
+    return re.sub(r"[^A-Za-z0-9_.-]", "", last).lstrip("-._") or "x"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where
+from data_prep.formats.arrays.array_base import ArrayFile, Where, never_written
 from data_prep.formats.hdf5 import matlab
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.formats.hdf5.matlab import SPARSE, text_of
@@ -84,6 +84,10 @@ class SparseArray(ArrayFile):
             if problem := Written(part).problem():
                 raise DataError(f"{where}/{of} {problem}")
             parts.append(part)
+        self._written = {
+            name: (part, Written(part)) for name, part in zip(form.parts, parts, strict=True)
+        }
+        self.filled = all(written.filled for _, written in self._written.values())
         self._data, self._columns, starts = parts
         self._starts = starts[()].astype(np.int64)
         shape = form.shape[::-1] if form.axis else form.shape
@@ -94,6 +98,12 @@ class SparseArray(ArrayFile):
         fit = sizes == (shape[0], len(self._data), len(self._data))
         if not fit or (counts < 0).any() or self._starts[:1].any():
             raise DataError(f"{where} is damaged: {form.parts[2]} does not fit the values")
+
+    def _unwritten(self) -> str:
+        for name, (part, written) in self._written.items():
+            if text := never_written(written.unwritten(), len(part)):
+                return f"is sparse, and its {name} {text}"
+        return ""
 
     def _rows(self, start: int, stop: int) -> Array:
         first, last = int(self._starts[start]), int(self._starts[stop])

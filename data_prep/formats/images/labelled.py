@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import xxhash
 
@@ -19,7 +19,7 @@ from data_prep.formats.files import Ignored, Inside, Part, scan
 from data_prep.formats.opening import open_parquet, parquet_rows, way
 from data_prep.formats.samples import Unusable
 from data_prep.show import console
-from data_prep.source import BadRecords, SourceFile
+from data_prep.source import BadRecords, SourceFile, content_of
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import FILE
@@ -28,6 +28,7 @@ FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
 _LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
+_LONGEST = 2**24  # characters of a line of a list
 
 
 @dataclass(slots=True)
@@ -219,9 +220,9 @@ def _is_whole(text: str | int) -> bool:
 def classes(path: Path) -> list[str]:
     """Read a file with the name of one class in each line."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--classes {path} cannot be read: {error.strerror}") from None
+        lines = content_of(path).decode("utf-8-sig").splitlines()
+    except DataError as error:
+        raise ConfigError(f"--classes {error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--classes {path} is not UTF-8") from None
     names = [line.strip() for line in lines if line.strip()]
@@ -248,6 +249,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
+    SourceFile.of(path)
     try:
         yield from reader(path, columns)
     except OSError as error:
@@ -258,7 +260,9 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        reader = csv.reader(
+            _lines(path, file), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True
+        )
         try:
             header = next(reader, [])
             _check_columns(path, columns, header)
@@ -276,10 +280,20 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
             raise DataError(f"{path}: line {reader.line_num}: {error}") from None
 
 
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """Yield the lines of a list; one line of a damaged file could fill the memory."""
+    number = 0
+    while line := file.readline(_LONGEST + 1):
+        number += 1
+        if len(line) > _LONGEST:
+            raise DataError(f"{path}: line {number} has more than {_LONGEST:,} characters")
+        yield line
+
+
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     with path.open(encoding="utf-8-sig") as file:
         first = True
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(path, file), 1):
             if not line.strip():
                 continue
             try:

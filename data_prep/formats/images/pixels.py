@@ -200,7 +200,8 @@ class Pixels:
         if pixels.shape != field.shape:
             raise Unusable(
                 f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first {what} "
-                f"{field.shape[1]} x {field.shape[2]} (height x width); --size HxW makes them equal"
+                f"{field.shape[1]} x {field.shape[2]} (height x width); --size HxW makes them "
+                "equal; docs/data.md says how to keep sizes (Samples of different shapes)"
             )
 
     def convert(self, image: Any) -> Array:

@@ -155,6 +155,7 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
 def _arrow(path: str) -> Iterator[Any]:
     """Open an Arrow file (such as Feather) or an Arrow stream."""
     pa = pyarrow()
+    SourceFile.of(path)
     try:
         with pa.memory_map(path) as file:
             whole = _is_arrow_file(path, file)

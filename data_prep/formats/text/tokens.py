@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from data_prep.libraries import library
-from data_prep.source import readable
+from data_prep.source import content_of
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array
@@ -96,8 +96,7 @@ def of_bytes(eod: bool) -> Tokenizer:
 def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
     """Read a tokenizer.json."""
     try:
-        with readable(path):
-            content = path.read_bytes().decode()
+        content = content_of(path).decode()
     except UnicodeDecodeError:
         raise DataError(f"{path} is no {FILE}: it is not UTF-8") from None
     return of_content(content, str(path), eod, token)

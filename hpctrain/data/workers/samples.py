@@ -153,7 +153,8 @@ def apply(
                 raise DataError(
                     f"the transform returned {name!r} as {_spec(array)} for sample {indices[i]} "
                     f"and as {_spec(target[0])} for sample {indices[0]}: in a batch dtype and "
-                    "shape must be the same"
+                    "shape must be the same. Crop or pad to one shape; if that would change the "
+                    "result of an evaluation, evaluate with load_run(RUN).model(), one by one"
                 )
             target[i] = array
 

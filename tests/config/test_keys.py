@@ -119,7 +119,8 @@ def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["scheduler.kind"]["identity"] == "identity"
     assert found["scheduler.warmup_steps"]["allowed"] == "at least 0"
     assert found["scheduler.final_ratio"]["allowed"] == "from 0 to 1"
-    assert found["site.container.runtime"]["allowed"] == "null, apptainer, singularity, pyxis"
+    runtimes = "null, apptainer, singularity, pyxis, command"
+    assert found["site.container.runtime"]["allowed"] == runtimes
 
 
 def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -446,7 +446,7 @@ def test_a_url_needs_room_for_all_shards_in_use(faulty, shards, base):
         assert right(stage.path(shards[6]), shards[6])
         with pytest.raises(StorageError) as error:
             stage.path(shards[7])
-        assert "GB, or the disk, is full of shards in use" in str(error.value)
+        assert "iB, or the disk, is full of shards in use" in str(error.value)
         assert f"{faulty} cannot be read in place" in str(error.value)
 
 

@@ -167,8 +167,11 @@ def build(
 
 def _looked(run: RunDir) -> bool:
     """Return whether the attempt before has looked at the same code, on as many ranks."""
-    *_, before, now = (None, *run.read().attempts)
-    if before is None or now.code_changed or before.world_size != now.world_size:
+    attempts = run.read().attempts
+    if len(attempts) < 2:
+        return not attempts  # a benchmark keeps nothing of what it trains
+    before, now = attempts[-2:]
+    if now.code_changed or before.world_size != now.world_size:
         return False
     return run.last_checkpoint() >= (before.first_step or 0) + LOOKS_AT
 

@@ -13,6 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+KINDS: tuple[type[Any], ...] = (
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    torch.Generator,
+)
+"""The classes of generators, of which a model or a task may have some of its own."""
+
 
 def seed_generators(seed: int, of_torch: int | None = None) -> None:
     """Seed all of them; those of torch by `of_torch`, if it is given."""

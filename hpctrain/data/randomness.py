@@ -15,7 +15,6 @@ import dis
 import functools
 import inspect
 import itertools
-import random
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import torch
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.workers.samples import SampleRandom, has_drawn
-from hpctrain.generators import same_generators, states
+from hpctrain.generators import KINDS, same_generators, states
 from hpctrain.shards.types import Batch
 
 Verdict = Literal["fixed", "augments", "unclear"]
@@ -36,7 +35,6 @@ SAMPLES = 4  # samples that are tried, and batches
 ROWS = 2  # samples of such a batch; with more, one that is left as it is would be rare
 _FEW, _MANY = 4, 32  # calls for each: to find whether it is random, and whether one changes nothing
 _DEPTH, _MOST = 5, 1000  # of what is looked into: levels, and elements of a list
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _RANDOM_MODULES = ("random", "numpy.random", "secrets")
 _OF_TORCH = ("rand", "bernoulli", "multinomial", "normal", "poisson")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -117,7 +115,7 @@ def _tensors(batch: Any) -> _Result:
 
 def _may_draw(thing: Any, seen: set[int], depth: int = _DEPTH) -> bool:
     """Whether a generator, or a module of random numbers, is in reach: for some samples only."""
-    if isinstance(thing, _GENERATORS):
+    if isinstance(thing, KINDS):
         return True
     if not depth or id(thing) in seen:
         return False

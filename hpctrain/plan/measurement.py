@@ -32,7 +32,7 @@ from hpctrain.launch.output import Bars, say
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.plan.predicting.estimator import Estimate
 from hpctrain.plan.predicting.timing import StepTime
-from hpctrain.plan.printing import command_of
+from hpctrain.plan.sentences import command_of
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request

@@ -1,21 +1,29 @@
 """The answer for a reader: the first sentences, and the tables below them."""
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.config.schema import LoRAConfig
 from hpctrain.console import Console, Table
-from hpctrain.estimates.memory_fit import margin_of
-from hpctrain.hardware import Price
 from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind, currencies, scaling
-from hpctrain.units import MIB, duration, readable
+from hpctrain.plan.sentences import (
+    big,
+    by_ranks,
+    command_of,
+    costs,
+    known,
+    needs,
+    ranks_of,
+    sentences,
+    trained,
+)
+from hpctrain.units import MIB, readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 
@@ -48,21 +56,21 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
 
 def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     """Print the sentences, and the commands that take the layouts."""
-    size, limits = f"{_big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
+    size, limits = f"{big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
     named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
     if hardware is None and named is not None:
         most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
-        console.print(f"{_needs(size, named, most)}; hardware=NAME shows layouts that fit")
+        console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
     elif hardware is not None and layouts:
         _print_summaries(console, size, layouts, overrides, answer.alone)
         if one := answer.alone:
-            console.print(f"\none GPU alone: {_sentences(size, one)[0]}")
+            console.print(f"\none GPU alone: {sentences(size, one)[0]}")
             console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
     elif hardware is not None:
         named, which = answer.ranking.over, "is possible"
         if named:
             within = "is within --deadline and --max-cost; the nearest"
-            which = f"{within}: {_sentences(size, named)[0]}"
+            which = f"{within}: {sentences(size, named)[0]}"
         console.print(f"no layout of {size} on {hardware.title} {which}")
     if hardware and named and (exceeded := limits.exceeded(*named.bill)):
         console.print(f"it {exceeded}", soft_wrap=True)
@@ -72,7 +80,7 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
         cheapest = one.price and one.time and len(currencies(kinds)) == 1
         which = "the cheapest" if cheapest else "that of the fewest GPUs"
         gpus = "no published run covers" if one.assumed else "published runs cover"
-        console.print(f"of the hardware that {gpus} {which}: {_sentences(size, one)[0]}")
+        console.print(f"of the hardware that {gpus} {which}: {sentences(size, one)[0]}")
         if kinds[0].why:
             console.print(f"it {kinds[0].why}; none is within --deadline and --max-cost")
 
@@ -90,113 +98,18 @@ def _print_summaries(
     over that of the fewest GPUs says so.
     """
     first = layouts[0]
-    fewest = alone or min((one for one in layouts if one.time), key=_ranks, default=first)
-    for place, (one, *_) in enumerate(_by_ranks(layouts)):
+    fewest = alone or min((one for one in layouts if one.time), key=ranks_of, default=first)
+    for place, (one, *_) in enumerate(by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
             if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
-        sentence, *others = _sentences(size, one, fewest)
+        sentence, *others = sentences(size, one, fewest)
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
             console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
-
-
-def command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
-    """Return the command that submits the run; `others` replace values of the same keys."""
-    names = {text.partition("=")[0] for text in others}
-    kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in names]
-    return shlex.join(["python", "-m", "hpctrain", "-m", *kept, *others])
-
-
-def _needs(size: str, one: Estimate, most: float) -> str:
-    """Return the memory of a layout; `most` is that of the largest GPU that is known."""
-    ranks, needed = one.layout.ranks, readable(one.memory.total)
-    if ranks == 1 and one.memory.total > most:
-        return f"one GPU alone would need {needed}, more than any has"
-    where = f"each of {ranks} ranks" if ranks > 1 else "one rank"
-    return f"{size} need {needed} on {where}{_divided(one)}"
-
-
-def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
-    """Return the layouts of each number of ranks; that of the command line is apart."""
-    groups = groupby(layouts, lambda one: (one.layout.named, one.layout.ranks))
-    return [list(alike) for _, alike in groups]
-
-
-def _trained(one: Estimate) -> str:
-    """Return the tokens of the budget, or the samples if these have no tokens."""
-    return _big((one.steps or 0) * one.layout.batch.global_size * max(1, one.tokens))
-
-
-def _costs(one: Estimate, amount: Callable[[Price], str]) -> list[str]:
-    """Return amounts at the price that counts and at that of spot capacity, where known."""
-    prices = dict.fromkeys(filter(None, (one.price, one.hardware.spot)))
-    return [f"{amount(each)} {each.currency} {each.kind.replace('_', ' ')}" for each in prices]
-
-
-def _big(value: float, letters: Sequence[str] = ("", "k", "M", "B", "T")) -> str:
-    """Return a number with three digits and a letter for thousands, millions and so on: 8.03B."""
-    power = next((n for n in range(len(letters)) if value < 999.5 * 1000**n), len(letters) - 1)
-    return f"{value / 1000**power:.3g}{letters[power]}"
-
-
-def _known(nbytes: float | None) -> str:
-    return "unknown" if nbytes is None else readable(nbytes)
-
-
-def _divided(one: Estimate) -> str:
-    return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
-
-
-def _ranks(one: Estimate) -> int:
-    return one.layout.ranks
-
-
-def _sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[str]:
-    """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
-    layout, hardware = one.layout, one.hardware
-    needed, limit = readable(one.memory.total), _known(hardware.memory_bytes)
-    # What has no GPU of its own is a CPU, or described by its user.
-    gpus = f"{layout.ranks} {'' if hardware.devices else 'ranks of '}{hardware.title}"
-    where, why = gpus + _divided(one), f"{layout.kind}: {one.reason}"
-    if one.fits is False:
-        return [f"{size} do not fit on {where}: the run {one.fit.reason}", why]
-    if one.fits is None:
-        least = "at least " * (one.memory.activations is None)
-        found = f"whether {size} fit on {where} is unknown: each needs {least}{needed} of {limit}"
-    elif one.fit.tight:
-        found = f"{size} fit barely on {where}: it is tight, as the run {one.fit.reason}"
-    else:
-        margin = f"{margin_of(layout.config.train):.0%} or more stays free"
-        room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {margin}"
-        host = f", and {readable(one.host_of_node)} of the host memory of each node"
-        found = f"{size} fit on {where} ({room}{host * bool(one.host_of_node)})"
-    if fewest and one.gains_little(fewest):
-        few = "one alone" if _ranks(fewest) == 1 else f"one of {_ranks(fewest)}"
-        found += f", but each GPU does only {one.efficiency(fewest):.1%} of what {few} does"
-    return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
-
-
-def _taken(one: Estimate) -> str:
-    """Return what the budget takes."""
-    text, budget = one.budget.text, one.budget
-    if one.time is None:
-        return "how long a step takes is unknown"
-    if one.hours is None:
-        step = number(one.time.step_s)
-        return f"a step takes {step} s, and --budget 1e9tokens or 20epochs tells hours and cost"
-    parts = [duration(3600 * one.hours), f"{number(one.gpu_hours)} GPU-hours"]
-    parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
-    if prices := _costs(one, lambda price: number(one.cost(price))):
-        parts.append(f"about {' or '.join(prices)}")
-    if budget.is_time:
-        what = f"{_trained(one)} {'tokens' if one.tokens else 'samples'}"
-        return f"{text} give {one.steps:,} steps ({what}) in {', '.join(parts)}"
-    what = f"{one.steps:,} steps ({text})" if text.startswith("train.") else text
-    return f"{what} take {', '.join(parts)}"
 
 
 def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
@@ -238,7 +151,7 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
     for name, value in vars(memory).items():
         if name != "host" or memory.host:
             away = memory.host and name in ("parameters", "gradients", "optimizer")
-            table.add_row(name + " (host)" * bool(away), _known(value))
+            table.add_row(name + " (host)" * bool(away), known(value))
     console.print(table)
     if memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
@@ -258,10 +171,10 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
 def _print_layouts(console: Console, estimates: list[Estimate]) -> None:
     """Print the best layouts of each number of ranks."""
     first = estimates[0]
-    amounts, price = _costs(first, lambda each: f"{each.amount:g}"), first.price
+    amounts, price = costs(first, lambda each: f"{each.amount:g}"), first.price
     told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
     console.print(f"\nestimates on {first.hardware.title}{told}")
-    shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
+    shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
     if line := uncompared_line(shown):
         console.print(f"* {line}")
@@ -377,7 +290,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
-    "trained": lambda one: _trained(one) if one.budget.is_time else "unknown",
+    "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
     "GPU-hours": lambda one: number(one.gpu_hours),
     "kWh": lambda one: number(one.kwh),
@@ -394,4 +307,4 @@ def _how(estimate: Estimate) -> str:
 
 
 def _si(number: float) -> str:
-    return f"{_big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"
+    return f"{big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.outputs import described
-from hpctrain.tasks.task import SplitTask, Sums, Task
+from hpctrain.tasks.task import SplitTask, Sums, Task, name_of
 
 _NEEDED = ("update", "compute", "reset", "to", "modules")
 
@@ -68,9 +68,8 @@ def measuring(task: Task, device: torch.device) -> _Measuring | None:
     if not getattr(task, "metrics", None):
         return None
     if not isinstance(task, SplitTask):
-        kind = type(task)
         raise ConfigError(
-            f"task._target_={kind.__module__}.{kind.__qualname__} has metrics, but is no "
+            f"task._target_={name_of(task)} has metrics, but is no "
             "hpctrain.tasks.SplitTask, whose `measured` says what they get"
         )
     return _Measuring(task, device)

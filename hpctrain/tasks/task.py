@@ -85,7 +85,7 @@ class SplitTask(ABC):
         caller.
         """
         raise ConfigError(
-            f"{type(self).__module__}.{type(self).__qualname__} has metrics, but no method "
+            f"{name_of(self)} has metrics, but no method "
             "`measured(outputs, batch)`, which returns what they are updated with, such as "
             "(predictions, targets)"
         )
@@ -175,9 +175,8 @@ def on_part(task: Task, part: Part | None) -> Task:
         return task
     method = getattr(task, "on", None)
     if method is None:
-        kind = type(task)
         raise ConfigError(
-            f"task._target_={kind.__module__}.{kind.__qualname__} has no method `on`, by which "
+            f"task._target_={name_of(task)} has no method `on`, by which "
             f"parallel.cp={part.cp} gives it a part of each sequence; "
             "hpctrain.tasks.LanguageModel has one"
         )

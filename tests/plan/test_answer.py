@@ -45,8 +45,9 @@ from hpctrain.plan.predicting.timing import (
     gather_s,
     link_of,
 )
-from hpctrain.plan.printing import _sentences, print_scaling
+from hpctrain.plan.printing import print_scaling
 from hpctrain.plan.ranking import WHY, scaling
+from hpctrain.plan.sentences import sentences
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
@@ -329,7 +330,7 @@ def test_more_than_all_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     slow = replace(estimates[1], time=replace(estimates[1].time, step_s=80.0))
     assert slow.efficiency(estimates[0]) == pytest.approx(0.025)
     kept = replace(slow, memory=replace(slow.memory, host=2**30), fit=Fit(True))
-    sentence = _sentences("all", kept, estimates[0])[0]
+    sentence = sentences("all", kept, estimates[0])[0]
     assert "stays free, and 8.0 GiB of the host memory of each node)" in sentence
     assert "each node), but each GPU does only 2.5% of what one of 8 does; " in sentence
     text = " ".join(text.split())

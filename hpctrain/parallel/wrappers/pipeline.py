@@ -42,6 +42,7 @@ from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task, checked
+from hpctrain.tasks.task import name_of
 
 _CLASSES = {
     "gpipe": "GPipe",
@@ -137,7 +138,7 @@ class PipelineModel(ParallelModel):
         if not isinstance(task, SplitTask):
             raise ConfigError(
                 f"parallel.pp={self.mesh.degrees.pp} with task._target_="
-                f"{type(task).__module__}.{type(task).__qualname__}: a pipeline needs a task that "
+                f"{name_of(task)}: a pipeline needs a task that "
                 "is a hpctrain.tasks.SplitTask, with the methods `inputs` and `sums`"
             )
         batch = wide_batch(batch)

@@ -19,6 +19,7 @@ from hpctrain.job.building.instantiate import instantiate
 from hpctrain.shards.index import Shard
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
+from hpctrain.tasks.task import name_of
 
 _EXAMPLES = "8193 (tokens of a window), 3x224x224 or image=3x256x256,label=256x256"
 _Shapes = dict[str, tuple[int, ...]]  # by the name of the field; "" is the model's input
@@ -64,7 +65,7 @@ def of_shape(task: Any, shapes: _Shapes) -> Batch:
     elif "" in shapes:
         if not hasattr(task, "input"):
             raise ConfigError(
-                f"--sample-shape: task._target_={type(task).__module__}.{type(task).__name__} does "
+                f"--sample-shape: task._target_={name_of(task)} does "
                 "not say which field is the model's input (attribute `input` or `tokens`); name "
                 f"the fields, as {_EXAMPLES.rpartition(' ')[2]}, or give data.path instead"
             )

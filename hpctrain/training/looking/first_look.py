@@ -86,13 +86,14 @@ class FirstLook(NoLook):
         divided = trial(train=True)
         with in_plain_classes(self._model.module):
             plain = trial(train=True)
+        differ = divided.unlike(plain, trial.tolerance)
         _refuse(
-            f"the model gives another {few(divided.unlike(plain, trial.tolerance))} where FSDP "
+            f"the model gives another {few(differ)} where FSDP "
             "divides it than it gives by itself: it looks at the class or at the attributes "
             "(_is_fsdp_managed_module) that FSDP gives its modules, as models of transformers with "
             "LayerDrop do. Use ddp (parallel.dp_shard=1), or train.compile=off, without which "
             "hpctrain removes these attributes"
-            if divided.unlike(plain, trial.tolerance)
+            if differ
             else ""
         )
 

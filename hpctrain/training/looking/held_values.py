@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
+from hpctrain import generators
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.task import name_of
 from hpctrain.terminal import few
@@ -28,7 +30,6 @@ from hpctrain.terminal import few
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
 _OF_MODULES = {*vars(nn.Module()), "metrics"}  # what every module has, and what evaluations reset
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.generic)
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _MANY, _DEPTH = 10_000, 4  # elements of a container that are looked at; levels
 _LARGEST = 64 << 20  # bytes of a tensor that is copied
 
@@ -96,7 +97,10 @@ def check_parameters(task: Any) -> None:
         found += [
             f"{label}.{key}".removeprefix("task.")
             for key, value in held.items()
-            if any(tensor.requires_grad and tensor.is_leaf for tensor in _tensors(value))
+            if any(
+                isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf
+                for each in tree_leaves(value)
+            )
         ]
     if found:
         raise ConfigError(
@@ -105,14 +109,6 @@ def check_parameters(task: Any) -> None:
             "which gives them to the task with its outputs; or call requires_grad_(False), if they "
             "are constants"
         )
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple) and _is_plain(value):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
 
 
 def is_foreign(thing: Any) -> bool:
@@ -165,7 +161,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
         return value.nbytes <= _LARGEST and value.layout == torch.strided
     if isinstance(value, np.ndarray):
         return value.dtype != object and value.nbytes <= _LARGEST
-    if isinstance(value, (*_ATOMS, *_GENERATORS)):
+    if isinstance(value, (*_ATOMS, *generators.KINDS)):
         return True
     if not depth or type(value) not in (list, tuple, dict, set, deque) or len(value) > _MANY:
         return False
@@ -175,37 +171,29 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
 
 def _copy(value: Any) -> Any:
     """Return a copy that later changes in place leave as it is; of a generator, its state."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, _GENERATORS):
-        return _state(value)
-    if isinstance(value, dict):
-        return {key: _copy(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | deque):
-        return type(value)(_copy(part) for part in value)
-    return copy.copy(value)
 
+    def of(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.detach().clone()
+        if isinstance(part, np.random.Generator):
+            return copy.deepcopy(part.bit_generator.state)
+        if isinstance(part, random.Random):
+            return part.getstate()
+        if isinstance(part, generators.KINDS):
+            return part.get_state()
+        return copy.copy(part)
 
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return copy.deepcopy(generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state()
-    return generator.getstate()
+    return tree_map(of, value)
 
 
 def _with_content(value: Any, copied: Any) -> Any:
     """Return a value after it was given the content that it had when it was copied."""
-    if isinstance(value, torch.Generator):
-        value.set_state(copied)
-    elif isinstance(value, np.random.Generator):
+    if isinstance(value, np.random.Generator):
         value.bit_generator.state = copied
-    elif isinstance(value, np.random.RandomState):
-        value.set_state(copied)
     elif isinstance(value, random.Random):
         value.setstate(copied)
+    elif isinstance(value, generators.KINDS):
+        value.set_state(copied)
     elif _same(_copy(value), copied):
         pass
     elif isinstance(value, torch.Tensor) and value.shape == copied.shape:

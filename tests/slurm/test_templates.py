@@ -1,5 +1,6 @@
 """The sbatch templates do their work when they are submitted to a real Slurm."""
 
+import functools
 import json
 import os
 import re
@@ -66,7 +67,17 @@ def ended(here: Path, *jobs: str) -> list[str]:
     """
     cluster.wait_for_end(list(jobs))
     shown = ("sacct", "-X", "--noheader", "--parsable2", "--format=State,ExitCode")
-    answers = [cluster.slurm(*shown, "--jobs", job) for job in jobs]
+    known = ("squeue", "--states=all", "--noheader", "--format=%T")
+
+    def accounted(job: str) -> str:
+        """Return what the accounting has; "" as long as it has only an earlier start of the job."""
+        answer = cluster.slurm(*shown, "--jobs", job)
+        return answer if answer.startswith(cluster.slurm(*known, f"--jobs={job}")) else ""
+
+    answers = [
+        cluster.wait_for(functools.partial(accounted, job), 60, f"the accounting of {job}")
+        for job in jobs
+    ]
     print(*answers, *(output(here, job) for job in jobs), sep="\n")
     return answers
 

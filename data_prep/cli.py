@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
+from hpctrain import gone
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.terminal import indented
 
@@ -39,17 +40,13 @@ COMMANDS = {
     "verify": ("tools.verify", "compare the shards with the index"),
     "export": ("tools.export", "write samples as Parquet"),
 }
-# What was a command, and what takes its place.
-_GONE = {
-    "litdata": "`python -m data_prep python FILE.py:NAME OUT` converts what the library litdata "
-    "reads (docs/data.md has the function)"
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
+        gone.check_command("data_prep", argv)
         args = _parser(argv).parse_args(argv)
         args.command_line = shlex.join(["python", "-m", "data_prep", *argv])
         args.run(args)
@@ -117,8 +114,6 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=_Command
     )
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    if chosen in _GONE:
-        parser.error(f"there is no command {chosen} any more; {_GONE[chosen]}")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
             name,

@@ -1,6 +1,7 @@
 """A hook of MkDocs: fill the pages of the reference from the schema and from the commands.
 
-A page has the line `<!-- generated: keys -->`, `metrics` or `commands` where the text belongs.
+A page has the line `<!-- generated: keys -->`, `metrics`, `commands` or `gone` where the text
+belongs.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ import data_prep.cli
 import hpctrain.cli
 from hpctrain.config.keys import row, select
 from hpctrain.config.metric_registry import registered
+from hpctrain.gone import table
 
 _WITHOUT_OPTIONS = ("freeze", "run")  # they take overrides, or one run directory
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the text of a page with the generated parts; MkDocs calls this for each page."""
-    for name, made in (("keys", keys), ("metrics", metrics), ("commands", commands)):
+    makers = {"keys": keys, "metrics": metrics, "commands": commands, "gone": gone}
+    for name, made in makers.items():
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
             markdown = markdown.replace(mark, "\n".join(made()))
@@ -68,6 +71,13 @@ def metrics() -> Iterator[str]:
         for metric in members:
             name, unit, text = map(_text, metric)
             yield f"`{name}`\n:   {f'In {unit}. ' if unit else ''}{text}\n"
+
+
+def gone() -> Iterator[str]:
+    """Yield the table of what has left, and what takes its place."""
+    yield "| what has left | instead |\n| --- | --- |"
+    for name, what in table().items():
+        yield f"| `{name}` | {_text(what['instead'])} |"
 
 
 def commands() -> Iterator[str]:

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpctrain import __version__
+from hpctrain import __version__, gone
 from hpctrain.disk import umask
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.faults import early_signals
@@ -215,6 +215,8 @@ def _dispatch(argv: list[str]) -> int:
     elif first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.
         guard()
+    if not first.startswith("-") and "=" not in first:
+        gone.check_command("hpctrain", argv)
     if first in commands:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ causes cgroup console disk errors forks frames generators gpu_driver lock marks "
+    "__init__ causes cgroup console disk errors forks frames generators gone gpu_driver lock marks "
     "metric_names progress_bar record run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
@@ -117,6 +117,7 @@ APART = {
     "frames": "",
     "marks": "forks",
     "generators": "",
+    "gone": "errors yaml_file",
     "gpu_driver": "",
     "lock": "disk forks",
     "metric_names": "",
@@ -148,7 +149,7 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
-    "cgroup errors disk record terminal console progress_bar shards data.samplers.groups "
+    "cgroup errors disk gone record terminal console progress_bar shards data.samplers.groups "
     "data.samplers.order data.samplers.permutation data.sources.images data.places.filesystem"
 )
 WITH_MLFLOW = (

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain import gone
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
 from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.rules.arguments import signature
@@ -57,6 +58,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         options = re.search(r"Available options in '(.*)':\n((?:\t.*\n?)+)", text)
         group = options[1] if options else wrong[1]  # a group such as `hydra/sweeper` has a slash
         choice = f"{wrong[1]}/{wrong[2]}".removeprefix(f"{group}/")
+        if left := gone.sentence(f"{group}={choice}"):
+            return left
         listed = ", ".join(options[2].split()) if options else "none"
         own = f"{group}/{choice}.yaml"
         for found in (*glob.glob(glob.escape(own)), *sorted(glob.glob(f"*/{glob.escape(own)}"))):
@@ -92,7 +95,12 @@ def of_section(name: str, keys: Iterable[str]) -> str:
 
 
 def unknown_key(key: str, keys: list[str]) -> str:
-    """Return a text with the most similar key and with the keys of the section."""
+    """Return a text with the most similar key and with the keys of the section.
+
+    For a key that has left it is what takes its place.
+    """
+    if left := gone.sentence(key):
+        return left
     section, _, name = key.rpartition(".")
     others = [known for known in keys if not key.startswith(f"{known}.")]
     near = same_name(name, others) or [*filter(None, [OTHER_NAMES.get(name)])]

@@ -28,6 +28,7 @@ from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
 from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError, DamageError
+from hpctrain.gone import without_gone_keys
 from hpctrain.run_record import RunRecord
 
 
@@ -111,7 +112,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
                 f"{text}: only single values of a frozen config change, {section}.KEY=VALUE; a "
                 f"choice for the whole section {section} is made when a run is first asked for"
             )
-    node = DictConfig(values_of(path))
+    node = DictConfig(without_gone_keys(values_of(path), path))
     try:
         for text in overrides:
             key, _, value = text.partition("=")

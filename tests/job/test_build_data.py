@@ -461,7 +461,7 @@ def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
         return check(config(*overrides)).path.name
 
     base = name()
-    for same_run in ("data.threads=3", "data.io=read", "data.stage=none", "data.verify=full"):
+    for same_run in ("data.threads=3", "data.stage=none", "data.verify=full"):
         assert name(same_run) == base
     for other in (
         "data.shuffle=block",

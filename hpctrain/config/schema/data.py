@@ -234,13 +234,6 @@ class DataConfig:
         above=0,
         identity=False,
     )
-    io: str = key(
-        "auto",
-        "Uncompressed shards are memory-mapped (mmap) or read (read). auto reads them on network "
-        "file systems and maps them elsewhere.",
-        choices=("auto", "mmap", "read"),
-        identity=False,
-    )
     verify: str = key(
         "off",
         "Shards are compared with their digests: never (off), when they are opened (first_use), "

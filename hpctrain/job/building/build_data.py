@@ -177,8 +177,7 @@ class DataBuilder:
             place, data.verify, path, shards, rank=self._ranks.rank, ranks=self._ranks.world_size
         )
         self._closes.append(place.close)
-        io: Any = data.io  # validated
-        reader = Reader(path, split, data.fields, place=place, index=index, io=io)
+        reader = Reader(path, split, data.fields, place=place, index=index)
         source: Source = reader
         if data.windows.field is not None:
             source = Windows(

@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,6 @@ def main(argv: list[str]) -> int:
     from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measurement import Comparison, measure
     from hpctrain.plan.printing import show
-    from hpctrain.plan.simulation import simulate
 
     # What was imported stays, so no collection needs to look at it, which would take seconds.
     gc.freeze()
@@ -95,12 +94,6 @@ def main(argv: list[str]) -> int:
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
     warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
-    simulated = None
-    if given.simulate is not None:
-        if not found.layouts:
-            raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
-        with default_dtype(config.precision):
-            simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
@@ -110,11 +103,8 @@ def main(argv: list[str]) -> int:
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
-        body |= {"simulation": asdict(simulated)} if simulated else {}
     else:
         show(console, found, trained)
-        for line in simulated.lines() if simulated else ():
-            console.print(line)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"))
     exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
@@ -176,8 +166,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--layers", action="store_true", help="show the table of layers")
     text = "a run directory whose measured times replace the assumed ones; may be repeated"
     add("--from-run", action="append", default=[], metavar="RUN", help=text)
-    text = "run the recipe of a rank (0) at full rank count: what it holds, what it sends"
-    add("--simulate", nargs="?", const=0, type=int, metavar="RANK", help=text)
     text = "submit the best three layouts as an array of short jobs, wait, and compare"
     add("--measure", action="store_true", help=text)
     add("--json", action="store_true", help="print one object")

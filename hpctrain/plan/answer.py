@@ -174,7 +174,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
     estimator.budget, estimator.limits = budget, asked.limits
     asked.limits.check(budget, hardware)
-    loader = loader_rate(None if asked.shape else config.data, config.output_dir, hardware)
+    loader = loader_rate(None if asked.shape else config.data, hardware)
     configs = [run.config for run in asked.runs]
     theirs = [Estimator.of_config(each, *task_and_sample(each)) for each in configs]
     measured = [*zip(theirs, asked.runs, strict=True)]
@@ -185,7 +185,10 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         estimator.calibration = calibrated(asked.runs, predicted, any_kind)
     if asked.failing is not None:
         runs = [(run, its.checkpoint_bytes(run.config)) for its, run in measured]
-        nbytes, storage = estimator.checkpoint_bytes(config), (loader.storage, loader.source)
+        nbytes, storage = (
+            estimator.checkpoint_bytes(config),
+            (loader.storage, "the hardware"),
+        )
         estimator.failures = Failures.of(asked.failing, nbytes, storage, runs)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node

@@ -21,7 +21,6 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
-from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.memory_fit import Fit
 from hpctrain.hardware import Hardware, known, load, of_section
@@ -31,7 +30,6 @@ from hpctrain.plan.failures import best_interval, stretch
 from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import composed_for, main
@@ -566,23 +564,16 @@ def test_half_of_tensor_parallel_overlaps_where_it_can() -> None:
 
 
 def test_the_loader_against_the_storage(
-    capsys: pytest.CaptureFixture[str], composer: Composer, digits: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], digits: Path, tmp_path: Path
 ) -> None:
     words = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}"]
     words += ["hardware=h100_sxm", "precision=bf16", "--nodes", "1"]
-    figures = {"node1": {"read_mb_s": 1e9}}
-    history.add(str(tmp_path), "doctor", {"node1": []}, figures)
+    words += ["+hardware.storage_mb_per_s=1e9"]
     measured = plan(capsys, *words)["loader"]
     assert measured["bytes_per_sample"] >= 64 + 8
     assert measured["needed_mb_per_s"] > 0
     assert measured["enough"] is True
-    assert measured["source"] == "doctor, one process on each of 1 host"
-    config = composer.typed(words[:-2])
-    slow = replace(load("h100_sxm"), storage_rate=1e3)
-    assert loader_rate(config.data, config.output_dir, slow).storage == 1e3
-    config.output_dir = str(tmp_path / "other")
-    unknown = loader_rate(config.data, config.output_dir, load("h100_sxm"))
-    assert (unknown.storage, unknown.source) == (None, "unknown")
+    assert plan(capsys, *words[:-1])["loader"]["enough"] is None
 
 
 def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import Limits, budget_of
-from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.model_facts import Layer, layers_of
 from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
@@ -52,7 +51,6 @@ class Query:
     measure: bool = False
     limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
-    failing: tuple[float, float | None] | None = None  # hours of `--mtbf` and `--restart`
 
 
 _SIZES = ("parameters", "trainable", "embedding", "active")
@@ -147,8 +145,6 @@ class Answer:
             found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
         if estimator.calibration is not None:
             found |= estimator.calibration.assumptions
-        if estimator.failures is not None:
-            found["failures"] = estimator.failures.text
         if hardware is not None:
             found["accuracy"] = accuracy(estimator.facts, self.config, hardware)
             found["memory accuracy"] = memory_accuracy()
@@ -183,13 +179,6 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         found = [its.of(layout_of(run), any_kind) for its, run in measured]
         predicted = [(one.time, one.memory) for one in found]
         estimator.calibration = calibrated(asked.runs, predicted, any_kind)
-    if asked.failing is not None:
-        runs = [(run, its.checkpoint_bytes(run.config)) for its, run in measured]
-        nbytes, storage = (
-            estimator.checkpoint_bytes(config),
-            (loader.storage, "the hardware"),
-        )
-        estimator.failures = Failures.of(asked.failing, nbytes, storage, runs)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:

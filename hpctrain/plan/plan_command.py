@@ -22,7 +22,7 @@ from hpctrain.estimates import node_weights, time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
-from hpctrain.plan.budget import Limits, hours_of
+from hpctrain.plan.budget import Limits
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
 
@@ -50,10 +50,6 @@ def main(argv: list[str]) -> int:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
     limits = Limits.of(given.deadline, given.max_cost)
-    restart = None if given.restart is None else hours_of("--restart", given.restart)
-    failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)
-    if failing is None and restart is not None:
-        raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
     runs = [*map(_measured, given.from_run)]
     asks = {
         f"--{n.replace('_', '-')}": getattr(given, n) for n in ("budget", "deadline", "max_cost")
@@ -85,7 +81,7 @@ def main(argv: list[str]) -> int:
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
-        *(runs, given.measure, limits, per_node or 0, failing),
+        *(runs, given.measure, limits, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -161,8 +157,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
     add("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
     add("--max-cost", help="leave out what costs more: 500 or 500USD")
-    add("--mtbf", help="the mean time between failures of a node: 150d")
-    add("--restart", help="the time from a failure to the next start: 10min")
     add("--layers", action="store_true", help="show the table of layers")
     text = "a run directory whose measured times replace the assumed ones; may be repeated"
     add("--from-run", action="append", default=[], metavar="RUN", help=text)

@@ -65,7 +65,7 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
         _print_summaries(console, size, layouts, overrides, answer.alone)
         if one := answer.alone:
             console.print(f"\none GPU alone: {sentences(size, one)[0]}")
-            console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
+            console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
     elif hardware is not None:
         named, which = answer.ranking.over, "is possible"
         if named:
@@ -109,7 +109,7 @@ def _print_summaries(
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
-            console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
+            console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
 
 
 def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:

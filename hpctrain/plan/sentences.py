@@ -86,7 +86,7 @@ def sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[
     if fewest and one.gains_little(fewest):
         few = "one alone" if ranks_of(fewest) == 1 else f"one of {ranks_of(fewest)}"
         found += f", but each GPU does only {one.efficiency(fewest):.1%} of what {few} does"
-    return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
+    return [f"{found}; {_taken(one)}", why]
 
 
 def _taken(one: Estimate) -> str:

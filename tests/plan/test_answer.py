@@ -26,7 +26,6 @@ from hpctrain.estimates.memory_fit import Fit
 from hpctrain.hardware import Hardware, known, load, of_section
 from hpctrain.job.building.flops import Flops
 from hpctrain.plan.budget import Budget, Limits, budget_of
-from hpctrain.plan.failures import best_interval, stretch
 from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout, layouts
@@ -49,7 +48,7 @@ from hpctrain.plan.sentences import sentences
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
-BILL = {"steps", "hours", "gpu_hours", "kwh", "cost", "spot_cost", "currency", "failures"}
+BILL = {"steps", "hours", "gpu_hours", "kwh", "cost", "spot_cost", "currency"}
 MEMORY = {"parameters", "gradients", "optimizer", "gathered", "activations", "logits", "buffers"}
 
 
@@ -150,35 +149,13 @@ def test_what_a_run_may_cost_and_take(
     assert faster.count("launch.tasks_per_node") == 1
 
 
-def test_one_gpu_for_a_time_with_failures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_gpu_for_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*LM, "hardware=rtx_4090", "launch.tasks_per_node=1", "--nodes", "1"]
-    words += ["hardware.storage_mb_per_s=100", "--mtbf", "10d", "checkpoint.every_steps=3"]
-    found = plan(capsys, *words, "--budget", "2weeks", "--restart", "1h")
+    found = plan(capsys, *words, "--budget", "2weeks")
     assert {entry["ranks"] for entry in found["layouts"]} == {1}
-    first, failures = found["layouts"][0], found["layouts"][0]["failures"]
+    first = found["layouts"][0]
     assert first["hours"] == pytest.approx(14 * 24, rel=1e-4)
-    bare = first["steps"] * first["step_s"] / 3600
-    assert 1 - bare / first["hours"] == pytest.approx(failures["lost"])
-    assert failures["mtbf_s"] == 10 * 86400
-    assert failures["checkpoint_bytes"] == 1_328_256 * 4 * 3
-    assert failures["save_s"] == pytest.approx(failures["checkpoint_bytes"] / 100e6)
-    assert failures["restart_s"] == pytest.approx(3600 + failures["save_s"])
-    assert failures["every_steps_as_given"] == 3
-    assert 1 / 24 / 10 < failures["lost"] < failures["lost_as_given"] < 1
-    assert f"checkpoint.every_steps={failures['every_steps']}" in first["overrides"]
-    with pytest.raises(ConfigError, match=r"fails every .* a save takes .*: the run would not end"):
-        main([*words, "--mtbf", "1min", "--restart", "1h"])
-
-
-def test_the_interval_between_checkpoints() -> None:
-    """Daly 2006 states these minutes in figures 3 to 5: for M = 24 h, 6 h and 15 min, d = 5 min."""
-    for mtbf, stated in ((24 * 60, 117), (6 * 60, 57), (15, 9.1)):
-        best = best_interval(mtbf * 60, 5 * 60)
-        assert best / 60 == pytest.approx(stated, rel=6e-3)
-        times = {part: stretch(mtbf * 60, 300, 600, part * best) for part in (0.7, 1, 1.4)}
-        assert min(times, key=times.__getitem__) == 1
-        assert times[1] > 1 + 600 / (mtbf * 60)
-    assert stretch(1, 1000, 1, 1) == math.inf
+    assert first["hours"] == pytest.approx(first["steps"] * first["step_s"] / 3600)
 
 
 def test_the_fastest_of_all_micro_batches(
@@ -595,8 +572,6 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
             [*LM, "hardware=h100_sxm", "launch.tasks_per_node=16", "--nodes", "1"],
             "launch.tasks_per_node=16: a node of hardware=h100_sxm has 8 GPUs, and each rank",
         ),
-        ([*LM, "hardware=l40s", "--mtbf", "9d"], "--mtbf: how long a save takes is unknown: give"),
-        ([*LM, "--restart", "1h"], "--restart=1h needs --mtbf"),
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
         ([*LM, "--deadline", "soon"], "--deadline=soon: it must be a time such as 90min"),

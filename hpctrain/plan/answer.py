@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.config.schema import Config
@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
-from hpctrain.plan.budget import Limits, budget_of
+from hpctrain.plan.budget import budget_of
 from hpctrain.plan.inspecting.model_facts import Layer, layers_of
 from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
@@ -49,7 +49,6 @@ class Query:
     runs: Sequence[MeasuredRun] = ()
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
-    limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
 
 
@@ -83,16 +82,9 @@ class Answer:
     def fits(self) -> bool | None:
         """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return self._meets(self.named)
-        found = {self._meets(estimate) for estimate in self.ranking.best}
+            return self.named.fits
+        found = {estimate.fits for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
-
-    def _meets(self, one: Estimate) -> bool | None:
-        """Return whether a layout fits, and takes no more than it may; None if that is unknown."""
-        excess = self.estimator.limits.excess(*one.bill)
-        if one.fits is False or (excess is not None and excess > 1):
-            return False
-        return None if excess is None else one.fits
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -113,7 +105,6 @@ class Answer:
                 {
                     "name": kind.hardware.name,
                     **(kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why}),
-                    "exceeds": (kind.best and kind.why) or None,
                 }
                 for kind in self.kinds
             ],
@@ -168,8 +159,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     estimator = Estimator.of_config(config, task, sample)
     samples = None if asked.shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
-    estimator.budget, estimator.limits = budget, asked.limits
-    asked.limits.check(budget, hardware)
+    estimator.budget = budget
     loader = loader_rate(None if asked.shape else config.data, hardware)
     configs = [run.config for run in asked.runs]
     theirs = [Estimator.of_config(each, *task_and_sample(each)) for each in configs]
@@ -195,8 +185,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(config, estimator, hardware, per_node)
-            enough = [least.best] if least.best and not least.why else []
-            ranking = replace(ranking, best=enough, over=least.best)
+            ranking = replace(ranking, best=[least.best] if least.best else [])
     kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
     alone = None
     if hardware is not None and looks_around and ranking.best and ranking.best[0].layout.ranks > 1:

@@ -1,20 +1,14 @@
-"""How long a run is, and what it may take.
-
---budget 300e9tokens or 2weeks, or what the config says ── Budget
---deadline 24h, --max-cost 500USD ── Limits ── which layouts are good enough
-"""
+"""How long a run is: --budget 300e9tokens or 2weeks, or what the config says."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
 from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
-from hpctrain.hardware import Hardware
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
 _HOURS = {"m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}  # by the first letter of the unit
@@ -44,58 +38,6 @@ class Budget:
         return max(1, int((hours or 0.0) * 3600 / step_s))
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a run may take."""
-
-    hours: float | None = None  # on the clock; None is no limit
-    cost: float | None = None  # in the currency of the prices; None is no limit
-    currency: str = ""  # "" takes any
-
-    @classmethod
-    def of(cls, deadline: str | None, max_cost: str | None) -> Limits:
-        """Return the limits of a command line, each a positive number with its unit."""
-        hours = None if deadline is None else hours_of("--deadline", deadline)
-        cost = re.fullmatch(rf"{_NUMBER}([A-Z]{{3}})?\s*", max_cost or "1")
-        if not cost or not float(cost[1]):
-            raise ConfigError(f"--max-cost={max_cost}: it must be an amount such as 500 or 500USD")
-        return cls(hours, None if max_cost is None else float(cost[1]), cost[2] or "")
-
-    def check(self, budget: Budget, hardware: Hardware | None) -> None:
-        """Raise a ConfigError if the run's length or price is unknown, or has another currency."""
-        if self != Limits() and budget.steps is None and not budget.is_time:
-            raise ConfigError("--deadline and --max-cost need the length of the run: add --budget")
-        if self.cost is None or hardware is None:
-            return
-        price = hardware.price_per_hour
-        if price is None or self.currency not in ("", price.currency):
-            why = f"the price is in {price.currency}" if price else "the hardware has no price"
-            raise ConfigError(f"--max-cost: {why}; hardware.price.own='1.20 EUR' sets yours")
-
-    def excess(self, hours: float | None, cost: float | None, currency: str) -> float | None:
-        """Return how many times a run takes what it may; None if that is unknown."""
-        shares = [share for share, _ in self._parts(hours, cost, currency)]
-        most = max(filter(None, shares), default=0.0)
-        return None if most <= 1 and None in shares else most
-
-    def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
-        """Return what a run takes more than it may, for a reader; "" if nothing is known."""
-        parts = self._parts(hours, cost, currency)
-        found = " and ".join(text for share, text in parts if share and share > 1)
-        return found and f"takes {found}"
-
-    def _parts(
-        self, hours: float | None, cost: float | None, currency: str
-    ) -> Iterator[tuple[float | None, str]]:
-        if (most := self.hours) is not None:
-            text = f"{_beside(hours, most)} hours (--deadline {most:,.4g})"
-            yield hours and hours / most, text
-        if (most := self.cost) is not None:
-            known = cost if self.currency in ("", currency) else None
-            text = f"{_beside(cost, most)} {currency} (--max-cost {most:,.10g})"
-            yield known and known / most, text
-
-
 def hours_of(option: str, text: str) -> float:
     """Return the hours of a time such as 90min or 2weeks; a ConfigError names the option."""
     found = _TIME.fullmatch(text.lower())
@@ -111,13 +53,6 @@ def number(value: float | None) -> str:
     if value >= 100:
         return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2g}"
-
-
-def _beside(value: float | None, limit: float) -> str:
-    """Return a figure with so many digits that it is seen to be above its limit."""
-    if value is None or float(number(value).replace(",", "")) > limit:
-        return number(value)
-    return f"{value:,.6g}"
 
 
 def budget_of(text: str | None, train: TrainConfig, tokens: int, samples: int | None) -> Budget:

@@ -22,7 +22,6 @@ from hpctrain.estimates import node_weights, time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
-from hpctrain.plan.budget import Limits
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
 
@@ -49,17 +48,13 @@ def main(argv: list[str]) -> int:
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
-    limits = Limits.of(given.deadline, given.max_cost)
     runs = [*map(_measured, given.from_run)]
-    asks = {
-        f"--{n.replace('_', '-')}": getattr(given, n) for n in ("budget", "deadline", "max_cost")
-    }
-    if hardware is None and nodes is not None and not (runs or given.measure):
-        for option in (f"{name}={value}" for name, value in asks.items() if value is not None):
-            raise ConfigError(
-                f"{option} with --nodes={given.nodes} and without hardware: times and costs are "
-                "unknown; add hardware=NAME, or leave --nodes out for the table of all known GPUs"
-            )
+    asked_budget = given.budget is not None and not (runs or given.measure)
+    if hardware is None and nodes is not None and asked_budget:
+        raise ConfigError(
+            f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
+            "costs are unknown; add hardware=NAME, or leave --nodes out for the table of all known GPUs"
+        )
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype
@@ -81,7 +76,7 @@ def main(argv: list[str]) -> int:
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
-        *(runs, given.measure, limits, per_node or 0),
+        *(runs, given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -155,8 +150,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
     add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
     add("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
-    add("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
-    add("--max-cost", help="leave out what costs more: 500 or 500USD")
     add("--layers", action="store_true", help="show the table of layers")
     text = "a run directory whose measured times replace the assumed ones; may be repeated"
     add("--from-run", action="append", default=[], metavar="RUN", help=text)

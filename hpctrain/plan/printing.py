@@ -56,7 +56,7 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
 
 def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     """Print the sentences, and the commands that take the layouts."""
-    size, limits = f"{big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
+    size = f"{big(answer.estimator.facts.parameters)} parameters"
     named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
     if hardware is None and named is not None:
         most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
@@ -67,22 +67,12 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
             console.print(f"\none GPU alone: {sentences(size, one)[0]}")
             console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
     elif hardware is not None:
-        named, which = answer.ranking.over, "is possible"
-        if named:
-            within = "is within --deadline and --max-cost; the nearest"
-            which = f"{within}: {sentences(size, named)[0]}"
-        console.print(f"no layout of {size} on {hardware.title} {which}")
-    if hardware and named and (exceeded := limits.exceeded(*named.bill)):
-        console.print(f"it {exceeded}", soft_wrap=True)
-    if hardware and layouts and limits.excess(*layouts[0].bill) is None:
-        console.print("whether that is within --deadline and --max-cost is unknown")
+        console.print(f"no layout of {size} on {hardware.title} is possible")
     if one := kinds[0].best if kinds else None:
         cheapest = one.price and one.time and len(currencies(kinds)) == 1
         which = "the cheapest" if cheapest else "that of the fewest GPUs"
         gpus = "no published run covers" if one.assumed else "published runs cover"
         console.print(f"of the hardware that {gpus} {which}: {sentences(size, one)[0]}")
-        if kinds[0].why:
-            console.print(f"it {kinds[0].why}; none is within --deadline and --max-cost")
 
 
 def _print_summaries(
@@ -219,10 +209,7 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
             kind.hardware.name + " *" * bool(kind.best and kind.best.assumed) for kind in rows
         ],
         "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
-        "layout": [
-            f"{_name(kind.best)}{' over' * bool(kind.why)}" if kind.best else "not possible"
-            for kind in rows
-        ],
+        "layout": [_name(one) if one else "not possible" for one in found],
     }
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
@@ -241,8 +228,6 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
             "* behind a GPU: its speed is assumed, for no published run on it was compared; such "
             "GPUs stand behind the others, whatever they cost"
         )
-    if any(kind.best and kind.why for kind in rows):
-        console.print("over: it has room, but takes more than --deadline or --max-cost allows")
     for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):
         those = ", ".join(kind.hardware.name for kind in alike)
         console.print(f"not possible on {those}: {why}", soft_wrap=True)

@@ -12,7 +12,7 @@ from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, stage
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.parallel.precision import DTYPES
-from hpctrain.plan.budget import Budget, Limits
+from hpctrain.plan.budget import Budget
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     ModelFacts,
@@ -121,11 +121,6 @@ class Estimate:
         watts = self.layout.ranks * (gpu or 0.0) + self.layout.nodes * (node or 0.0)
         return self.hours * watts / 1000
 
-    @property
-    def bill(self) -> tuple[float | None, float | None, str]:
-        """Hours, cost and its currency, as `Limits` compares them."""
-        return self.hours, self.cost(self.price), self.price.currency if self.price else ""
-
     def cost(self, price: Price | None) -> float | None:
         """Return what the budget costs at a price."""
         return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
@@ -195,7 +190,7 @@ class Estimator:
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self.model, self.facts, self.activations = model, facts, activations
         self._memory = MemoryModel(model, facts, activations)
-        self.efficiencies, self.limits = Efficiencies(), Limits()
+        self.efficiencies = Efficiencies()
         self.budget = Budget(None, "no budget")
         self.calibration: Calibration | None = None
 

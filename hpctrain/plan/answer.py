@@ -13,7 +13,6 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import budget_of
-from hpctrain.plan.inspecting.model_facts import Layer, layers_of
 from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
@@ -45,7 +44,6 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    layers: bool
     runs: Sequence[MeasuredRun] = ()
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
@@ -62,7 +60,6 @@ class Answer:
 
     config: Config
     estimator: Estimator
-    layers: list[Layer]
     named: Estimate | None
     ranking: Ranking
     hardware: Hardware | None
@@ -192,8 +189,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         alone = one_gpu(config, estimator, hardware)
         if alone and not any(one.gains_little(alone) for one in ranking.best):
             alone = None
-    layers = layers_of(estimator.model, task, sample) if asked.layers else []
-    return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds, alone)
+    return Answer(config, estimator, named, ranking, hardware, loader, kinds, alone)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     if hardware is None and nodes is not None and asked_budget:
         raise ConfigError(
             f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
-            "costs are unknown; add hardware=NAME, or leave --nodes out for the table of all known GPUs"
+            "costs are unknown; add hardware=NAME, or leave --nodes out for all known GPUs"
         )
 
     gc.disable()  # importing torch makes many objects and drops few
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
         per_node = tasks  # the command line or the config asks for it
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
+        *(config, hardware, nodes, given.sample_shape, given.budget, layout),
         *(runs, given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
@@ -149,8 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--config-dir", help="a folder with more configs, and hardware/*.yaml")
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
     add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
-    add("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
-    add("--layers", action="store_true", help="show the table of layers")
+    add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     text = "a run directory whose measured times replace the assumed ones; may be repeated"
     add("--from-run", action="append", default=[], metavar="RUN", help=text)
     text = "submit the best three layouts as an array of short jobs, wait, and compare"

@@ -9,7 +9,7 @@ from hpctrain.config.schema import LoRAConfig
 from hpctrain.console import Console, Table
 from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import number
-from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
+from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind, currencies, scaling
 from hpctrain.plan.sentences import (
@@ -21,9 +21,8 @@ from hpctrain.plan.sentences import (
     needs,
     ranks_of,
     sentences,
-    trained,
 )
-from hpctrain.units import MIB, readable
+from hpctrain.units import readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 
@@ -41,8 +40,6 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
         _print_memory(console, answer.named)
     console.print()
     _print_model(console, facts, answer.config.train.lora)
-    if answer.layers:
-        _print_layers(console, answer.layers)
     if answer.layouts and answer.hardware:
         told = "off published runs: {accuracy}; memory: {memory accuracy}"
         console.print(told.format_map(assumed), soft_wrap=True)
@@ -117,17 +114,6 @@ def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
     if flops.tokens:
         text += f"; {_si(flops.training / flops.tokens)} for each of its {flops.tokens:,} tokens"
     console.print(f"{text} ({flops.convention})")
-
-
-def _print_layers(console: Console, layers: list[Layer]) -> None:
-    """Print the table of layers."""
-    table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations")
-    for layer in layers:
-        flops = "?" if layer.flops is None else _si(layer.flops)
-        kept = "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB"
-        sizes = "x".join(map(str, layer.shape)), f"{layer.parameters:,}"
-        table.add_row(layer.name, layer.kind, *sizes, flops, kept)
-    console.print(table)
 
 
 def _print_memory(console: Console, estimate: Estimate) -> None:
@@ -214,7 +200,7 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
     after = {"prices of": [date.strip() for date in dates]}
-    names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
+    names = ("hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
@@ -275,7 +261,6 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
-    "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
     "GPU-hours": lambda one: number(one.gpu_hours),
     "kWh": lambda one: number(one.kwh),

@@ -95,17 +95,11 @@ class Estimate:
         return not (self.time is None or self.calibrated or is_covered(self.hardware))
 
     @property
-    def steps(self) -> int | None:
-        """The steps of the budget; None if they are unknown."""
-        step_s = None if self.time is None else self.time.step_s
-        return self.budget.steps_of(step_s, self.layout.allocated)
-
-    @property
     def hours(self) -> float | None:
         """The hours of the budget on the clock."""
-        if self.time is None or self.steps is None:
+        if self.time is None or self.budget.steps is None:
             return None
-        return self.steps * self.time.step_s / 3600
+        return self.budget.steps * self.time.step_s / 3600
 
     @property
     def gpu_hours(self) -> float | None:
@@ -154,7 +148,7 @@ class Estimate:
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `--json`: bytes, seconds and plain numbers; null is unknown."""
         of_step = ("step_s", "mfu", "bubble", "comm_s", "exposed_comm_s")
-        own = ("samples_per_s", "tokens_per_s_per_gpu", "steps", "hours", "gpu_hours", "kwh")
+        own = ("samples_per_s", "tokens_per_s_per_gpu", "hours", "gpu_hours", "kwh")
         return {
             "overrides": [*self.layout.overrides],
             "ranks": self.layout.ranks,
@@ -165,6 +159,7 @@ class Estimate:
             "gpu_compared": not self.assumed,
             "memory": asdict(self.memory),
             **{name: self.time and getattr(self.time, name) for name in of_step},
+            "steps": self.budget.steps,
             **{name: getattr(self, name) for name in own},
             "cost": self.cost(self.price),
             "spot_cost": self.cost(self.hardware.spot),

@@ -42,15 +42,9 @@ GRIDS = {
         *("metric=val/loss", "optimizer.lr=1e-3,3e-3,1e-2"),
         *("model.hidden=[64,64],[128,128],[256,256]", "model.dropout=0.0,0.1,0.3"),
     ),
-    "flow": (
-        *("hydra.sweeper.rungs=[31,93]", "train.max_steps=280", "train.eval_every=280"),
-        *("hooks=[]", "optimizer.lr=5e-4,2e-3,8e-3"),
-        *("model.width=8,12,16", "model.modes=[4,4],[8,8],[12,12]"),
-    ),
 }
-SAMPLES = {"digits": (), "flow": ("--size", "32", "--steps", "4")}
 # By these metrics trials are promoted and judged. Of the accuracy, the share of errors is taken.
-METRICS = {"digits": ("val/loss", "val/accuracy"), "flow": ("val/relative_l2",)}  # flow: the loss
+METRICS = {"digits": ("val/loss", "val/accuracy")}
 # The first rung, counted from the shortest one; eta at each rung; min_reports.
 RULES = [
     *((0, etas, 1) for etas in ((4, 4), (3, 3), (2, 2), (2, 4), (1.5, 3))),
@@ -85,7 +79,7 @@ def train(name: str, folder: Path, seed: int) -> None:
     if any(runs.glob("sweeps/*/search.json")) and search_in(runs).ended:
         return
     if not (data := folder / "data" / name).exists():
-        make = [sys.executable, "-m", "data_prep", "sample", name, str(data), *SAMPLES[name]]
+        make = [sys.executable, "-m", "data_prep", "sample", name, str(data)]
         subprocess.run(make, check=True)
     here = ("hydra/launcher=submitit_local", "hydra.sweeper.eta=1", "hydra.sweeper.n_jobs=1")
     subprocess.run([*command(name, folder, seed, *here), f"output_dir={runs}"], check=True)

@@ -27,7 +27,7 @@ CELLS = {
     for name, (model, ranks, keys) in LAYOUTS.items()
 } | {
     "fields, zero3": Cell(
-        "fields, fno", 2, (("parallel.dp_replicate", 1), ("parallel.dp_shard", 2))
+        "fields, unet", 2, (("parallel.dp_replicate", 1), ("parallel.dp_shard", 2))
     )
 }
 

@@ -39,7 +39,6 @@ from hpctrain.training.improvement import Improvement
 from hpctrain.training.looking.first_look import LOOKS_AT, FirstLook, NoLook
 from hpctrain.training.looking.held_values import check_parameters
 from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
@@ -113,7 +112,6 @@ def build(
         timer=Timer(train.eval_every_s, decides=ranks.is_main),
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
-        histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
     )

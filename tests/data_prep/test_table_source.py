@@ -381,7 +381,8 @@ def bad(here):
         (["cut.parquet"], 3, "cut.parquet cannot be read as Parquet"),
         (["hole.parquet"], 3, "hole.parquet cannot be read as Parquet"),
         (["cut.feather"], 3, "cut.feather is damaged or incomplete"),
-        (["struct.parquet"], 3, "the column 's.a' is list<element: string>, which no field can"),
+        (["struct.parquet"], 3, "the column 's' is struct<a: list<element: string>>, which no"),
+        (["struct.parquet"], 3, "`flatten()` of pyarrow's tables"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; --cast d="),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
         (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),
@@ -445,3 +446,15 @@ def test_a_permuted_tensor_is_refused():
     kind = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
     with pytest.raises(HpctrainError, match="permuted"):
         Column.of("x", kind)
+
+
+def test_decimals_are_cast_exactly_or_refused():
+    values = ["9007199254740993", "1.50", "1e30", "-128", None]
+    array = pa.array([None if v is None else Decimal(v) for v in values], pa.decimal128(38, 2))
+    column = Column.of("d", array.type, "int64")
+    assert sorted(column.problems(array)) == [1, 2, 4]
+    assert column.values(array.take([0, 3])).tolist() == [2**53 + 1, -128]
+    assert sorted(Column.of("d", array.type, "int8").problems(array)) == [0, 1, 2, 4]
+    floats = Column.of("d", array.type, "float64")
+    assert sorted(floats.problems(array)) == [4]
+    assert floats.values(array.slice(0, 4)).tolist() == [2.0**53, 1.5, 1e30, -128]

@@ -24,7 +24,6 @@ from data_prep.formats.opening import (
     pyarrow,
     way,
 )
-from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.source import BLOCK_BYTES, SourceFile
@@ -57,10 +56,10 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
     kind, first = format_of(path), None
     if kind == "parquet":
         with open_parquet(path) as table:
-            schema = nested.flat_schema(table.schema_arrow)
+            schema = table.schema_arrow
     elif kind == "arrow":
         with _arrow(path) as reader:
-            schema = nested.flat_schema(reader.schema)
+            schema = reader.schema
             len(schema.names)  # decodes them: a damaged name may be no UTF-8
     else:
         schema, first = first_rows(path, csv)
@@ -108,8 +107,7 @@ def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
 
 def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
     with open_parquet(part.path) as table:
-        columns = nested.roots(table.schema_arrow, names)
-        for batch, first in parquet_rows(table, part, columns):
+        for batch, first in parquet_rows(table, part, names):
             yield _checked(batch, names), first
 
 
@@ -136,9 +134,8 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
     """
     import pyarrow as pa
 
-    batch = batch.select(nested.roots(batch.schema, names))
+    batch = batch.select(list(names))
     batch.validate(full=True)
-    batch = nested.select(batch, names)
     ordinary = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     if not any(plain(kind) in ordinary for kind in batch.schema.types):
         return batch

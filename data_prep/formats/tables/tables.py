@@ -1,7 +1,6 @@
 """Tables in CSV, Parquet and Arrow files: their schema, their parts, and their rows.
 
-A CSV file with quotes is a single part, because a line may be only a part of a row; and so is one
-in UTF-16, where the byte 10 does not always end a line.
+A CSV file with quotes is a single part, because a line may be only a part of a row.
 """
 
 from collections import Counter
@@ -87,7 +86,7 @@ def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, in
             yield Part(path), file.size
     elif PurePath(path).suffix in GROWTH:
         yield Part(path), int(file.size * GROWTH[PurePath(path).suffix])
-    elif file.size <= nbytes or not may_be_cut(path, csv):
+    elif file.size <= nbytes or not may_be_cut(path):
         yield Part(path), file.size
     else:
         for start, stop in ranges(file.size, nbytes):

@@ -95,7 +95,6 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "slow_hosts": [asdict(each) for each in slow_hosts(account)],
         "best": best if best is None or math.isfinite(best["value"]) else None,
         "metrics": {name: each.last() for name, each in sorted(account.history.metrics.items())},
-        "profile": account.profile,
         "notes": notes(account),
         "left_out": account.left_out,
     }

@@ -22,7 +22,6 @@ from hpctrain.errors import ConfigError
 from hpctrain.metric_names import better, main_metric
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
-from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
@@ -48,7 +47,6 @@ class RunAccount:
     unused_s: float  # of allocations in which no attempt has begun
     now: float  # of all this, in seconds since the epoch
     left_out: list[str] = field(default_factory=list)  # what is not said, and why
-    profile: list[str] = field(default_factory=list)  # what traces of torch's profiler say
     # What distinguishes it from the others of its report or sweep, by key.
     swept: dict[str, str] = field(default_factory=dict)
 
@@ -281,8 +279,6 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
         damage = [str(error)]
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))
     account.left_out += [*damage, *_left_out(account, why)]
-    found_traces = traces(facts.path, account.left_out)
-    account.profile += [line for trace in found_traces for line in trace.lines()]
     return account
 
 

@@ -31,7 +31,6 @@ def show(account: RunAccount) -> RenderableType:
         parts += [Text(), *_bars(account), Text(), _rows(figures(account))]
         if len(account.spans) > 1:
             parts += [Text(), _attempts(account)]
-    parts += _list("Profile", account.profile)
     parts += _list("Notes", notes(account)) + _list("Left out", account.left_out)
     return Group(*parts)
 

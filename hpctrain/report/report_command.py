@@ -2,7 +2,7 @@
 
 report RUN           bars, figures and notes        --json      all numbers, a list of runs
 report SWEEP         best runs, what mattered       --html FILE one page without network access
-report SWEEP --over seed   mean and interval        --png FILE  the charts
+report SWEEP --over seed   mean and interval
 """
 
 import argparse
@@ -26,9 +26,8 @@ from hpctrain.search.standing import Standing
 def main(argv: Sequence[str]) -> int:
     """Print the reports of runs; return the exit code."""
     options = _parse(argv)
-    for option in ("html", "png"):
-        if file := getattr(options, option):
-            output.check(f"--{option}", file)
+    if options.html:
+        output.check("--html", options.html)
     paths = select.select(options.dir, options.runs, several=True)
     if not paths:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
@@ -103,16 +102,10 @@ def as_json(account: RunAccount) -> dict[str, Any]:
 def _one(account: RunAccount, options: argparse.Namespace) -> None:
     if not options.json:
         Console().print(terminal_view.show(account))
-    if not (options.html or options.png):
-        return
-    # matplotlib takes a second to import.
-    from hpctrain.report.views import charts, html_view, run_charts
+    if options.html:  # matplotlib takes a second to import
+        from hpctrain.report.views import html_view, run_charts
 
-    drawn = run_charts.run_charts(account)
-    if options.html:
-        output.write(options.html, html_view.run_page(account, drawn))
-    if options.png:
-        output.write(options.png, charts.png(drawn, account.name))
+        output.write(options.html, html_view.run_page(account, run_charts.run_charts(account)))
 
 
 def _several(
@@ -140,19 +133,16 @@ def _several(
         console.print(shown or terminal_view.show_sweep(accounts, sweep, search))
         for line in lines:
             console.print(Cell(line))
-    if not (options.html or options.png):
+    if not options.html:
         return
-    from hpctrain.report.views import charts, html_view, sweep_charts
+    from hpctrain.report.views import html_view, sweep_charts
 
     drawn = sweep_charts.scaling_charts(scaling) if scaling else []
     drawn += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
     drawn += [sweep_charts.search_chart(search.found, accounts)] if search else []
     drawn += sweep_charts.sweep_charts(sweep)
-    if options.html:
-        page = html_view.sweep_page(accounts, sweep, found, drawn, lines, search)
-        output.write(options.html, page)
-    if options.png:
-        output.write(options.png, charts.png(drawn, f"{len(accounts)} runs by {sweep.metric}"))
+    page = html_view.sweep_page(accounts, sweep, found, drawn, lines, search)
+    output.write(options.html, page)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -163,7 +153,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     select.add_arguments(parser, "all runs if none is named")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write the charts as a picture")
     parser.add_argument(
         "--metric",
         action="append",

@@ -35,13 +35,17 @@ def main(argv: Sequence[str]) -> int:
     search = Standing.of(
         select.one_sweep(options.dir, options.runs), (each.facts for each in accounts)
     )
+    told: Any = None
     if options.json:
-        told: Any = [as_json(account) for account in accounts]
-        print_json({"search": search.facts(), "runs": told} if search else told)
+        told = [as_json(account) for account in accounts]
+        if search or options.over:
+            told = {"runs": told} | ({"search": search.facts()} if search else {})
+        if not options.over:
+            print_json(told)
     if len(accounts) == 1 and not (options.over or search):
         _one(accounts[0], options)
     else:
-        _several(accounts, options, search)
+        _several(accounts, options, search, told)
     return 0
 
 
@@ -109,7 +113,10 @@ def _one(account: RunAccount, options: argparse.Namespace) -> None:
 
 
 def _several(
-    accounts: Sequence[RunAccount], options: argparse.Namespace, search: Standing | None
+    accounts: Sequence[RunAccount],
+    options: argparse.Namespace,
+    search: Standing | None,
+    told: Any,
 ) -> None:
     from hpctrain.report.sweeps import parameters, scaling_fit, seeds
 
@@ -123,10 +130,8 @@ def _several(
     found = seeds.settings(accounts, options.over, metrics) if options.over else []
     scaling = scaling_fit.Scaling.of(accounts)
     lines = scaling.lines() if scaling else []
-    if options.latex:
-        print(seeds.as_latex(found), end="")
-    elif options.csv:
-        print(seeds.as_csv(found), end="")
+    if options.json and options.over:
+        print_json({"settings": [each.facts() for each in found], **told})
     elif not options.json:
         shown = terminal_view.show_settings(found, options.over) if found else None
         console = Console()
@@ -162,11 +167,4 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--over", metavar="KEY", help="mean and interval over the values of a key, such as seed"
     )
-    parser.add_argument("--latex", action="store_true", help="with --over: a table for LaTeX")
-    parser.add_argument("--csv", action="store_true", help="with --over: all digits as CSV")
-    options = parser.parse_args(argv)
-    if (options.latex or options.csv) and not options.over:
-        raise ConfigError(f"--{'latex' if options.latex else 'csv'}: needs --over KEY, as seed")
-    if options.latex + options.csv + options.json > 1:
-        raise ConfigError("--json, --latex and --csv exclude each other")
-    return options
+    return parser.parse_args(argv)

@@ -101,19 +101,18 @@ def metric_chart(
     series: Mapping[str, Series],
     restarts: Iterable[int],
     smooth: float = 0.0,
-    scales: tuple[str, str] | None = None,
+    scale: str = "",
 ) -> Chart:
     """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
 
-    With `smooth`, the weight of the average, the values themselves are drawn faintly. None takes
-    the scales that suit the metric.
+    With `smooth`, the weight of the average, the values themselves are drawn faintly. The
+    axis of values has the `scale`, or the one that suits the metric.
     """
 
     def draw(axes: Axes) -> None:
         every = [value for each in series.values() for value in each.finite()]
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
-        x_scale, y_scale = scales or ("linear", "log" if falls else "linear")
-        axes.set(xscale=x_scale, yscale=y_scale)
+        axes.set(yscale=scale or ("log" if falls else "linear"))
         for number, (name, each) in enumerate(series.items()):
             if smooth:
                 axes.plot(each.steps, each.values, color=f"C{number}", alpha=0.25, linewidth=0.8)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from hpctrain.config.metric_registry import unit
@@ -132,12 +131,10 @@ def scaling_charts(series: Scaling) -> list[Chart]:
 
 def _speedup(series: Scaling, axes: Axes) -> None:
     ranks = [point.ranks for point in series.points]
-    first, most = ranks[0], 8 * ranks[-1]
-    xs = np.geomspace(first, most, 50).tolist()
+    first = ranks[0]
     speedups = [series.speedup(point) for point in series.points]
     axes.plot(ranks, speedups, "o", color="C0", label="measured")
-    line(axes, xs, [x / first for x in xs], "ideal", 6)
-    line(axes, xs, [series.predicted(x / first)[0] for x in xs], "fit", 1)
+    line(axes, ranks, [each / first for each in ranks], "ideal", 6)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlabel("ranks")

@@ -87,8 +87,7 @@ def figures(account: RunAccount) -> list[tuple[str, str]]:
     if account.cost is not None:
         rows.append(("cost", f"{account.cost[0]:.2f} {account.cost[1]}"))
     for what, costs in account.per.items():
-        label = "per point (0.01)" if what == "point" else f"per {what}"
-        rows.append((label, ", ".join(_costs(costs, account))))
+        rows.append((f"per {what}", ", ".join(_costs(costs, account))))
     if account.gpu_memory_gib is not None:
         rows.append(("peak GPU memory", f"{account.gpu_memory_gib:.1f} GiB"))
     if (memory := account.usage.memory_gb) is not None:

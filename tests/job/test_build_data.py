@@ -200,8 +200,6 @@ def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., st
     wrong = r"data.transforms\[0\] \(flip_and_scale\) is random, .*data.val_transforms=\[\]"
     with pytest.raises(ConfigError, match=wrong):
         build(augment("flip_and_scale")).evaluation()
-    with pytest.raises(ConfigError, match=wrong):  # before jobs of their own are submitted
-        build(augment("flip_and_scale"), "evaluation.job=true").training()
     given = build(augment("flip_and_scale"), augment("scale", key="val_transforms"))
     assert same(epoch(given.evaluation()), epoch(build(augment("scale")).evaluation()))
     # It draws for one class only, which the first samples do not have.

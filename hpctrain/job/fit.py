@@ -165,10 +165,7 @@ def _fit(
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
     """Train; out of memory prepares the next attempt."""
     try:
-        outcome = trainer.fit()
-        if outcome.finished:
-            trainer.checkpointer.readers.finish()
-        return outcome
+        return trainer.fit()
     except MisfitError as error:
         code = trained_code.changes(config, run)
         changed = f". The code has changed: {code}" if code else ""

@@ -189,8 +189,6 @@ def test_an_evaluation_with_a_random_transform_is_refused(
 
 
 def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., str]) -> None:
-    with pytest.raises(ConfigError, match="is random"):  # before jobs of their own are submitted
-        build(augment("flip_and_scale"), "evaluation.job=true").training()
     given = build(augment("flip_and_scale"), augment("scale", key="val_transforms"))
     assert same(epoch(given.evaluation()), epoch(build(augment("scale")).evaluation()))
     # It draws for one class only, which the first samples do not have.

@@ -23,7 +23,6 @@ from hpctrain.job.building.build_model import adapted_base, load_initial
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import Effective, build_schedule
 from hpctrain.job.building.check_optimizer import check_optimizer
-from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.flops import build_utilisation
 from hpctrain.job.building.parts import Parts
 from hpctrain.parallel.micro_batches import Memory, MicroBatches
@@ -69,7 +68,7 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader = parts.data.training()
-        evaluations = {} if config.evaluation.job else dict(parts.data.evaluations())
+        evaluations = dict(parts.data.evaluations())
 
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps_in)
@@ -259,7 +258,6 @@ def _checkpointer(
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
-        readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
         states=optimizer_states(config.optimizer),
         staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
     )

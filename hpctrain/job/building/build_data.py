@@ -66,8 +66,6 @@ class DataBuilder:
         else:
             source, reader = self._source(data.path, data.train_split)
             sampler = self._sampler(source, reader, self.config.seed)
-        if self.config.evaluation.job:  # otherwise its jobs would find out what is wrong
-            self._of_evaluation.of(source, self._statistics())
         return self._feed(
             source,
             sampler,

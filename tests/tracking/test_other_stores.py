@@ -87,6 +87,4 @@ def test_postgresql_behind_a_server_that_is_killed(
         assert postgres.ask("SELECT count(*) FROM runs WHERE status = 'FINISHED'") == "2"
         state = "SELECT value FROM tags WHERE key = 'hpctrain.sweep.state'"
         assert postgres.ask(state) == "1 of 1 finished"
-        again = sync("--from-start", tmp_path / "r")
-        assert again.stdout == f"{tmp_path}/r: 0 points uploaded to {server.uri}\n"
     assert list(artifacts.rglob("sweep.json"))

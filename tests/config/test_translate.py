@@ -681,23 +681,22 @@ def test_what_accelerate_does_not_have(text: str, message: str, tmp_path: Path) 
 def test_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(ZERO_2))
-    shown = run_module("hpctrain", "from-deepspeed", str(file), "--ranks", "4").stdout
+    shown = run_module("hpctrain.config.translate", str(file), "--ranks", "4").stdout
     assert shown.startswith(
         "# @package _global_\n# Translated from ds.json, a config of DeepSpeed\n"
     )
     assert "#   zero_optimization.round_robin_gradients=true: FSDP2 divides" in shown
     assert yaml.safe_load(shown)["train"]["global_batch_size"] == 32
-    line = run_module("hpctrain", "from-deepspeed", str(file), "--overrides")
+    line = run_module("hpctrain.config.translate", str(file), "--overrides")
     assert "parallel=zero2" in shlex.split(line.stdout)
     assert "without a counterpart: zero_optimization.round_robin_gradients=true" in line.stderr
     file.write_text(PLAIN)
-    assert "nodes: 2" in run_module("hpctrain", "from-accelerate", str(file)).stdout
-    assert "not JSON" in run_module("hpctrain", "from-deepspeed", str(file), code=2).stderr
-    missing = run_module("hpctrain", "from-accelerate", str(tmp_path / "no.yaml"), code=2).stderr
+    assert "not JSON" in run_module("hpctrain.config.translate", str(file), code=2).stderr
+    yaml_file = file.with_suffix(".yaml")
+    missing = run_module("hpctrain.config.translate", str(yaml_file), code=2).stderr
     assert "cannot be read (No such file or directory)" in missing
-    listed = run_module("hpctrain", "--help").stdout
-    assert "from-deepspeed FILE" in listed
-    assert "from-accelerate FILE" in listed
+    yaml_file.write_text(PLAIN)
+    assert "nodes: 2" in run_module("hpctrain.config.translate", str(yaml_file)).stdout
 
 
 def test_a_list_or_section_in_place_of_a_choice_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m hpctrain from-accelerate FILE`: translate a config of Hugging Face Accelerate.
+"""`python -m hpctrain.config.translate FILE`: translate a config of Hugging Face Accelerate.
 
     num_processes, num_machines ── launch.*     mixed_precision ── precision.*
     fsdp_config, deepspeed_config ── parallel.*, train.*     dynamo_config ── train.compile
@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain import yaml_file
 from hpctrain.config.translate import deepspeed
 from hpctrain.config.translate.foreign_config import Source, Taken
-from hpctrain.config.translate.translation import Translation, parser, read, show
+from hpctrain.config.translate.translation import Translation, read
 from hpctrain.errors import ConfigError
 
 _RANKS = "!each rank learns its place from Slurm or torchrun"
@@ -123,13 +123,6 @@ KEYS: dict[str, Taken | str] = {
     "parallelism_config.parallelism_config_cp_comm_strategy": "!keys and values are all-gathered",
     "parallelism_config.parallelism_config_cp_backend": "!it is hpctrain's own",
 }
-
-
-def main(argv: list[str]) -> int:
-    """Print the translation of a file."""
-    options = parser("from-accelerate", "Hugging Face Accelerate").parse_args(argv)
-    show(translate(load(options.file), options.file), options, "Hugging Face Accelerate")
-    return 0
 
 
 def load(file: Path) -> dict[str, Any]:

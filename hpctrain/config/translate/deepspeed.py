@@ -1,4 +1,4 @@
-"""`python -m hpctrain from-deepspeed FILE`: translate a config of DeepSpeed.
+"""`python -m hpctrain.config.translate FILE`: translate a config of DeepSpeed.
 
     zero_optimization ── parallel.*     fp16, bf16 ── precision.*      train_batch_size ── train.*
     optimizer ── optimizer.*            scheduler ── scheduler.*       gradient_clipping ── train.*
@@ -15,7 +15,7 @@ from hpctrain.config.rules import targets
 from hpctrain.config.schema import all_keys
 from hpctrain.config.translate.deepspeed_keys import KEYS, NOT_TORCH, OPTIONS, WARMUP
 from hpctrain.config.translate.foreign_config import Source
-from hpctrain.config.translate.translation import Translation, parser, read, show
+from hpctrain.config.translate.translation import Translation, read
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError
 
@@ -26,20 +26,6 @@ _SCHEDULERS = {
     "WarmupCosineLR": "cosine",
     "OneCycle": "one_cycle",
 }
-
-
-def main(argv: list[str]) -> int:
-    """Print the translation of a file."""
-    made = parser("from-deepspeed", "DeepSpeed")
-    made.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="the number of ranks, where the batch size depends on it",
-    )
-    options = made.parse_args(argv)
-    show(translate(load(options.file), str(options.file), options.ranks), options, "DeepSpeed")
-    return 0
 
 
 def load(file: Path) -> dict[str, Any]:

@@ -189,7 +189,7 @@ KEYS: dict[str, Taken | str] = {
     "scheduler.params.last_batch_iteration": "!a checkpoint knows its step",
     "comms_logger": "network.debug=INFO shows what NCCL does",
     "log_level": "!there is one level of messages",
-    "dump_state": "`python -m hpctrain keys --all` and the frozen config show every value",
+    "dump_state": "`python -m hpctrain --help keys` and the frozen config show every value",
     "prescale_gradients": "gradients are divided by the global number of samples",
     "gradient_predivide_factor": "!gradients are divided by the global number of samples",
     "gradient_allreduce_op": "!gradients are divided by the global number of samples",

@@ -80,22 +80,6 @@ def _as_override(value: Any) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def parser(command: str, program: str) -> argparse.ArgumentParser:
-    """Return the parser of a translating command."""
-    made = argparse.ArgumentParser(
-        prog=f"python -m hpctrain {command}",
-        description=f"Translate a config of {program} into a file for conf/experiment. The "
-        "comments in it name every key without a counterpart, and the reason.",
-    )
-    made.add_argument("file", metavar="FILE", type=Path)
-    made.add_argument(
-        "--overrides",
-        action="store_true",
-        help="print the arguments of a command line; the reasons go to standard error",
-    )
-    return made
-
-
 def read(file: Path) -> str:
     """Return the text of a file; one that cannot be read is a ConfigError."""
     try:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hpctrain.config.translate import accelerate, deepspeed
+from hpctrain.config.translate.foreign import load, translate
 from hpctrain.config.translate.translation import show
 from hpctrain.errors import HpctrainError
 from hpctrain.secrets import mask
@@ -12,11 +12,11 @@ from hpctrain.terminal import guard, indented
 
 
 def main(argv: list[str]) -> int:
-    """Print the translation of a file: JSON is DeepSpeed's, YAML Accelerate's."""
+    """Print the translation of a file."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain.config.translate",
-        description="Translate a config of DeepSpeed (JSON) or Hugging Face Accelerate (YAML) into "
-        "a file for conf/experiment. The comments in it name every key without a counterpart, and "
+        description="Translate a config of DeepSpeed or Hugging Face Accelerate into a "
+        "file for conf/experiment. The comments in it name every key without a counterpart, and "
         "the reason.",
     )
     parser.add_argument("file", metavar="FILE", type=Path)
@@ -32,13 +32,7 @@ def main(argv: list[str]) -> int:
         help="the number of ranks, where the batch size of DeepSpeed depends on it",
     )
     options = parser.parse_args(argv)
-    if options.file.suffix == ".json":
-        content = deepspeed.load(options.file)
-        made = deepspeed.translate(content, str(options.file), options.ranks)
-        show(made, options, "DeepSpeed")
-    else:
-        made = accelerate.translate(accelerate.load(options.file), options.file)
-        show(made, options, "Hugging Face Accelerate")
+    show(translate(load(options.file), options.file, options.ranks), options)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m hpctrain compare`: what differs between two runs, and the first step they part.
+"""`python -m hpctrain report --compare`: what differs between two runs, and where they part.
 
 Two runs differ in their config, code, data and packages, and in the numbers that they report.
 """
@@ -217,7 +217,7 @@ def _table(
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain compare",
+        prog="python -m hpctrain report --compare",
         description="Show what differs between two runs, and the first step at which they part.",
         allow_abbrev=False,
     )

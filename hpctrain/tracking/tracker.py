@@ -98,8 +98,8 @@ class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
     `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
-    `upload`, `hpctrain sync` uploads later. `finish` waits `drain` seconds for the uploader,
-    unless it does not wait (`waits`) because this process trains another run next.
+    `upload`, `hpctrain status --upload` uploads later. `finish` waits `drain` seconds for the
+    uploader, unless it does not wait (`waits`) because this process trains another run next.
     `check` ends the process if it may no longer write (see `Journal`).
     """
 

@@ -60,7 +60,7 @@ def test_the_pages_of_a_sweep_a_run_and_a_failed_run(
     writer.write(1e9, metrics={"gpu_0_power_usage_watts": 321.0}, facts={"gpu_0": "NVIDIA H100"})
     writer.close()
     for run in (good, bad):
-        sync = [sys.executable, "-m", "hpctrain", "sync", str(run)]
+        sync = [sys.executable, "-m", "hpctrain", "status", "--upload", str(run)]
         subprocess.run(sync, check=True, stdout=subprocess.DEVNULL)
 
     with closing(sqlite3.connect(store)) as database:

@@ -43,7 +43,7 @@ def test_a_rank_that_sleeps_is_named_everywhere(
     assert {*named} - {None} == {0.0}
     (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=tmp_path).stdout)
     assert note["text"] in row["reason"]
-    top = run_module("hpctrain", "top", "--once", "--json", cwd=tmp_path).stdout
+    top = run_module("hpctrain", "status", "--live", "--once", "--json", cwd=tmp_path).stdout
     assert note["text"] in json.loads(top)["notes"]
     report = json.loads(run_module("hpctrain", "report", str(run), "--json", cwd=tmp_path).stdout)
     found = report[0] if isinstance(report, list) else report

@@ -173,7 +173,7 @@ def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: P
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
-    table = run_module("hpctrain", "checkpoints", str(run), code=1)
+    table = run_module("hpctrain", "status", "--checkpoints", str(run), code=1)
     assert "its parameters or buffers are not finite" in table.stdout
 
 

@@ -1,4 +1,4 @@
-"""Tests of `python -m hpctrain top`; GPUs are played by the stand-in for NVML, as there is none."""
+"""Tests of `hpctrain status --live`; GPUs are played by the stand-in for NVML."""
 
 import fcntl
 import json
@@ -171,7 +171,7 @@ class Terminal:
         self.text = ""
         pid, self._end = pty.fork()
         if pid == 0:
-            command = [sys.executable, "-m", "hpctrain", "top", *arguments]
+            command = [sys.executable, "-m", "hpctrain", "status", "--live", *arguments]
             os.execve(sys.executable, command, os.environ | {"TERM": "xterm-256color"})
         self.pid = pid
         size = struct.pack("HHHH", 30, 80, 0, 0)

@@ -176,7 +176,7 @@ def tracked(tracking: TrackingConfig, notify: NotifyConfig, *, at_end: bool) -> 
     if not tracking.enabled:
         yield (
             "notify.url needs tracking.enabled=true: the journal is what tells about a run "
-            "(tracking.upload=false keeps it from MLflow; then `sync` sends the messages)"
+            "(tracking.upload=false keeps it from MLflow; `status --upload` sends the messages)"
         )
 
 

@@ -21,14 +21,14 @@ class TrackingConfig:
     experiment: str = key("hpctrain", "MLflow lists the runs under this experiment.")
     upload: bool = key(
         True,
-        "The journal is uploaded while the run is training. With false, `python -m hpctrain sync` "
-        "uploads it later.",
+        "The journal is uploaded while the run is training. With false, `python -m hpctrain "
+        "status --upload` uploads it later.",
     )
     drain_s: float = key(
         10.0,
         "After the training, the job waits at most so long until everything is uploaded. The start "
         "of MLflow does not count, for at most 60 s; 0 waits for nothing. "
-        "`python -m hpctrain sync` uploads the rest later.",
+        "`python -m hpctrain status --upload` uploads the rest later.",
         unit="seconds",
         at_least=0.0,
     )

@@ -84,7 +84,8 @@ def main(argv: list[str]) -> int:
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
-    warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
+    told = cautions(config) if asked.named or hardware is None else ()
+    warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()

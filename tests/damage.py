@@ -248,7 +248,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
         return [*tools, ["data_prep", "inspect", data], ["plan", "experiment=digits", *where],
                 predict, bench]  # fmt: skip
     if part == "bench.json":
-        few = ["--data-only", "--steps", "5", "--warm-up", "1", "--against", str(damaged_file)]
+        few = ["--data-only", "--steps", "5", "--against", str(damaged_file)]
         return [["bench", "experiment=digits", f"data.path={data}", "parallel.device=cpu", *few]]
     digits = ["plan", "experiment=digits", f"data.path={house / 'digits'}", f"output_dir={runs}"]
     if part == "hardware.yaml":

@@ -76,7 +76,7 @@ def house(
     (folder / "predicted" / ".val-00000.h5.json").write_text(PREDICTED)
     (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
     (folder / "accelerate.yaml").write_text(ACCELERATE)
-    few = ["--data-only", "--steps", "5", "--warm-up", "1", "--save", str(folder / "bench.json")]
+    few = ["--data-only", "--steps", "5", "--save", str(folder / "bench.json")]
     where = [f"data.path={digits}", "parallel.device=cpu"]
     run_module("hpctrain", "bench", "experiment=digits", *where, *few)
     return folder

@@ -42,7 +42,7 @@ def _data(path: str) -> Iterator[Finding]:
     elif "://" in path:
         yield unknown("data.path", f"{path} is a URL", "Its speed shows in `bench --data-only`.")
     else:
-        yield from file_systems.readable("data.path", Path(path))
+        yield file_systems.readable(Path(path))
 
 
 def _excluded(output_dir: str) -> Finding:

@@ -63,13 +63,9 @@ def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch)
     )
 
 
-def build_slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo, notes: Notes) -> SlowRanks:
-    """Return what compares the ranks; rank 0 notes how fast each is, for `parallel.weights`."""
-    # Ranks that divide a model wait for each other within a sample, so they tell nothing alone.
-    told = ranks.is_main and mesh.degrees.dp == mesh.degrees.ranks
-    record = (lambda seconds: run.update(rank_s=seconds)) if told else None
-    say = partial(notes.say, "slow_rank")
-    return SlowRanks(mesh, ranks.rank, ranks.host, record=record, say=say)
+def build_slow_ranks(mesh: Mesh, ranks: RankInfo, notes: Notes) -> SlowRanks:
+    """Return what compares the ranks."""
+    return SlowRanks(mesh, ranks.rank, ranks.host, say=partial(notes.say, "slow_rank"))
 
 
 def build_best(

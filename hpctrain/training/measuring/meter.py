@@ -134,7 +134,6 @@ class Meter:
         slowest, memory, lost_s = self._slow_ranks.compare(
             Interval(
                 *(elapsed, took.worked, took.waited, memory),
-                samples=self._samples - self._samples_before,
                 blocked_s=took.blocked,
                 place=self._blocked.take_place() if self._blocked is not None else "",
             )
@@ -194,7 +193,6 @@ class Meter:
         self._settle()
         self._account.enter("other")
         self._record()
-        self._slow_ranks.close()
         if self._blocked is not None:
             self._blocked.close()
         self._work.close()

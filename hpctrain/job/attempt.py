@@ -190,8 +190,6 @@ class Attempt:
         self._run.end_attempt("finished", result=result, **({"reason": reason} if reason else {}))
         if outcome.reason:
             log.info("step %d: %s", outcome.step, outcome.reason)
-        if self._config.tracking.log_model:
-            self.tracker.log_model()
         self.tracker.finish("FINISHED", reason=reason)
 
     def _paused(self, outcome: Outcome) -> None:

@@ -237,7 +237,7 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     checkpoint.every_steps = STEPS + 1
     tracking = config.tracking
     tracking.enabled, tracking.upload, tracking.required = True, False, False
-    tracking.also, tracking.log_model = [], False
+    tracking.also = []
     launch = config.launch
     launch.nodes, launch.wait, launch.rerun = estimate.layout.nodes, False, nothing.launch.rerun
     launch.time_min = minutes

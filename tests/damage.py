@@ -256,9 +256,6 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     if part == "conf":
         own = [f"hydra.searchpath=[{house / 'conf'}]", "hardware=own"]
         return [[*digits, *own]]
-    if part == "predicted":
-        one = str(next(path for path in (house / "runs").glob("digits-*")))
-        return [["predict", one, data, str(house / "predicted"), "--shard-samples", "100"]]
     if part == "accelerate.yaml":
         return [["translate", str(damaged_file)]]
     if part == "deepspeed.json":

@@ -95,9 +95,7 @@ def build(
 
     log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
-    watch = observers.build_watch(
-        *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
-    )
+    watch = observers.build_watch(train, effective, notes)
     train_step = TrainStep(
         model,
         task,

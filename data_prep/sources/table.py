@@ -12,8 +12,7 @@ dates, times     int64 in the unit of the column's type, which is in the provena
 text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
                  sorted values, whose names are in the index
 lists            fixed-size lists: (n, k); other lists: variable-length
-decimals         what --cast NAME=DTYPE says; a float is rounded, an integer is exact
-structs, others  cannot be stored: use --drop
+structs, others  cannot be stored (nor decimals): use --drop
 
 An integer column of Parquet keeps the category names that `export` has written with it.
 

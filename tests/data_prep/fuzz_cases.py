@@ -352,7 +352,6 @@ CASES = {
     "png": Case(image("png"), "in/a/1.png", ("images", "in")),
     "jpeg": Case(image("jpg"), "in/a/1.jpg", ("images", "in"), read_images("jpg")),
     "bmp": Case(image("bmp"), "in/a/1.bmp", ("images", "in"), read_images("bmp")),
-    "tiff": Case(image("tif"), "in/a/1.tif", ("images", "in"), read_images("tif")),
     "webp": Case(
         image("webp", lossless=True), "in/a/1.webp", ("images", "in"), read_images("webp")
     ),

@@ -1,6 +1,5 @@
 """Files that are damaged or odd are refused with one message that names the file."""
 
-import decimal
 import os
 import re
 import resource
@@ -251,30 +250,19 @@ def test_a_damaged_tree_of_groups(tmp_path, refused):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_crc_of_an_uncompressed_npz(tmp_path, refused, data_prep, axis, order):
-    np.savez("x.npz", x=np.asarray(X, order=order), y=X)
-    args = ("arrays", "OUT", "--field", "x=x.npz:x", "--axis", f"x={axis}", "--workers", 1)
-    flip(tmp_path / "x.npz", 3000)
-    refused("x.npz:x is damaged: its content has the CRC-32", *args, "--shard-size", "1KB")
-    flip(tmp_path / "x.npz", 3000)
-    assert data_prep(*args)[0] == 0
-
-
 @pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (zipfile.ZIP_DEFLATED, "x.npz:x is not readable as NumPy"),
-        (zipfile.ZIP_BZIP2, "x.npz:x is not readable as NumPy"),
-        (zipfile.ZIP_LZMA, "x.npz:x is not readable as NumPy"),
-    ],
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
 )
-def test_a_damaged_compressed_npz(tmp_path, refused, method, words):
+def test_a_damaged_npz(tmp_path, refused, data_prep, method, axis):
     np.save("x.npy", X)
     with zipfile.ZipFile("x.npz", "w", method) as archive:
         archive.write("x.npy")
-    flip(tmp_path / "x.npz", (tmp_path / "x.npz").stat().st_size // 2)
-    refused(words, "arrays", "x.npz", "OUT", "--workers", 1)
+    args = ("arrays", "OUT", "--field", "x=x.npz:x", "--axis", f"x={axis}", "--workers", 1)
+    at = (tmp_path / "x.npz").stat().st_size // 2
+    flip(tmp_path / "x.npz", at)
+    refused("x.npz:x is not readable as NumPy", *args, "--shard-size", "1KB")
+    flip(tmp_path / "x.npz", at)
+    assert data_prep(*args)[0] == 0
 
 
 def test_an_npz_that_hides_an_array(tmp_path, refused):
@@ -479,16 +467,6 @@ def test_a_cast_of_what_no_field_can_hold(refused):
         words = f"x.arrow: the column {name!r} is {column.type}, which no field can hold; --columns"
         command = ("table", "x.arrow", "OUT", "--columns", name, "--cast", f"{name}=int32")
         refused(words, *command, "--workers", 1)
-
-
-def test_a_decimal_with_a_negative_scale(data_prep):
-    pa = pytest.importorskip("pyarrow")
-    table = pa.table({"d": pa.array([decimal.Decimal(100)], pa.decimal128(5, -2))})
-    with pa.ipc.new_file("x.arrow", table.schema) as file:
-        file.write_table(table)
-    command = ("table", "x.arrow", "OUT", "--cast", "d=int32", "--workers", 1)
-    assert data_prep(*command)[0] == 0
-    assert stored("d").tolist() == [100]
 
 
 def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):

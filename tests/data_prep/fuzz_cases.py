@@ -332,7 +332,6 @@ CASES = {
         read_hdf5,
     ),
     "netcdf4": Case(netcdf("NETCDF4"), "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
-    "netcdf3": Case(netcdf("NETCDF3_64BIT_OFFSET"), "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
     "zarr 2 metadata": Case(zarr(2), "x.zarr/.zarray", (*ARRAY, "x=x.zarr"), read_zarr),
     "zarr 2 chunk": Case(zarr(2), "x.zarr/1.0", (*ARRAY, "x=x.zarr"), read_zarr),
     "zarr 3 metadata": Case(zarr(3), "x.zarr/zarr.json", (*ARRAY, "x=x.zarr"), read_zarr),

@@ -105,11 +105,10 @@ def half_written(kind):
     missing = np.arange(100) >= 50
     if kind == "netcdf":
         with pytest.importorskip("netCDF4").Dataset("x.nc", "w") as file:
-            file.createDimension("t", None)
+            file.createDimension("t", 100)
             file.createDimension("c", 4)
-            file.createVariable("x", "f4", ("t", "c"), chunksizes=(10, 2))[:45] = x[:45]
-            file.createVariable("y", "f4", ("t", "c"))[:] = x
-        return "x.nc:x", np.arange(100) >= 45  # the variable has 45 records, the file 100
+            file.createVariable("x", "f4", ("t", "c"), chunksizes=(10, 2))[:50] = x[:50]
+        return "x.nc:x", missing
     if kind.startswith("zarr"):
         zarr = pytest.importorskip("zarr")
         target = zarr.storage.ZipStore("x.zarr.zip", mode="w") if "zip" in kind else "x.zarr"
@@ -157,6 +156,15 @@ def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, ki
     assert (fill.any(1) == missing).all()
     assert (rows[~missing] == np.arange(1, 401).reshape(100, 4)[~missing]).all()
     data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
+
+
+def test_records_that_another_variable_has(refused):
+    with pytest.importorskip("netCDF4").Dataset("x.nc", "w") as file:
+        file.createDimension("t", None)
+        for name, count in (("x", 45), ("y", 100)):
+            file.createVariable(name, "f4", ("t",))[:count] = np.ones(count)
+    fields = ("--field", "x=x.nc:x", "--field", "y=x.nc:y")
+    refused("x.nc:x has 45 samples, x.nc:y has 100", "arrays", "OUT", *fields)
 
 
 def test_chunks_of_zarr_without_a_fill_value(refused):

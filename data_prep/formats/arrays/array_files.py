@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from data_prep.formats.arrays import (
     array_hdf5,
-    array_netcdf,
     array_npz,
     array_numpy,
     array_zarr,
@@ -58,7 +57,7 @@ _FORMATS = {
     "npz": _Format(array_npz.open_npz, array_npz.npz_names),
     "raw": _Format(array_numpy.open_raw),
     "hdf5": _Format(array_hdf5.open_hdf5, array_hdf5.names_in),
-    "netcdf": _Format(array_netcdf.open_netcdf, array_netcdf.names_in),
+    "netcdf": _Format(array_hdf5.open_hdf5, array_hdf5.names_in),
     "zarr": _Format(array_zarr.open_zarr, array_zarr.names_in),
 }
 
@@ -86,7 +85,7 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
         return [where], []
     _check_file(where)
     with reading(where):
-        if where.kind == "hdf5":
+        if where.kind in ("hdf5", "netcdf"):
             found, gone = array_hdf5.matching(where, external)
         else:
             found, gone = groups.among(where.key, _FORMATS[where.kind].names(where.path))

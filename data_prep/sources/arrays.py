@@ -2,7 +2,7 @@
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
-               --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH (or .zarr.zip) in Zarr
+               --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH in Zarr
                --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
                --field u=FILE.bin:>f4:3x64x64:512       big-endian, after a header of 512 bytes
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis

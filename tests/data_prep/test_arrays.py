@@ -69,9 +69,6 @@ def make():
     store.create_array("sharded", data=X, chunks=(5, 3, 4), shards=(20, 3, 4))
     zarr.open_group("v2.zarr", mode="w", zarr_format=2).create_array("x", data=X, chunks=(7, 2, 4))
     zarr.create_array("root.zarr", data=X)
-    zipped = zarr.storage.ZipStore("x.zarr.zip", mode="w")
-    zarr.open_group(zipped, mode="w").create_array("x", data=X)
-    zipped.close()
 
 
 @pytest.fixture
@@ -121,7 +118,6 @@ def test_every_format_gives_the_same(here, convert, shard_size):
         "zarr_sharded": "x.zarr:/sharded",
         "zarr_v2": "v2.zarr:x",
         "zarr_root": "root.zarr",
-        "zarr_zip": "x.zarr.zip:x",
     }
     axes = {"last": 2, "middle": 1, "compressed_last": -1, "h5_last": -1}
     fields = [word for name, where in wheres.items() for word in ("--field", f"{name}={where}")]
@@ -518,7 +514,7 @@ def damaged(name):
         ("noise.nc:x", "noise.nc:x is not readable as NetCDF: "),
         ("nothing.h5:a", "nothing.h5:a is not readable as HDF5"),
         ("nothing.nc:a", "nothing.nc:a is not readable as NetCDF"),
-        ("nothing.zarr.zip:a", "nothing.zarr.zip:a is not readable as Zarr"),
+        ("nothing.zarr.zip:a", "nothing.zarr.zip is no folder; `unzip` makes one"),
         ("folder.npy", "folder.npy is a folder"),
         ("folder.zarr:x", "folder.zarr:x is not readable as Zarr"),
         ("pipe.npy", "pipe.npy is not a file"),

@@ -217,7 +217,8 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
         return next(iter(names))
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-    if suggestion := looks_like_groups(where.path, names)[1]:
+    is_hdf5 = where.kind in ("hdf5", "netcdf")
+    if is_hdf5 and (suggestion := looks_like_groups(where.path, names)[1]):
         raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"

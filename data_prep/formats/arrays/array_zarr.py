@@ -104,12 +104,6 @@ class _ZarrArray(ArrayFile):
             yield at, os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
 
 
-def names_in(path: str) -> dict[str, str]:
-    """Return the paths of the arrays in a store, each with its dtype and shape."""
-    found = _store(path)
-    return _texts(found) if hasattr(found, "members") else {}  # else the store is an array
-
-
 def _store(path: str) -> Any:
     """Return the group or array in a store."""
     zarr = library("zarr", f"reading {path}")

@@ -97,7 +97,7 @@ def _number(part: Part, csv: Csv, first: int, row: int) -> int:
     return row + first + _rows_before(part, 0 if csv.names else 1)
 
 
-def _refused(part: Part, csv: Csv, types: Mapping[str, Any], error: str) -> DataError:
+def _refused(part: Part, csv: Csv, error: str) -> DataError:
     """Return the error for a row that Arrow refuses, with its number in the file."""
     if (match := _ROW.fullmatch(error)) is None:
         return DataError(f"{part.path} cannot be read as CSV: {error}")
@@ -107,9 +107,9 @@ def _refused(part: Part, csv: Csv, types: Mapping[str, Any], error: str) -> Data
     where = f"{part.path}: row {number}"
     if column is None:
         return DataError(f"{where}: {why[:200]}")
-    name = list(types)[int(column)]
+    name = list(csv.types)[int(column)]  # its place in the file
     return DataError(
-        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {types[name]}, the type of "
+        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {csv.types[name]}, the type of "
         f"the first rows; --cast {name}=text takes all as text, --cast {name}=float64 all as floats"
     )
 
@@ -167,7 +167,7 @@ def _csv(part: Part, csv: Csv, types: Mapping[str, Any], block: int = 0) -> Iter
                     f"{part.path} cannot be read as CSV: a row has more than {size(block)} of "
                     "text, or a quote in it is not closed; `data_prep python` converts longer rows"
                 ) from None
-            raise _refused(part, csv, types, one_line(error)) from None
+            raise _refused(part, csv, one_line(error)) from None
         if types and text.quotes % 2:
             raise DataError(
                 f"{part.path} has an odd number of quotes: one is not closed, and what follows it "

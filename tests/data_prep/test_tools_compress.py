@@ -26,7 +26,7 @@ def test_the_command(tmp_path, data_prep):
     for i in range(30):
         (tmp_path / "in" / f"{i}.txt").write_text(f"file {i}\n" * (i + 1))
     out = tmp_path / "out"
-    data_prep("text", tmp_path / "in", out, "--split", "train=0.5,val=0.5", "--quiet", "--no-eod")
+    data_prep("text", tmp_path / "in", out, "--split", "train=0.5,val=0.5", "--quiet")
     code, found, _ = data_prep("compress", out, "--field", "tokens", "--json")
     rows = Reader(out, "val").read(np.arange(len(Reader(out, "val"))))["tokens"]
     content = rows.values.tobytes()

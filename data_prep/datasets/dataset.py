@@ -7,8 +7,6 @@ given fields. Each shard is compared with the index before samples are read from
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from data_prep.datasets.shards import OpenShard, Rows
 from data_prep.options import DIR
 from data_prep.show import console
@@ -94,14 +92,6 @@ class DataSet:
                         yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
             first = last
 
-    def lengths(self, split: Split, name: str) -> Array:
-        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values."""
-        parts = []
-        for shard in split.shards:
-            with self.open(shard, self.fields([name])) as opened:
-                parts.append(opened.lengths(name, 0, shard.count))
-        return np.concatenate(parts)
-
 
 def _damage(index: Index) -> str:
     """Return what is wrong with an index that could be parsed; "" if nothing is."""
@@ -114,13 +104,6 @@ def _damage(index: Index) -> str:
             except DataError as error:
                 return str(error)
     return ""
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers 0 to count - 1, evenly spaced; `count` >= 1."""
-    if count <= most:
-        return list(range(count))
-    return [int(number) for number in np.linspace(0, count - 1, most).round()]
 
 
 def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:

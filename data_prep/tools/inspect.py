@@ -9,7 +9,7 @@ from data_prep.datasets.dataset import DataSet
 from data_prep.options import DIR
 from data_prep.show import console
 from hpctrain.errors import DataError
-from hpctrain.shards.index import FILE
+from hpctrain.shards.index import FILE, Statistics
 
 MOST = 20  # shards and categories listed
 ARGUMENTS = f"""{DIR}
@@ -77,6 +77,15 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     console.title("splits")
     console.show(columns, rows, numbers="samples share shards size")
 
+    rows = [
+        [split, name, *map(console.number, (s.mean, s.std, s.min, s.max)), *_more(s)]
+        for split, fields in index.statistics.items()
+        for name, s in fields.items()
+    ]
+    columns = ["split", "field", "mean", "std", "min", "max", "not finite", "lengths", "classes"]
+    console.title("values")
+    console.show(columns, rows, numbers="mean std min max classes")
+
     rows = [[s.path, s.split, f"{s.count:,}", console.size(s.bytes)] for s in index.shards[:MOST]]
     if len(index.shards) > MOST:
         rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
@@ -86,6 +95,14 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     if index.provenance:
         console.title("how it was made")
         console.show([], [[key, value] for key, value in _flat(index.provenance)])
+
+
+def _more(values: Statistics) -> Iterator[str]:
+    """Yield how many values are not finite, the range of the lengths, and the number of classes."""
+    counts = {"NaN": values.nan, "infinite": values.nonfinite - values.nan}
+    yield ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    yield f"{values.lengths.min} to {values.lengths.max}" if values.lengths else ""
+    yield f"{len(values.classes):,}" if values.classes else ""
 
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -216,7 +216,7 @@ def test_no_data_set(tmp_path, data_prep):
         ("file", "is a file"),
         ("empty", "has no index.json"),
     ):
-        for command in ("verify", "inspect", "stats", "head"):
+        for command in ("verify", "inspect", "head"):
             code, out, err = data_prep(command, tmp_path / name)
             assert (code, out) == (3, "")
             assert why in err
@@ -240,7 +240,7 @@ def test_an_index_that_is_no_index(folder, data_prep, change, why):
     content = json.loads((folder / "index.json").read_text()) | change
     content["digest"] = _digest(content)
     (folder / "index.json").write_text(json.dumps(content))
-    for command in ("verify", "inspect", "stats", "head"):
+    for command in ("verify", "inspect", "head"):
         code, out, err = data_prep(command, folder)
         assert (code, out) == (3, "")
         assert err.startswith(f"data_prep: {folder}/index.json is damaged: ")
@@ -270,7 +270,7 @@ def test_damaged_files_never_crash(tmp_path, data_prep, seed):
         content[int(rng.integers(8, 3000))] = int(rng.integers(256))
     path.write_bytes(content)
     relist(tmp_path, path.name)
-    for command in ("verify", "inspect", "stats", "head"):
+    for command in ("verify", "inspect", "head"):
         code, _, err = data_prep(command, tmp_path)
         assert code in (0, 3)
         assert code == 0 or err.startswith("data_prep: ")

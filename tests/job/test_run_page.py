@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.config.composing.compose import words
 from hpctrain.config.schema import Config
-from hpctrain.job.run_page import changes, plots, tags
+from hpctrain.job.run_page import changes, tags
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.freeze import freeze
@@ -57,14 +57,6 @@ def test_the_description_tells_how_to_go_on(tmp_path: Path) -> None:
     found = tags(run, alone, {})
     assert f"python -m hpctrain resume '{run.path}'" in found["mlflow.note.content"]
     assert found["hpctrain.job_id"] == "7_1 8_1"
-
-
-def test_plots_beside_a_data_set_are_found(tmp_path: Path) -> None:
-    for name in ("b.html", "a.png", "index.json", "c.png"):
-        (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "c.png").write_bytes(b"x" * (9 << 20))  # too large for a page
-    assert plots(str(tmp_path)) == [tmp_path / "a.png", tmp_path / "b.html"]
-    assert plots("s3://bucket/data") == []
 
 
 def test_changes_of_the_environment() -> None:

@@ -35,7 +35,6 @@ COMMANDS = {
     "inspect": ("tools.inspect", "show schema, shards and provenance of a data set"),
     "head": ("tools.head", "show the first samples"),
     "verify": ("tools.verify", "compare the shards with the index"),
-    "export": ("tools.export", "write samples as Parquet"),
 }
 
 

@@ -7,14 +7,13 @@ given fields. Each shard is compared with the index before samples are read from
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data_prep.datasets.shards import OpenShard, Rows
+from data_prep.datasets.shards import OpenShard
 from data_prep.options import DIR
 from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index, Shard, Split
-from hpctrain.shards.sample_schema import sample_nbytes
 from hpctrain.shards.types import Array
 
 
@@ -65,18 +64,6 @@ class DataSet:
                 raise DataError(f"shard {opened.path}: {problem}")
         return opened
 
-    def blocks(
-        self, split: Split, fields: Mapping[str, Field], limit: int | None = None
-    ) -> Iterator[Rows]:
-        """Yield all samples of a split, or the first `limit`, in blocks of a few MB."""
-        left = split.count if limit is None else min(limit, split.count)
-        for shard in split.shards:
-            if not left:
-                return
-            with self.open(shard, fields) as opened:
-                yield from opened.blocks(min(left, shard.count))
-            left -= min(left, shard.count)
-
     def take(
         self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -104,8 +91,3 @@ def _damage(index: Index) -> str:
             except DataError as error:
                 return str(error)
     return ""
-
-
-def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:
-    """Return the bytes of data in a block."""
-    return int(sample_nbytes(rows, fields).sum())

@@ -247,13 +247,13 @@ def test_an_index_that_is_no_index(folder, data_prep, change, why):
         assert why in err
 
 
-def test_split_names_are_no_paths(folder, data_prep, tmp_path):
+def test_split_names_are_no_paths(folder, data_prep):
     content = json.loads((folder / "index.json").read_text())
     for shard in content["shards"]:
         shard["split"] = "../" + shard["split"]
     content["digest"] = _digest(content)
     (folder / "index.json").write_text(json.dumps(content))
-    code, _, err = data_prep("export", folder, tmp_path / "out" / "here", "--to", "parquet")
+    code, _, err = data_prep("head", folder)
     assert (code, "is damaged: split '../train'" in err) == (3, True)
 
 

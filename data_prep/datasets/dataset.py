@@ -8,23 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.datasets.shards import OpenShard
-from data_prep.options import DIR
 from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index, Shard, Split
 from hpctrain.shards.types import Array
-
-
-def samples_of(what: str) -> str:
-    """Return DIR, --split and --field of a command that shows or writes samples."""
-    return f"""{DIR}
---split NAME
-    {what} only this split
---field, -f NAME ...
-    {what} only this field
-"""
 
 
 class DataSet:

@@ -1,4 +1,4 @@
-"""Show the first samples: numbers with the names of categories, decoded text, arrays in short."""
+"""The first samples of a data set as text; see `inspect --head`."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, samples_of
+from data_prep.datasets.dataset import DataSet
 from data_prep.formats.text.tokens import FILE as TOKENIZER
 from data_prep.show import console
 from hpctrain.shards.field import Field
@@ -17,21 +17,13 @@ _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
 _SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
 
-ARGUMENTS = f"""{samples_of("show")}
--n, --samples N = 5 : positive
-    number of samples of each split
---json
-    print JSON, one sample in each line
-"""
 
-
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    data = DataSet(args.folder)
+def show(data: DataSet, args: argparse.Namespace) -> None:
+    """Print the first `args.head` samples of each split."""
     fields, tokenizer = data.fields(args.field), _tokenizer(data)
     width = max(map(len, fields))
     for split in data.splits(args.split):
-        numbers = range(min(args.samples, split.count))
+        numbers = range(min(args.head, split.count))
         for number, sample in data.take(split, fields, numbers):
             if args.json:
                 values = {name: _value(sample[name], field) for name, field in fields.items()}

@@ -1,4 +1,4 @@
-"""What a run says of itself on its page in MLflow: tags, a description, plots and data sets.
+"""What a run says of itself on its page in MLflow: tags, a description and data sets.
 
 To the tags belong the versions of libraries, drivers and Slurm on the host of rank 0. The monitor
 of each node records the GPUs, the driver and the kernel of its own node.

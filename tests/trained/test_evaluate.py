@@ -121,7 +121,7 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     loaded.config.data.transforms = [{"_target_": of_samples, "_partial_": True}]
     loaded.config.data.batch_transforms = [{"_target_": flip, "p": 1.0}]
     assert torch.equal(loaded.inputs({"image": given})[0], scaled / 2)
-    run_module("data_prep", "verify", str(out))
+    run_module("data_prep", "inspect", str(out), "--verify")
     # A list has samples of their own lengths; a tensor whose rows change is refused.
     counts = iter(range(1, 99))
     with monkeypatch.context() as context:
@@ -268,7 +268,7 @@ def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
             ranks, "predict", run.name, str(text), out, "--shard-samples", "8", cwd=tmp_path
         )
         found[ranks] = predictions(tmp_path / out)
-        run_module("data_prep", "verify", str(tmp_path / out))
+        run_module("data_prep", "inspect", str(tmp_path / out), "--verify")
         said = hpctrain_on(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout
         means[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]
     assert found[1].shape[1:] == (16, 300)

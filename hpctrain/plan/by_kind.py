@@ -1,7 +1,6 @@
 """`launch.gpu_type`: the layout of a run on each kind of GPU on which its job may start.
 
     submission ── by_kind CONFIG... ── a line for each kind ── shown, or refused
-    a budget ── by_kind --hours FILE... ── hours on the slowest kind (`launch.budget_gpu_hours`)
     batch script ── by_kind --run DIR... ── layout.json ── all ranks (`hpctrain.job.here`)
 
 What the command or the config says itself is kept: parallel, the micro-batches, and activation
@@ -12,19 +11,16 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import Hardware, of_device, of_section, smallest
+from hpctrain.hardware import Hardware, of_device, smallest
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.monitor.gpus import Gpus
-from hpctrain.plan.budget import budget_of
-from hpctrain.plan.inspecting.sample_shape import of_data, samples_of_epoch
-from hpctrain.plan.layouts import of_command_line
+from hpctrain.plan.inspecting.sample_shape import of_data
 from hpctrain.plan.predicting.estimator import Estimator
 from hpctrain.plan.ranking import rank
 from hpctrain.record import written
@@ -74,21 +70,6 @@ def lines(config: Config, overrides: Iterable[str]) -> Iterator[str]:
         yield f"on {kind}: {' '.join([found.text, *found.overrides])}"
 
 
-def _hours(config: Config) -> float | None:
-    """Return how long the steps take on the slowest kind of GPU; None if that is unknown."""
-    kinds = [*map(smallest, config.launch.gpu_features)] or [of_section(config.hardware)]
-    try:
-        estimator = _estimator(config)
-        tokens, samples = estimator.facts.tokens, samples_of_epoch(config.data)
-        estimator.budget = budget_of(None, config.train, tokens, samples)
-        layout = of_command_line(config, config.launch.node_numbers[0])
-        found = [estimator.of(layout, kind).hours for kind in kinds]
-    except Exception as error:  # the model and the task may be a user's
-        log.warning("%s: %s", config.name or config.model.get("_target_"), error)
-        return None
-    return max((each for each in found if each is not None), default=None)
-
-
 def _kept(config: Config, named: list[str]) -> set[str]:
     """Return what was set: in the command, or in the config to something else than the default."""
     sections = {"parallel": ParallelConfig(), "train": TrainConfig()}
@@ -135,11 +116,6 @@ def main(argv: list[str]) -> int:
     A config is a JSON list: the words for its runs, its path, and their overrides.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    if argv[0] == "--hours":
-        with redirect_stdout(sys.stderr):  # for what a user's model prints
-            hours = [_hours(load(Path(each))) for each in argv[1:]]
-        print(json.dumps(hours))
-        return 0
     if argv[0] != "--run":
         for about, path, *overrides in map(json.loads, argv):
             try:

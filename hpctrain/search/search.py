@@ -37,11 +37,11 @@ from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.lock import why_no_locks
 from hpctrain.record import written
-from hpctrain.runs import budget
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
@@ -127,8 +127,9 @@ class Search:
         """
         config = self._probe()
         folder = folder.absolute()
+        count = min(self._settings.n_jobs, self._settings.n_trials)
+        check_budget([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
-            count = min(self._settings.n_jobs, self._settings.n_trials)
             print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
@@ -145,7 +146,6 @@ class Search:
             code.write()
             say_copy(code)
         found = self._write(study, storage, folder, config, code)
-        budget.of_search(folder, config)
         if not found.ended and not self._cluster:
             self._run_here(config, folder, code)
         elif not found.ended and not self._submit(config, folder):

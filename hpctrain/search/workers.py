@@ -27,7 +27,6 @@ from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.lock import file_lock
 from hpctrain.record import read
-from hpctrain.runs.budget import may_begin
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
@@ -47,8 +46,6 @@ _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
 _LONGEST_S = 600.0
 _NAP_S, _LOOK_S, _UPLOAD_S = 0.05, 1.0, 120.0
-_BUDGET_S = 20.0  # until a worker asks again whether there is room in the budget, by sacct
-_NO_BUDGET = "no piece that is left is foreseen to end within launch.budget_gpu_hours"
 _LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
@@ -118,17 +115,8 @@ class Worker:
                     return None
                 self._wait(pause)
                 pause = min(_PAUSES_S[1], pause * 1.5)
-            if number is None or (piece := self._prepare(found, number, choice.goal)) is None:
-                continue
-            answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
-            if answer == "yes":
+            if number is not None and (piece := self._prepare(found, number, choice.goal)):
                 return piece
-            self._owned.close()
-            if answer == "later":
-                self._wait(_BUDGET_S)
-            else:
-                with self._lock("decision"):
-                    self._end(self._found(), _NO_BUDGET)
         return None
 
     def _wait(self, seconds: float) -> None:

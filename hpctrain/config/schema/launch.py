@@ -107,9 +107,9 @@ class LaunchConfig:
     )
     budget_gpu_hours: float | None = key(
         None,
-        "The jobs of a sweep or a search (-m) take at most so many hours together, times GPUs, or "
-        "ranks where they have no GPUs. Nothing is queued, and no piece of a search begun, that is "
-        "not foreseen to end within it.",
+        "The jobs of a sweep or a search (-m), each up to its time limit, take at most so many "
+        "hours together, times GPUs, or ranks where they have no GPUs; else nothing is queued. A "
+        "job that is requeued begins its time again.",
         unit="GPU-hours",
         above=0,
     )

@@ -288,7 +288,6 @@ def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
     found = {module for module in OURS if "subprocess.run(" in FILES[module].read_text()}
     assert found == {  # on the login node, and in the batch script
         "hpctrain.job.verdict",
-        "hpctrain.launch.sweeps.before_queueing",
         "hpctrain.launch.sweeps.unmatched",
         "hpctrain.runs.code.git",
     }

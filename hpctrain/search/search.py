@@ -179,12 +179,11 @@ class Search:
             local_runs.check(replace(config, launch=launch))
         for _, problem in unmatched([Entry([], config, run)]):
             raise problem
-        for key in ("pack", "gpu_type"):
-            if (value := getattr(config.launch, key)) not in (1, []):
-                raise ConfigError(
-                    f"launch.{key}={value} with hydra/sweeper=optuna: each worker of a search is a "
-                    "job of its own, on one kind of GPU; leave it out"
-                )
+        if config.launch.pack != 1:
+            raise ConfigError(
+                f"launch.pack={config.launch.pack} with hydra/sweeper=optuna: each worker of a "
+                "search is a job of its own; leave it out"
+            )
         return config
 
     def _study(self, storage: str, folder: Path) -> tuple[Study, Path]:

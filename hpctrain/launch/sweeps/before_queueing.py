@@ -1,18 +1,12 @@
 """What is found before the runs of a sweep are queued.
 
-Notes stop nothing; a cluster that would not run the jobs, or a GPU on which nothing fits, does.
+Notes stop nothing; a cluster that would not run the jobs does.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.config.frozen import dump
 from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import cautions, node_weights, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
@@ -22,8 +16,6 @@ from hpctrain.slurm.partition_limit import beyond_partition, road
 from hpctrain.slurm.queue import UnreachableError
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
-_MOST = 8  # unlike configs that are looked at: each takes seconds
-_DECIDING = ("model", "task", "data", "train", "parallel", "precision", "optimizer", "launch")
 
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
@@ -53,37 +45,6 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         places = {(each.site.partition, each.site.qos, each.launch.chain): each for each in configs}
         roads = (road(each.site, each.launch.chain) for each in places.values())
         yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
-
-
-def gpu_kinds(entries: Sequence[Entry]) -> None:
-    """Show what is chosen on each kind of `launch.gpu_type`; where nothing fits: a ConfigError.
-
-    To foresee it needs torch, which is not imported here: another process does.
-    """
-    unlike: dict[str, list[Entry]] = {}
-    for entry in (entry for entry in entries if entry.config.launch.gpu_type):
-        key = repr([getattr(entry.config, name) for name in _DECIDING])
-        unlike.setdefault(key, []).append(entry)
-    if not unlike:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "hpctrain.plan.by_kind"]
-        for number, (first, *others) in enumerate([*unlike.values()][:_MOST]):
-            path = Path(folder, f"{number}.yaml")
-            path.write_text(dump(first.config))
-            about = f"{runs(1 + len(others))} like {first.run.name}"
-            command.append(json.dumps([about, str(path), *first.overrides]))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout.splitlines()
-    if done.returncode not in (0, ConfigError.exit_code):
-        raise LaunchError(f"launch.gpu_type: the layouts are not known: {done.stderr[-2000:]}")
-    refused = said.pop() if done.returncode else ""
-    for line in said:
-        say(line)
-    if refused:
-        raise ConfigError(refused)
-    if len(unlike) > _MOST:
-        say(f"launch.gpu_type: {len(unlike) - _MOST} more kinds of runs were not looked at")
 
 
 class Room:

@@ -22,7 +22,7 @@ from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
-from hpctrain.launch.sweeps.before_queueing import gpu_kinds, notes
+from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.submission import Submission, stores
@@ -160,7 +160,6 @@ class Sweep:
         for entry, values in zip(self.entries, swept, strict=True):
             entry.swept = values
         run_code.take_copies(self.entries)
-        gpu_kinds(self.entries)
         return self._scripts(cluster)
 
     def _refuse_wrong(self, among: int = 0) -> None:

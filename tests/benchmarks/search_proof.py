@@ -147,13 +147,13 @@ def replay(grid: Found, order: Sequence[Trial], workers: int) -> Found:
     """Return the search at its end, if the trials of a full grid are asked for in this order."""
     rungs = grid.rungs
     now: dict[int, Trial] = {}
-    found = structs.replace(grid, trials=(), ended="", widths=(1,) * len(rungs))
+    found = structs.replace(grid, trials=(), ended="")
     free, clock = workers, 0
     busy: list[tuple[int, int]] = []  # the time of the end of a piece, and its trial
     while True:
         while free:
             found = structs.replace(found, trials=tuple(now[number] for number in sorted(now)))
-            choice = choose(found, 1)
+            choice = choose(found)
             if choice.action is Action.END:
                 return found
             if choice.action is Action.WAIT:

@@ -15,12 +15,12 @@ import pytest
 from data_prep.formats import mds
 from hpctrain import disk
 from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.child import python_module
 from hpctrain.config import frozen
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
 from hpctrain.shards.index import Index
 from hpctrain.tracking.journal_line import parse
-from hpctrain.tracking.uploader_process import python_module
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from pathlib import Path
 from msgspec import json
 from msgspec.structs import replace
 
-from hpctrain import marks
+from hpctrain import child, marks
+from hpctrain.child import Process
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.faults import process_state as states
@@ -35,7 +36,6 @@ from hpctrain.record import Record, read, written
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.secrets import mask
 from hpctrain.terminal import few
-from hpctrain.tracking.uploader_process import Process, begin_child
 
 log = logging.getLogger(__name__)
 FOLDER = "observed"  # in the folder of the logs
@@ -241,7 +241,7 @@ def _named(ranks: Iterable[int]) -> str:
 def main(argv: list[str]) -> int:
     """Observe the ranks of this node for the run and the job in `argv`."""
     run, job = Path(argv[0]), json.decode(argv[1], type=Job)
-    begin_child()
+    child.begin()
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     if job.log_file:

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import frames, marks
+from hpctrain.child import Process
 from hpctrain.faults.limits import Limits
 from hpctrain.record import Count, Record, Seconds
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Hang
 from hpctrain.secrets import mask
-from hpctrain.tracking.uploader_process import Process
 
 DEAD, STOPPED, UNINTERRUPTIBLE = "dead", "stopped", "uninterruptible"
 HOLDS_LOCK, C_CODE, PYTHON, ASLEEP = "C code with the lock", "C code", "Python", "asleep"

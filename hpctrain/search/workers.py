@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import logging
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.child import run_module
 from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.lock import file_lock
@@ -37,7 +37,6 @@ from hpctrain.search.trials import GOAL, Found, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
-from hpctrain.tracking.uploader_process import run_python_module
 
 if TYPE_CHECKING:
     import optuna
@@ -240,9 +239,9 @@ class Worker:
             run = Path(found.output_dir) / trial.run
             if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
                 pruned.append(str(run))
-        with suppress(OSError, subprocess.TimeoutExpired):  # `hpctrain sync` can do it later
+        with suppress(OSError):  # `hpctrain sync` can do it later
             if pruned:
-                run_python_module("hpctrain", "sync", *pruned, cwd=self._folder, timeout=_UPLOAD_S)
+                run_module("hpctrain", "sync", *pruned, cwd=self._folder, timeout=_UPLOAD_S)
 
     def _call_others(self) -> None:
         """Submit workers of other widths that have something to do now, if this node can do so."""

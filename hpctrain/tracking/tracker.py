@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain import secrets
+from hpctrain.child import Process
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
 from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.store import check_uri, resolve_uri
-from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain import marks
+from hpctrain.child import Process
 from hpctrain.config.schema import HangConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.workers.pool import Workers, stacks
@@ -45,7 +46,6 @@ from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.shards.field import Field
-from hpctrain.tracking.uploader_process import Process
 from hpctrain.trained.restored import Restored
 from tests.faults.disturbed import command_line, descendants
 from tests.ranks import run_ranks

@@ -16,17 +16,16 @@ tried again later.
 
 import json
 import logging
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hpctrain.child import run_module
 from hpctrain.run_record import is_own_run
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.page import run_files
-from hpctrain.tracking.uploader_process import run_python_module
 from hpctrain.tracking.uploading.client import nature
 from hpctrain.tracking.uploading.mlrun import DeletedError, MlflowRun
 
@@ -138,12 +137,8 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
     with TemporaryDirectory() as folder:
         out = Path(folder, "model")
         given = "hpctrain.trained.mlflow_model", str(run_dir), str(out)
-        try:
-            code, said = run_python_module(*given, cwd=Path(folder), timeout=_MODEL_S)
-        except subprocess.TimeoutExpired as error:
-            raise _HopelessError(f"not written within {_MODEL_S:g} s") from error
-        if code:
-            raise _HopelessError(said)
+        if why := run_module(*given, cwd=Path(folder), timeout=_MODEL_S):
+            raise _HopelessError(why)
         run.artifacts.send_folder(out, "model")
 
 

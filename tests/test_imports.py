@@ -82,7 +82,7 @@ ALLOWED = {
         "tracking.samples"
     ),
     "trained": (
-        "checkpoint config data distributed faults.collectives job models parallel rendezvous runs "
+        "checkpoint config data distributed job models parallel rendezvous runs "
         "shards tasks tracking training"
     ),
     "plan": (

@@ -8,12 +8,10 @@ a thread               ── gives a sign of life, and answers where the main t
 
 import logging
 import re
-import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +127,6 @@ def _answer(page: marks.Page) -> None:
     codes = [frame.f_code for frame, _ in stack]
     answer: dict[str, Any] = {
         "at": frames.place(stack)[:500],
-        "lock_is_free": _lock_is_free(),
         "may_last": any(
             _MAY_LAST.search(code.co_filename)
             or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
@@ -141,21 +138,3 @@ def _answer(page: marks.Page) -> None:
     except Exception as error:  # what it asks may be ending; the rest is worth an answer
         log.debug("where the rank waits is not known: %r", error)
     page.tell(answer)
-
-
-def _lock_is_free() -> bool:
-    """Return whether no thread executes Python: then its lock can be had at once."""
-    waited = []
-    for _ in range(11):
-        asked, without_core = time.monotonic(), _without_core_s()
-        time.sleep(0.0001)
-        waited.append(time.monotonic() - asked - (_without_core_s() - without_core))
-    # A thread that executes Python gives the lock away only after this interval.
-    return statistics.median(waited) < sys.getswitchinterval() / 2
-
-
-def _without_core_s() -> float:
-    """Return how long this thread has waited for a core; 0.0 if the kernel does not count it."""
-    with suppress(OSError):
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    return 0.0

@@ -185,7 +185,7 @@ def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL has killed the process"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL has killed it"),
         ("import os; os.kill(os.getpid(), 15); exit(3)", "cannot make the store: exit code 3"),
         ("raise SystemExit(3)", "cannot make the store: exit code 3"),
         ("print('a'); raise SystemExit('why')", "cannot make the store: why"),

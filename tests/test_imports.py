@@ -15,8 +15,8 @@ from tests.conftest import ROOT
 # Every package may import these.
 EVERYBODY = (
     "__init__ causes cgroup child console disk errors forks frames generators gone gpu_driver lock "
-    "marks metric_names progress_bar record run_record secrets slow step_names terminal units "
-    "yaml_file"
+    "mailbox marks metric_names progress_bar record run_record secrets slow step_names terminal "
+    "units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -110,7 +110,7 @@ APART = {
     "secret_text": "",
     "disk": "errors",
     "record": "disk errors",
-    "run_record": "disk errors record",
+    "run_record": "disk errors mailbox record",
     "forks": "",
     "frames": "",
     "marks": "forks",
@@ -118,6 +118,7 @@ APART = {
     "gone": "errors yaml_file",
     "gpu_driver": "",
     "lock": "disk forks",
+    "mailbox": "disk errors record",
     "metric_names": "",
     "terminal": "",
     "console": "terminal",
@@ -134,7 +135,7 @@ NO_TORCH = (
     "api causes cgroup checkpoint.files child cli commands config console disk doctor errors "
     "estimates faults.early_signals faults.limits faults.observed faults.observer "
     "faults.process_state forks frames gpu_driver hardware job.compile_cache job.here job.pieces "
-    "job.verdict job.worker launch lock marks "
+    "job.verdict job.worker launch lock mailbox marks "
     "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
     "runs search secret_text secrets shards slow slurm step_names terminal tracking "
     "trained.commands units yaml_file"

@@ -21,7 +21,6 @@ from msgspec import structs
 from hpctrain import frames, marks
 from hpctrain.child import Child, Process
 from hpctrain.config.schema import HangConfig
-from hpctrain.disk import write_atomically
 from hpctrain.errors import LateRankError
 from hpctrain.faults.observer import FOLDER
 from hpctrain.faults.process_state import Job, Place
@@ -50,7 +49,7 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
         yield
         return
     if ranks.is_main:
-        (logs.parent / "hang.json").unlink(missing_ok=True)  # of an attempt before
+        Hang.drop(logs.parent)  # of an attempt before
     short = replace(ranks, hosts=())  # an argument of a process must not be long
     job = Job(ranks=short, floor_s=config.floor_s, timeout_s=timeout_s)
     over, observers = threading.Event(), list[Child]()
@@ -110,11 +109,9 @@ def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None
 
 def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[Child]:
     """Write where the page is, and start the observer if this is the first rank of the node."""
-    ranks, folder, me = job.ranks, logs / FOLDER, Process.current()
-    folder.mkdir(exist_ok=True)
-    file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
+    ranks, me = job.ranks, Process.current()
     place = Place(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
-    write_atomically(file, written(place), sync=False)
+    place.put(logs.parent, f"{ranks.node_rank}.{ranks.local_rank}")
     if ranks.local_rank == 0:
         files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
         job = structs.replace(job, log_file=files[0].baseFilename if files else "")

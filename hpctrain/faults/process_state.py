@@ -23,6 +23,7 @@ from typing import Any
 from hpctrain import frames, marks
 from hpctrain.child import Process
 from hpctrain.faults.limits import Limits
+from hpctrain.mailbox import Message
 from hpctrain.record import Count, Record, Seconds
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Hang
@@ -49,8 +50,10 @@ _SLOW_S = 60.0  # in a phase without a limit, before a line says where a rank is
 _MOST = 0.9  # of parallel.timeout_s: then others wait in vain, whatever the limit is
 
 
-class Place(Record, frozen=True):
+class Place(Message, frozen=True):
     """Where the page of a rank is."""
+
+    BOX = "logs/observed/node*"
 
     rank: Count
     pid: Count

@@ -63,7 +63,7 @@ def test_a_store_needs_no_home(tmp_path: Path) -> None:
             *(f"--inh-caps={reading}", f"--ambient-caps={reading}", "env", "-i"),
             *("PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}", sys.executable, "-c"),
             "import sys; from hpctrain.tracking.store import initialise; "
-            "initialise(sys.argv[1], 'e', True)",
+            "initialise(sys.argv[1], 'e')",
             f"sqlite:///{tmp_path}/mlflow.db",
         ],
         capture_output=True,

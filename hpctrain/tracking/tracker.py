@@ -22,6 +22,7 @@ from hpctrain import secrets
 from hpctrain.child import Process
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
+from hpctrain.tracking.journal_line import encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
 from hpctrain.tracking.page.mlflow_names import clean_key
@@ -170,7 +171,8 @@ class JournalTracker(Tracker):
         self._logged = True
         if not self._names.keys() >= metrics.keys():
             self._learn_names(metrics)
-        self._journal.append_metrics(int(step), metrics)
+        values = {name: encode(value) for name, value in metrics.items()}
+        self._journal.append("metrics", step=int(step), metrics=values)
 
     def _learn_names(self, metrics: Mapping[str, float]) -> None:
         """Say which new names are others in MLflow, and which become one there."""

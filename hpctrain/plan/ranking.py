@@ -132,15 +132,6 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
     return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
 
 
-def one_gpu(config: Config, estimator: Estimator, hardware: Hardware) -> Estimate | None:
-    """Return the best layout on one GPU; None if it has no room there."""
-    states = on_gpu(estimator.least(config, 1), hardware.memory_bytes, complete=False)
-    if states.possible is False:
-        return None
-    found = rank(config, estimator, hardware, [(1, 1)])
-    return next((each for each in found.best if each.has_room), None)
-
-
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     """Return that whose steps are cheapest first; without that, that of the fewest GPUs.
 

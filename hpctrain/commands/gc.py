@@ -36,7 +36,6 @@ from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
-from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, searches_of
@@ -247,11 +246,9 @@ def _pruned(folder: Path) -> set[str]:
 
 def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
     folder, kept = run.path / "checkpoints", 0
-    best = best_step(run.path, run.record)
-    waiting = [one.step for one in without_result(run.path) if not one.given_up]
-    needed = {*map(step_name, (best, *waiting))}
+    best = step_name(best_step(run.path, run.record))
     for path in () if folder.is_symlink() else checkpoints(folder):
-        if path.name in needed:
+        if path.name == best:
             continue
         if kept < keep:
             kept += _is_complete(path)

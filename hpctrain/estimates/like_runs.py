@@ -53,15 +53,15 @@ def like_run(config: Config) -> MeasuredRun | None:
 
 def differences(config: Config, other: Config) -> list[str]:
     """Return what decides the time of a sample and differs between two configs."""
-    there = kind(other)
+    there = _kind(other)
     return [
         f"{name} is {here}, and there {there[name]}"
-        for name, here in kind(config).items()
+        for name, here in _kind(config).items()
         if here != there[name]
     ]
 
 
-def kind(config: Config) -> dict[str, Any]:
+def _kind(config: Config) -> dict[str, Any]:
     """Return by name what decides the time of a sample."""
     windows, launch = config.data.windows, config.launch
     sharded = config.parallel.dp_shard != 1
@@ -94,11 +94,6 @@ def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
                 found.append((Path(run, "journal", "events.jsonl").stat().st_mtime, run))
     newest = [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
     return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
-
-
-def forget() -> None:
-    """Let the next call look for runs again, in a process that lasts longer than they do."""
-    _candidates.cache_clear()
 
 
 def _model_lines(text: str) -> str:

@@ -22,7 +22,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.run_record import ChosenLayout, RunRecord
+from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.units import GIB
 
@@ -74,7 +74,7 @@ def measured_run(path: Path) -> MeasuredRun:
         raise ConfigError(f"{path}: no run directory (it has no run.json)")
     if not record.attempts:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
-    config = load(path / "config.yaml", ChosenLayout.of(path).overrides)
+    config = load(path / "config.yaml")
     ramp = sum(steps for _, steps in ramp_of(config.train).stages)
     told = _Told(path, ramp)
     if told.steps < ENOUGH_STEPS:

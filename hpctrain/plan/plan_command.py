@@ -58,7 +58,6 @@ def main(argv: list[str]) -> int:
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype
-    from hpctrain.plan import by_kind
     from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measurement import Comparison, measure
     from hpctrain.plan.printing import show
@@ -89,9 +88,6 @@ def main(argv: list[str]) -> int:
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
-    if config.launch.gpu_type:
-        for line in by_kind.lines(config, given.overrides):
-            console.print(f"launch.gpu_type {line}", soft_wrap=True)
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}

@@ -6,9 +6,8 @@
 
 All ranks take equally long for a step, because they wait for each other. Their own time differs: a
 thread that waits in a collective operation of gloo sleeps. So its work is the time on a core, and
-the time of waiting for a core, as Linux counts them; where it is blocked in the user's code,
-`blocked_clock` finds. The thread that drives a GPU does not work as long as the GPU does; there
-only the waiting for data and the time in the user's code are compared.
+the time of waiting for a core, as Linux counts them. The thread that drives a GPU does not work as
+long as the GPU does; there only the waiting for data is compared.
 """
 
 import math
@@ -21,7 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-from hpctrain.distributed import objects
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.slow import CLEARLY_SLOW_RANK, OF_IT_IF_CLEAR, RANK, RANK_S, SLOWEST_RANK
 
@@ -61,8 +59,6 @@ class Interval(NamedTuple):
     waited_s: float  # the seconds of it in which this rank has waited for its data
     # The peaks of the GPU's memory in bytes: what tensors needed, and what was reserved.
     memory: tuple[float, float] = (0.0, 0.0)
-    blocked_s: float = 0.0  # in which the main thread was blocked in the user's code
-    place: str = ""  # where that was
 
 
 class Compared(NamedTuple):
@@ -105,7 +101,7 @@ class SlowRanks:
         if self._alone:
             return Compared(None, own.memory)
         mesh, ranks = self._mesh, self._mesh.degrees.ranks
-        own_s = own.waited_s + own.blocked_s + (own.worked_s if self._on_cpu else 0.0)
+        own_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.
         numbers = [own.trained_s, own_s / mesh.weight, *own.memory]
         table = torch.zeros(ranks, len(numbers), dtype=torch.float64)
@@ -114,14 +110,14 @@ class SlowRanks:
         mesh.add(table)
         trained, owns, peak, reserved = table.T.tolist()
         trained_s = max(trained)
-        lost_s = self._lost_to_one(trained_s, owns, own.place * (2 * own.blocked_s > own_s))
+        lost_s = self._lost_to_one(trained_s, owns)
         kept = math.exp(-trained_s / _RECENT_S)
         self._recent_s = kept * self._recent_s + trained_s
         self._recent = [kept * a + b for a, b in zip(self._recent, owns, strict=True)]
         found = slowest(self._recent, self._recent_s, self._stage, *SLOWEST_RANK)
         return Compared(found[0] if found else None, (max(peak), max(reserved)), lost_s)
 
-    def _lost_to_one(self, trained_s: float, owns: Sequence[float], place: str) -> float:
+    def _lost_to_one(self, trained_s: float, owns: Sequence[float]) -> float:
         """Note a rank that is much slower for a while; return the seconds that the others lose."""
         self._now += trained_s
         self._trained_s += trained_s
@@ -141,13 +137,10 @@ class SlowRanks:
         if rank != self._slow or self._now - self._told > _SILENT_S:
             self._slow, self._told = rank, self._now
             on = f" ({self._host(rank)})" if self._host(rank) else ""
-            where = objects.broadcast(place, rank)
-            blocked = f"; it is blocked at {where}" if where else ""
             shown = f"{ratio:.1f}" if ratio < 100 else "more than 100"
             self._say(
                 f"rank {rank}{on} is slow: in the last {trained_s:.0f} s its own part of the steps "
-                f"took {shown} times as long as the median of the other ranks, which wait for it"
-                f"{blocked}",
+                f"took {shown} times as long as the median of the other ranks, which wait for it",
                 f"{rank} {self._now:.0f}",
             )
         return lost_s

@@ -330,16 +330,6 @@ def measured(build: Callable[[], nn.Module]) -> Activations:
     return Measured(build, LanguageModel(), sample, None, Config().train)["none"]
 
 
-def test_a_model_that_decides_by_values_is_called_with_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = measured(NeedsValues)
-    assert found.exact
-    assert found.saved + found.outside > 256 * 1024 * 4
-    monkeypatch.setattr("hpctrain.plan.inspecting.activations._MOST_FLOPS", 1)
-    assert not measured(NeedsValues).exact
-
-
 class Unfit(nn.Module):
     """A model whose layers do not fit each other."""
 
@@ -380,12 +370,9 @@ def test_a_model_that_is_built_with_values_of_the_cpu() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_unknown_is_exit_code_10(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_unknown_is_exit_code_10(capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"+model._target_={__name__}.NeedsValues", *LM[1:], "hardware=h100_sxm"]
     named = ["--nodes", "1", "parallel=ddp", "launch.tasks_per_node=1"]
-    monkeypatch.setattr("hpctrain.plan.inspecting.activations._MOST_FLOPS", 1)
     first = plan(capsys, *words, *named, code=10)["layouts"][0]
     assert first["fits"] is None
     assert first["memory"]["activations"] is first["memory"]["logits"] is None

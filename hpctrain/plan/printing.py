@@ -31,7 +31,7 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     _print_first(console, answer, overrides)
     if answer.layouts and answer.hardware:
         _print_layouts(console, answer.layouts)
-        print_scaling(console, scaling(answer.ranking.best))
+        _print_scaling(console, scaling(answer.ranking.best))
     if answer.kinds:
         _print_hardware(console, answer.kinds)
     if answer.named is not None:
@@ -152,7 +152,7 @@ def _print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
         console.print(f"excluded: {', '.join(layouts)}: {reason}")
 
 
-def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
+def _print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     """Print what more nodes give, if there are several numbers of them."""
     if not rows:
         return

@@ -5,7 +5,6 @@ kernel, and ports are really in use.
 """
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from hpctrain.slurm import excluded_hosts
 from tests import cluster
 from tests.conftest import run_json, run_module, runs
 from tests.doctor.planted_gpus import PlantedGpus
-from tests.doctor.test_nodes_cluster import doctor, failures, slow_link
+from tests.doctor.test_nodes_cluster import doctor, failures
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 LISTENER = """\
@@ -183,27 +182,3 @@ def test_a_port_in_use(
     assert (record["state"], len(record["attempts"])) == ("finished", 2)
     assert record["attempts"][1]["hosts"] == ["node1", "node2"]
     assert excluded_hosts.read(output) == {}
-
-
-def test_the_full_check_of_a_job_finds_a_slow_link(
-    digits: Path, tmp_path: Path, faults: ExitStack
-) -> None:
-    """The job measures its nodes, leaves the slow one, and trains on the others."""
-    output = str(tmp_path / "runs")
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={output}", "tracking=off"]
-    where += ["launch.snapshot=off", "train.max_steps=3", "train.global_batch_size=48"]
-    faults.callback(slow_link("node2"))
-    run_module("hpctrain", "-m", *where, "launch.preflight=full", "launch.nodes=3")
-    (run,) = runs(Path(output))
-    job = cluster.job_id(run)
-    (first,) = restarted(run, job, 1)["attempts"]
-    assert "node2: link to other nodes" in first["reason"]
-    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    record = run_json(run)
-    assert (record["state"], record["attempts"][1]["hosts"]) == (
-        "finished",
-        ["node1", "node3", "node4"],
-    )
-    assert {*excluded_hosts.read(output)} == {"node2"}
-    log = (run / "logs" / f"{job}.rank0.log").read_text()
-    assert re.search(r"launch\.preflight=full: 3 nodes checked in [\d.]+ s", log), log

@@ -1,6 +1,5 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +41,7 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    runs: Sequence[MeasuredRun] = ()
+    run: MeasuredRun | None = None  # of `--from-run`
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
@@ -145,8 +144,8 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     named_nodes = config.launch.node_numbers.start
-    if asked.runs:
-        hardware = hardware_of(config, hardware, asked.runs)
+    if (run := asked.run) is not None:
+        hardware = hardware_of(config, hardware, run)
     # Errors of the config, in what decides a plan, come before any work.
     sections = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
     validate_job(config, sections)
@@ -160,14 +159,11 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
     estimator.budget = budget
     loader = loader_rate(None if asked.shape else config.data, hardware)
-    configs = [run.config for run in asked.runs]
-    theirs = [Estimator.of_config(each, *task_and_sample(each)) for each in configs]
-    measured = [*zip(theirs, asked.runs, strict=True)]
     any_kind = hardware or of_section({"title": "hardware that is not named"})
-    if measured:
-        found = [its.of(layout_of(run), any_kind) for its, run in measured]
-        predicted = [(one.time, one.memory) for one in found]
-        estimator.calibration = calibrated(asked.runs, predicted, any_kind)
+    if run is not None:
+        its = Estimator.of_config(run.config, *task_and_sample(run.config))
+        found = its.of(layout_of(run), any_kind)
+        estimator.calibration = calibrated(run, found.time, found.memory, any_kind)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:

@@ -307,9 +307,9 @@ class Comparison:
         for layout, command in map(self._command, self.fastest):
             console.print(f"\nthe fastest on {layout.ranks} ranks: {layout.name}")
             console.print(f"  {command}", soft_wrap=True)
-        if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
-            console.print("\nfor other sizes, plan takes what these runs have measured:")
-            console.print(f"  {' '.join(given)}", soft_wrap=True)
+        for one in self.fastest[:1]:
+            console.print("\nfor other sizes, plan takes what a run has measured:")
+            console.print(f"  --from-run {one.run}", soft_wrap=True)
 
 
 def _size(one: Measured) -> tuple[int, int]:

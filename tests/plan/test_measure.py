@@ -145,7 +145,7 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     command = "python -m hpctrain -m experiment=digits 'data.path=a b' "  # and no key twice
     command += shlex.join(fast.layout.overrides)
     assert f"  {command}" in lines
-    assert f"  --from-run {run} --from-run {run}" in lines
+    assert f"  --from-run {run}" in lines
     body: dict[str, Any] = {"layouts": [{}, {}, {}, {}]}
     compared.put_into(body, [slow, fast, failed, other])
     first, _, third, fourth = body["layouts"]

@@ -121,8 +121,8 @@ class PlantedGpus:
         """Plant faults for all programs that start from now on.
 
         Args:
-            faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`. With `dies` a
-                GPU has a fault after
-                the checks of a job, and torch sees none when Slurm has started the job again.
+            faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`. With
+                `dies` a GPU has a fault after the checks of a job, and torch sees none when Slurm
+                has started the job again.
         """
         self._file.write_text(json.dumps(faults))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from hpctrain.doctor.checks import gpu_health
+from hpctrain.doctor.checks.gpu_judgements import CHECKS
 from hpctrain.monitor import gpus
 from hpctrain.monitor.amd import Amd
 from hpctrain.monitor.gpu_library import READINGS
@@ -15,7 +15,7 @@ from tests.monitor.played_amdsmi import AmdSmi
 
 
 def test_both_makers_and_all_rows_speak_of_the_same_readings() -> None:
-    rows = [*gpus._SENSORS.values(), *gpu_health._CHECKS.values()]
+    rows = [*gpus._SENSORS.values(), *CHECKS.values()]
     assert {reading for reading, *_ in rows} < READINGS.keys()
     for library in (Nvidia(Nvml()), Amd(AmdSmi())):
         assert library.readings.keys() <= READINGS.keys()

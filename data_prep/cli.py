@@ -26,7 +26,6 @@ COMMANDS = {
     "arrays": ("sources.arrays", "npy, npz, raw, HDF5, NetCDF4, Zarr"),
     "table": ("sources.table", "CSV, Parquet, Arrow: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
-    "mds": ("sources.mds", "a folder of mosaicml-streaming"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),

@@ -57,7 +57,7 @@ class BestValue(Record, frozen=True, kw_only=True):
 
 
 class Followed(Record, frozen=True):
-    """The metric by which evaluations that are jobs of their own choose the best checkpoint."""
+    """The metric by which evaluations in jobs of their own chose the best checkpoint."""
 
     metric: str
     lower: bool

@@ -27,10 +27,6 @@ num_machines: 2
 num_processes: 8
 fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_offload_params: false}
 """
-HISTORY = (
-    '{"time": 1767225600.0, "host": "node3", "by": "doctor", "verdict": "fail", "findings": '
-    '[{"check": "GPU 0: ECC", "verdict": "fail", "found": "2"}], "figures": {"read_mb_s": 1.0}}\n'
-)
 FAILURE = (
     '{"error": "OSError: gone", "time": 1767225600.0, "host": "node3", "job_id": "17", '
     '"restart_count": 0}'
@@ -57,7 +53,6 @@ def house(
     shutil.copytree(trained, runs / "other")
     shutil.copytree(digits, folder / "digits")
     (runs / "doctor").mkdir()
-    (runs / "doctor" / "history.jsonl").write_text(HISTORY)
     (runs / "doctor" / "excluded.json").write_text('{"node3": {"time": 1.0, "why": "ECC"}}')
     (runs / "sweeps" / "one").mkdir(parents=True)
     listed = {"run": str(runs / trained.name), "name": trained.name, "swept": ["seed=0"]}

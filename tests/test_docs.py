@@ -332,7 +332,7 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain.config.translate", *rest]:
             call(lambda: translate(rest))
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):
-            if not {"experiment=stdlib_lm", "experiment=flow"} & {*rest}:  # the data takes a minute
+            if "experiment=stdlib_lm" not in rest:  # the data takes a minute
                 checked(rest, 1)
         case ["python", "-m", "hpctrain", *rest]:
             call(hpctrain, *named(rest, run))
@@ -541,8 +541,6 @@ def test_the_trainings_of_a_page(name: str, folder: Path) -> None:
             continue
         trained = runs(folder / "runs")
         words = [trained[0].name if w.startswith("digits-3fa") else w for w in words]
-        if "experiment=flow" in words or {"sample", "flow"} <= {*words}:
-            continue  # tests/tasks/test_evolution.py trains it
         more = lm_steps if "experiment=stdlib_lm" in words else []
         command = [sys.executable, *words[1:], *more]
         done = forkserver.run(command, capture_output=True, text=True, cwd=folder, timeout=400)

@@ -89,7 +89,7 @@ ALLOWED = {
         "shards tasks tracking training"
     ),
     "plan": (
-        "config data distributed.devices doctor.history estimates hardware job.building launch "
+        "config data distributed.devices estimates hardware job.building launch "
         "models.dry_run models.experts models.lora models.plan models.quantized models.ties "
         "monitor.gpus parallel rendezvous "
         "runs shards slurm tasks"

@@ -1,7 +1,7 @@
 """Arrays as fields: NumPy, HDF5, NetCDF, Zarr and raw files. The first axis counts the samples.
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
-    arrays OUT --field image=FILE.h5:/x/data     an array in HDF5 (also .mat, .h5ad)
+    arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
                --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH (or .zarr.zip) in Zarr
                --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
                --field u=FILE.bin:>f4:3x64x64:512       big-endian, after a header of 512 bytes
@@ -18,8 +18,8 @@ from a field of text or whole numbers.
 
 Patterns of several fields must match the same groups. If whole arrays differ in the size of one
 axis, the field has a variable length, and this axis becomes the first one. --axis joins the matches
-of a pattern along an axis instead. A sparse matrix (.h5ad, .mat) is read as dense rows. MATLAB's
-axes are reversed in HDF5, which is said.
+of a pattern along an axis instead. Arrays of MATLAB and sparse
+matrices are refused.
 
 Values do not change, with these exceptions:
 

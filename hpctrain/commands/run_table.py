@@ -88,18 +88,6 @@ class Row:
         return f"{note.problem}; then {upload} uploads the rest"
 
     @property
-    def waiting_evaluations(self) -> str:
-        """Which evaluations have no result; "" if none, or while the run itself sees to them."""
-        steps = self.run.unevaluated
-        if not steps or self.state.name == "running":
-            return ""
-        command = f"python -m hpctrain evaluate {self.run.path} --record --step {steps[0]}"
-        return (
-            f"no evaluation yet of step {', '.join(map(str, steps))}: their jobs wait, run or have "
-            f"failed; `{command}` evaluates here"
-        )
-
-    @property
     def changed_code(self) -> str:
         """From which step on the run has trained with other code; "" if it has not."""
         turns = trained_code.turning_points(self.run.record).items()
@@ -155,7 +143,6 @@ class Row:
             "eta_s": self.eta_s,
             "upload_problem": self.upload_problem,
             "changed_code": self.changed_code,
-            "unevaluated": self.run.unevaluated,
             "metric": None if main_metric is None else main_metric[0],
             "best": None if found is None else {"value": found[0], "step": found[1]},
             "metrics": values,
@@ -195,13 +182,8 @@ def budgets(rows: list[Row]) -> list[str]:
 
 def problems(rows: list[Row]) -> list[Text]:
     """Return a line for each of the first problems that a run has beside its state."""
-    found = [
-        (row.run.name, text)
-        for row in rows
-        for text in filter(None, (row.upload_problem, row.waiting_evaluations))
-    ]
-    found += [(row.run.name, text) for row in rows if (text := row.changed_code)]
-    found += [(row.run.name, text) for row in rows if (text := row.purged)]
+    kinds = ("upload_problem", "changed_code", "purged")
+    found = [(r.run.name, text) for kind in kinds for r in rows if (text := getattr(r, kind))]
     lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:PROBLEMS]]
     if len(found) > PROBLEMS:
         lines.append(Text(f"… {len(found) - PROBLEMS} more runs have such a problem (--json)"))

@@ -243,8 +243,7 @@ class Attempt:
             return NullTracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            stalled_s = 60 * notify.stalled_minutes
-            Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
+            Settings(variable, tuple(notify.on)).write(self._run.path)
         else:
             remove(self._run.path)
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"

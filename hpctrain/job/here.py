@@ -58,7 +58,6 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
     was submitted with is a DataError.
     """
-    from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
     from hpctrain.config.validate import validate
     from hpctrain.runs.state.failure import recorded
@@ -78,7 +77,6 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
         if ranks.is_main:
             _check_queue(run, ranks)
-            check_sbatch(config)
             try:
                 digest = check(config, ranks.world_size).data_digest
             except ConfigError as error:  # the config fitted when the run was submitted
@@ -178,7 +176,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     if ranks.is_main and tracking.enabled and tracking.upload:
         from hpctrain.tracking.store import initialise
 
-        initialise(str(tracking.uri), tracking.experiment, tracking.required)
+        initialise(str(tracking.uri), tracking.experiment)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out, but not what a training before has left.
     first = "hpctrain.job.fit" not in sys.modules

@@ -2,7 +2,7 @@
 
 report RUN           bars, figures and notes        --json      all numbers, a list of runs
 report SWEEP         best runs, what mattered       --html FILE one page without network access
-report SWEEP --over seed   mean and interval        --png FILE  the charts
+report SWEEP --over seed   mean and interval
 """
 
 import argparse
@@ -26,9 +26,8 @@ from hpctrain.search.standing import Standing
 def main(argv: Sequence[str]) -> int:
     """Print the reports of runs; return the exit code."""
     options = _parse(argv)
-    for option in ("html", "png"):
-        if file := getattr(options, option):
-            output.check(f"--{option}", file)
+    if options.html:
+        output.check("--html", options.html)
     paths = select.select(options.dir, options.runs, several=True)
     if not paths:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
@@ -36,13 +35,17 @@ def main(argv: Sequence[str]) -> int:
     search = Standing.of(
         select.one_sweep(options.dir, options.runs), (each.facts for each in accounts)
     )
+    told: Any = None
     if options.json:
-        told: Any = [as_json(account) for account in accounts]
-        print_json({"search": search.facts(), "runs": told} if search else told)
+        told = [as_json(account) for account in accounts]
+        if search or options.over:
+            told = {"runs": told} | ({"search": search.facts()} if search else {})
+        if not options.over:
+            print_json(told)
     if len(accounts) == 1 and not (options.over or search):
         _one(accounts[0], options)
     else:
-        _several(accounts, options, search)
+        _several(accounts, options, search, told)
     return 0
 
 
@@ -95,7 +98,6 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "slow_hosts": [asdict(each) for each in slow_hosts(account)],
         "best": best if best is None or math.isfinite(best["value"]) else None,
         "metrics": {name: each.last() for name, each in sorted(account.history.metrics.items())},
-        "profile": account.profile,
         "notes": notes(account),
         "left_out": account.left_out,
     }
@@ -104,20 +106,17 @@ def as_json(account: RunAccount) -> dict[str, Any]:
 def _one(account: RunAccount, options: argparse.Namespace) -> None:
     if not options.json:
         Console().print(terminal_view.show(account))
-    if not (options.html or options.png):
-        return
-    # matplotlib takes a second to import.
-    from hpctrain.report.views import charts, html_view, run_charts
+    if options.html:  # matplotlib takes a second to import
+        from hpctrain.report.views import html_view, run_charts
 
-    drawn = run_charts.run_charts(account)
-    if options.html:
-        output.write(options.html, html_view.run_page(account, drawn))
-    if options.png:
-        output.write(options.png, charts.png(drawn, account.name))
+        output.write(options.html, html_view.run_page(account, run_charts.run_charts(account)))
 
 
 def _several(
-    accounts: Sequence[RunAccount], options: argparse.Namespace, search: Standing | None
+    accounts: Sequence[RunAccount],
+    options: argparse.Namespace,
+    search: Standing | None,
+    told: Any,
 ) -> None:
     from hpctrain.report.sweeps import parameters, scaling_fit, seeds
 
@@ -131,29 +130,24 @@ def _several(
     found = seeds.settings(accounts, options.over, metrics) if options.over else []
     scaling = scaling_fit.Scaling.of(accounts)
     lines = scaling.lines() if scaling else []
-    if options.latex:
-        print(seeds.as_latex(found), end="")
-    elif options.csv:
-        print(seeds.as_csv(found), end="")
+    if options.json and options.over:
+        print_json({"settings": [each.facts() for each in found], **told})
     elif not options.json:
         shown = terminal_view.show_settings(found, options.over) if found else None
         console = Console()
         console.print(shown or terminal_view.show_sweep(accounts, sweep, search))
         for line in lines:
             console.print(Cell(line))
-    if not (options.html or options.png):
+    if not options.html:
         return
-    from hpctrain.report.views import charts, html_view, sweep_charts
+    from hpctrain.report.views import html_view, sweep_charts
 
     drawn = sweep_charts.scaling_charts(scaling) if scaling else []
     drawn += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
     drawn += [sweep_charts.search_chart(search.found, accounts)] if search else []
     drawn += sweep_charts.sweep_charts(sweep)
-    if options.html:
-        page = html_view.sweep_page(accounts, sweep, found, drawn, lines, search)
-        output.write(options.html, page)
-    if options.png:
-        output.write(options.png, charts.png(drawn, f"{len(accounts)} runs by {sweep.metric}"))
+    page = html_view.sweep_page(accounts, sweep, found, drawn, lines, search)
+    output.write(options.html, page)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -164,7 +158,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     select.add_arguments(parser, "all runs if none is named")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write the charts as a picture")
     parser.add_argument(
         "--metric",
         action="append",
@@ -174,11 +167,4 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--over", metavar="KEY", help="mean and interval over the values of a key, such as seed"
     )
-    parser.add_argument("--latex", action="store_true", help="with --over: a table for LaTeX")
-    parser.add_argument("--csv", action="store_true", help="with --over: all digits as CSV")
-    options = parser.parse_args(argv)
-    if (options.latex or options.csv) and not options.over:
-        raise ConfigError(f"--{'latex' if options.latex else 'csv'}: needs --over KEY, as seed")
-    if options.latex + options.csv + options.json > 1:
-        raise ConfigError("--json, --latex and --csv exclude each other")
-    return options
+    return parser.parse_args(argv)

@@ -27,7 +27,6 @@ from hpctrain.estimates import like_runs, time_limit
 from hpctrain.estimates.planned_hours import planned_hours
 from hpctrain.lock import file_lock, patience
 from hpctrain.record import Count, Finite, JobId, Record, Time, read_known, written
-from hpctrain.runs.evaluation_requests import asked
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, eta_s, judge
@@ -281,7 +280,7 @@ def may_begin(
 
 
 def _jobs(facts: Facts) -> list[str]:
-    return [*facts.jobs, *(one.job_id for one in asked(facts.path) if one.job_id)]
+    return facts.jobs
 
 
 def _arrays(sweep: Path) -> set[str]:

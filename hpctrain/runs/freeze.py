@@ -22,7 +22,6 @@ from pathlib import Path
 
 from hpctrain import yaml_file
 from hpctrain.checkpoint.files.manifest import OLD, checkpoints
-from hpctrain.config import evaluation_job
 from hpctrain.config.frozen import digest
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
@@ -53,7 +52,6 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     node_weights.pin(config)
     time_limit.pin(config)
     validate(config, world_size)
-    evaluation_job.check(config)
     weights_digest.pin(config.checkpoint, config.output_dir)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))

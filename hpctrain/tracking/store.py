@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hpctrain.disk import is_own, owner_name
-from hpctrain.errors import OfflineError, RefusedError, TrackingError, deleted_experiment
+from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.secrets import mask
 from hpctrain.tracking import artifact_place
@@ -186,12 +186,11 @@ def is_made(path: Path) -> bool:
     return bool(names)
 
 
-def initialise(uri: str, experiment: str, required: bool = False) -> bool:
+def initialise(uri: str, experiment: str) -> bool:
     """Create the store and the experiment unless they exist. Many processes may call it at once.
 
     The result is False if the store does not take the run now: then a warning says why, and the
-    journal keeps everything until it does. With `required` (`tracking.required`) this is an
-    OfflineError, or a RefusedError. An unusable store is always a TrackingError.
+    journal keeps everything until it does. An unusable store is a TrackingError.
     """
     check_uri(uri)
     try:
@@ -202,13 +201,9 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
         elif experiment_id(uri, experiment) is None:
             _create_sqlite(uri, experiment)
     except RefusedError as error:
-        if required:
-            raise RefusedError(f"{error} (tracking.required=true)") from error
         problem = str(error)
     except OSError as error:
         problem = f"tracking.uri={uri} does not answer now ({error})"
-        if required:
-            raise OfflineError(f"{problem}, and tracking.required=true") from error
     else:
         if theirs := others_store(uri):
             log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)

@@ -157,10 +157,6 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
         ("data.train_split=trian", "data.train_split=trian: /"),
         ("tracking.uri=file:///x", "tracking.uri"),
-        (
-            "tracking={required: true, upload: false}",
-            "with tracking.upload=false: nothing would be",
-        ),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
         ("network.p2p_level=NVLINK", "network.p2p_level=NVLINK: allowed are null, LOC, NVL"),
         ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match: without it, this key"),

@@ -167,7 +167,6 @@ DIGESTS = {
     "parquet": "6f3c9cd5ee515d517c29c7f566986c16",
     "arrow stream": "6f3c9cd5ee515d517c29c7f566986c16",
     "huggingface": "7f791af1d298cc4e3fb7f44a2898b855",
-    "mds gz": "e0739c60452b7ad2ef6b161e158df65b",
     "webdataset": "a07ec26845eee113c0cbaa31c9852bbc",
     "png": "3f71cf2bd928e443bb51c83285add385",
     "txt": "df89df647fca467df8e943b35f8ddcf9",

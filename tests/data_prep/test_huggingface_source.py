@@ -222,11 +222,7 @@ def bad(here, datasets, digits):
         (["gone"], 3, "gone is no folder of save_to_disk"),
         (["json"], 3, "json is no folder of save_to_disk"),
         (["odd"], 3, "the column 'audio' is struct<bytes: binary, path: string>, which no field"),
-        (
-            ["odd", "--drop", "dict"],
-            2,
-            "--drop dict: there is no such column; there are audio, dict.a, n",
-        ),
+        (["odd", "--columns", "dict"], 3, "'dict' is struct<a: int64>, which no field can hold"),
         (["good", "--cast", "label=int9"], 2, "good: --cast label=int9: the dtypes are"),
         (["null"], 3, "row 2: column 'n' is null"),
         (["nosplit", "--columns", "n", "--split", "column:s"], 3, "row 2: column 's' is null; --s"),

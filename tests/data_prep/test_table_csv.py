@@ -1,4 +1,4 @@
-"""CSV files in all encodings; integers that a float would round; rows beyond the block."""
+"""CSV files that are not UTF-8; integers that a float would round."""
 
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from pyarrow import parquet
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
 from hpctrain.errors import ConfigError
-from hpctrain.shards.index import Index
 from tests.data_prep.read_back import as_text, problems, rows
 
 LARGE = 2**53 + 1  # the first integer that float64 does not have
@@ -52,66 +51,18 @@ def test_a_null_value_that_would_be_rounded_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("encoding", "more"),
-    [
-        ("utf-8", []),
-        ("utf-8-sig", []),
-        ("utf-8-sig", ["--encoding", "cp1252"]),  # the byte order mark wins
-        ("utf-16", []),
-        ("utf-16", ["--encoding", "cp1252"]),
-        ("utf-32", []),
-        ("utf-16-le", ["--encoding", "utf-16-le"]),
-        ("utf-16-be", ["--encoding", "UTF-16BE"]),
-        ("cp1252", ["--encoding", "cp1252"]),
-        ("gb18030", ["--encoding", "gb18030"]),
-    ],
-)
-def test_each_encoding(data_prep, encoding, more, monkeypatch):
-    monkeypatch.setattr(csv_files, "FIRST", 64)
-    monkeypatch.setattr(csv_files, "BLOCK", 64)
-    Path("a.csv").write_bytes((TEXT + "3,ü\n" * 200).encode(encoding))
-    command = ["table", "a.csv", "OUT", "--rename", "wört=w", "--shard-size", "256KB", *more]
-    assert data_prep(*command)[::2] == (0, "")
-    assert rows()["n"].tolist() == [1, 2] + [3] * 200
-    assert as_text(rows()["w"]) == ["ä", "€"] + ["ü"] * 200
-
-
-def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
-    lines = "".join(f"{i},ä{chr(0x10A)}\n" for i in range(2000))  # in UTF-16, 0x10a has a byte 10
-    for encoding, shards in (("utf-16", 1), ("utf-8", 8)):
-        Path("a.csv").write_bytes(("n,w\n" + lines).encode(encoding))
-        assert (
-            data_prep("table", "a.csv", encoding, "--workers", "1", "--shard-size", "4KB")[0] == 0
-        )
-        assert rows(encoding)["n"].tolist() == list(range(2000))
-        pieces = len({shard.path for shard in Index.load(Path(encoding)).shards})
-        assert pieces >= shards
-    lines = "".join(f"{i},ä\n" for i in range(2000))
-    Path("b.csv").write_bytes(("n,w\n" + lines).encode("latin-1"))
-    command = ["table", "b.csv", "LATIN", "--encoding", "latin1", "--workers", "1"]
-    assert data_prep(*command, "--shard-size", "4KB")[0] == 0
-    assert as_text(rows("LATIN")["w"]) == ["ä"] * 2000
-
-
-@pytest.mark.parametrize(
     ("content", "more", "words"),
     [
-        (TEXT.encode("cp1252"), [], "a.csv is not utf-8: byte 3 is 0xf6; --encoding NAME gives"),
-        (b"n,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 6 is 0xe4; --encoding NAME gives the"),
-        (b"\xef\xbb\xbfn,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 9 is 0xe4; --encoding NAM"),
-        (TEXT.encode("utf-16-le"), [], "zero bytes in its first line, as UTF-16 without a byte o"),
-        (TEXT.encode("utf-16-be"), [], "--encoding utf-16-be reads it"),
-        (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),
-        (b"n\n\x81\n", ["--encoding", "cp1252"], "a.csv is not cp1252: byte 2 is 0x81; --encoding"),
-        (b"n,w\n1," + b"a" * 2**21, [], "a row has more than 1.0 MB of text; --block 8MiB reads"),
-        (TEXT.encode(), ["--encoding", "utf-16"], "a.csv has no byte order mark, which utf-16"),
-        (b"n\n1\n", ["--encoding", "undefined"], "--encoding undefined: there is no such encoding"),
+        (TEXT.encode("cp1252"), [], "a.csv is not UTF-8: byte 3 is 0xf6; `iconv -f cp1252 -t"),
+        (b"n,w\n1,\xe4\n", [], "a.csv is not UTF-8: byte 6 is 0xe4; "),
+        (b"\xef\xbb\xbfn,w\n1,\xe4\n", [], "a.csv is not UTF-8: byte 9 is 0xe4; "),
+        (TEXT.encode("utf-16"), [], "a.csv is not UTF-8: byte "),
+        (b"n,w\n1,a\n".decode().encode("utf-16-le"), [], "a.csv is not UTF-8: byte 1 is 0x00"),
+        (b"n,w\n1,a\0\n", ["--header", "x,y"], "a.csv is not UTF-8: byte 7 is 0x00"),
+        (b"n,w\n1," + b"a" * 2**21, [], "a row has more than 1.0 MB of text, or a quote in it is"),
         (b'n,w\n"a,1\n', [], "column 'n' has no value: no row has 2 values, as the header has;"),
         (b"n\n1\n", ["--split", "column:z"], "a.csv: --split column:z: table has no such column"),
         (b"n\n1.5\n", ["--stratify", "n"], "a.csv: --stratify 'n': it is a field with one whole"),
-        (b"n\n1\n", ["--encoding", "klingon"], "--encoding klingon: there is no such encoding"),
-        (b"n\n1\n", ["--encoding", "zlib"], "--encoding zlib: there is no such encoding"),
-        (b"n\n1\n", ["--block", "3KB"], "--block 3KB: from 1MiB to 1GiB"),
     ],
 )
 def test_refusals(data_prep, here, content, more, words):
@@ -121,12 +72,6 @@ def test_refusals(data_prep, here, content, more, words):
     assert words in err
     assert err.count("\n") == 1
     assert not (here / "OUT").exists()
-
-
-def test_a_longer_block_reads_a_longer_row(data_prep):
-    Path("a.csv").write_text("n,w\n1," + "a" * 2**21 + "\n2,b\n")
-    assert data_prep("table", "a.csv", "OUT", "--block", "4MiB")[0] == 0
-    assert rows()["w"].lengths.tolist() == [2**21, 1]
 
 
 @pytest.mark.parametrize("late", [False, True])

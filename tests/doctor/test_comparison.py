@@ -1,11 +1,10 @@
-"""Tests of what is compared over ranks and nodes, and of what is remembered of hosts."""
+"""Tests of what is compared over ranks and nodes, and of the hosts that jobs avoid."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.doctor import comparison, history
+from hpctrain.doctor import comparison, exclusion
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
@@ -253,47 +252,25 @@ def test_the_formula_of_nccl_tests() -> None:
     assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0
 
 
-def test_the_history_of_hosts(tmp_path: Path) -> None:
-    """Several jobs write at once, and a line that is damaged is left out."""
-    bad = Finding("GPU 0: ECC", "fail", "2", "0", "Replace it.")
-
-    def write(name: str) -> None:
-        for _ in range(20):
-            history.add(str(tmp_path), name, {"node1": [good("x", "y"), bad]}, {"node1": {"f": 1}})
-
-    threads = [threading.Thread(target=write, args=[f"run{n}"]) for n in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    with (tmp_path / "doctor" / "history.jsonl").open("a") as file:
-        file.write('{"time": 1, "ho')
-    entries = history.read(str(tmp_path))
-    assert len(entries) == 80
-    assert entries[0].verdict == "fail"
-    assert [one.check for one in entries[0].findings] == ["GPU 0: ECC"]
-    assert entries[0].figures == {"f": 1}
-
-
 def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
     where = str(tmp_path)
     bad = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
     warned = Finding("scratch", "warn", "5 GB", "10 GB", "Delete.")
-    assert history.exclude(where, {"node1": [good("x", "y")]}) == {}
+    assert exclusion.exclude(where, {"node1": [good("x", "y")]}) == {}
     assert not (tmp_path / "doctor").exists()
-    found = history.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
+    found = exclusion.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
     assert found == {"node1": bad, "node2": bad}
     assert excluded_hosts.read(where)["node1"].why == "GPU 0: ECC: 2 errors"
-    assert history.exclude(where, {"node1": [warned]}) == {}
+    assert exclusion.exclude(where, {"node1": [warned]}) == {}
     assert list(excluded_hosts.read(where)) == ["node2"]
 
 
 def test_what_all_nodes_share_excludes_none_of_them(tmp_path: Path) -> None:
     full = Finding("scratch: free space", "fail", "0 GB", "10 GB", "Delete.")
     apart = Finding("communication", "fail", "timed out", "the ranks meet", "Look.")
-    assert history.at_fault({"a": [full], "b": [full]}) == {}
-    assert history.at_fault({"a": [full, apart], "b": [apart]}) == {"a": full}
-    assert history.at_fault({"a": [full]}) == {"a": full}
+    assert exclusion.at_fault({"a": [full], "b": [full]}) == {}
+    assert exclusion.at_fault({"a": [full, apart], "b": [apart]}) == {"a": full}
+    assert exclusion.at_fault({"a": [full]}) == {"a": full}
 
 
 def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_alike(
@@ -301,7 +278,7 @@ def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_
 ) -> None:
     unlike = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA X1, as other GPUs", "Ask.")
     ill = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
-    history.exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
+    exclusion.exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
     config = Config(output_dir=str(tmp_path))
     assert excluded_hosts.avoided(config) == ["node2"]
     config.launch.nodes = 2

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor import command, login
+from hpctrain.doctor import login
 from hpctrain.doctor.checks import file_systems
 from hpctrain.doctor.checks.file_systems import Probe
 from hpctrain.doctor.checks.scheduler import partition_findings
 from hpctrain.doctor.command import main, settings
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import ConfigError
 from hpctrain.slurm.partition_limit import minutes
 
 SINFO = """\
@@ -119,19 +119,6 @@ def test_the_command(
     assert "fail: data.path: Correct data.path=" in shown
 
 
-def test_findings_are_shown_before_a_full_disk_refuses_to_remember_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The job and the disk are played: what is in the place of the history takes no line."""
-    bad = Finding("output_dir: free space", "fail", "0 GB", "10 GiB", "Delete what is not needed.")
-    monkeypatch.setattr(command, "_nodes", lambda *_: ({"node1": [bad]}, {}))
-    (tmp_path / "doctor" / "history.jsonl").mkdir(parents=True)
-    for option in ("--nodes=1", "--json"):
-        with pytest.raises(StorageError, match=r"history\.jsonl: Is a directory"):
-            main(["--nodes=1", option, f"output_dir={tmp_path}"])
-        assert "output_dir: free space" in capsys.readouterr().out
-
-
 def test_wrong_arguments() -> None:
     for wrong, message in (
         ("nodes=3", "launch.nodes"),
@@ -147,7 +134,6 @@ def test_wrong_arguments() -> None:
     ("argv", "message"),
     [
         (["--nodes", "0"], "at least 1"),
-        (["--nodes", "2", "--history"], "exclude each other"),
         (["--nodes", "2", "launch.nodes=3"], "give one of them"),
     ],
 )

@@ -1,17 +1,12 @@
-"""Tests of what the kernel and DCGM tell of a node, with their files and answers written by hand.
+"""Tests of what the kernel tells of InfiniBand, with its files written by hand."""
 
-There is neither InfiniBand nor DCGM here.
-"""
-
-import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpctrain.doctor.checks import dcgm, infiniband, kernel_log
+from hpctrain.doctor.checks import infiniband
 from hpctrain.doctor.finding import worst
 
 
@@ -77,54 +72,3 @@ def test_counters_that_the_kernel_does_not_show_are_said(tmp_path: Path) -> None
     found = {one.check: one.verdict for one in infiniband.checked(tmp_path)}
     assert found == {"InfiniBand": "pass", "InfiniBand errors": "unknown"}
     assert [*infiniband.risen(infiniband.errors(tmp_path), {})] == []
-
-
-def test_the_log_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, now = tmp_path / "kmsg", 100_000.0  # the test machine may have started a minute ago
-    monkeypatch.setattr(time, "clock_gettime", lambda clock: now)
-    assert kernel_log.checked(tmp_path / "no").verdict == "unknown"
-    begin = int(1e6 * (now - 7200))
-    log.write_text(
-        f"6,1,{begin},-;eth0: link up\n"
-        f"4,2,{begin},-;NVRM: Xid (PCI:0000:17:00): 31, pid=7, a program's own error\n"
-    )
-    assert kernel_log.checked(log).verdict == "pass"
-    with log.open("a") as file:
-        file.write(f"4,3,{begin},-;NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.\n")
-    found = kernel_log.checked(log)
-    assert found.verdict == "warn"
-    assert "Xid 79 of GPU 0000:17:00 (fallen off the bus), 2.0 hours ago" in found.found
-
-    def refused(*_: object) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr("os.open", refused)
-    found = kernel_log.checked()
-    assert (found.verdict, "only root" in found.found) == ("unknown", True)
-
-
-def test_dcgm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answers of DCGM 3 and 4, which nest their results differently."""
-    program = tmp_path / "dcgmi"
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-    def answered(text: str, code: int = 0) -> tuple[str, str]:
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
-        program.chmod(0o755)
-        found = dcgm.checked(run=True)
-        return found.verdict, found.found
-
-    old = {"name": "Row remap", "results": [{"gpu_ids": "2", "status": "FAIL", "warnings": "bad"}]}
-    answer = json.dumps({"DCGM GPU Diagnostic": {"test_categories": [{"tests": [old]}]}})
-    assert answered(f"note\n{answer}", 226) == ("warn", "Row remap: GPU 2 bad")
-    new = {
-        "name": "software",
-        "results": [{"entity_group": "GPU", "entity_id": n, "status": "Pass"} for n in (0, 1)],
-        "test_summary": {"status": "Pass"},
-    }
-    answer = json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": [new]}]}})
-    assert answered(answer) == ("pass", "2 results passed")
-    assert answered("Error: unable to establish a connection", 1)[0] == "unknown"
-    assert dcgm.checked(run=False).verdict == "unknown"
-    monkeypatch.setenv("PATH", "")
-    assert "no dcgmi" in dcgm.checked(run=True).found

@@ -15,14 +15,12 @@ from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison
 from hpctrain.doctor.checks import (
     clocks,
-    dcgm,
     file_systems,
     gpu_health,
     gpu_judgements,
     infiniband,
     installed,
     interfaces,
-    kernel_log,
     limits,
     reach,
 )
@@ -91,21 +89,9 @@ def of_ports(folder: Path) -> list[Finding]:
     return [*infiniband.checked(folder)]
 
 
-def of_log(folder: Path) -> list[Finding]:
-    (folder / "kmsg").write_text("4,3,0,-;NVRM: Xid (PCI:0000:17:00): 79, fallen off the bus.\n")
-    return [kernel_log.checked(folder / "kmsg"), kernel_log.checked(folder / "none")]
-
-
 def of_data(folder: Path) -> list[Finding]:
     slow = file_systems._speed("data.path: read speed", 1e6, file_systems._WARN_READ, "Copy it.")
     return [*file_systems.readable("data.path", folder / "none"), slow]
-
-
-def of_dcgm(folder: Path) -> list[Finding]:
-    program = folder / "dcgmi"
-    program.write_text('#!/bin/sh\necho \'{"name": "memory", "status": "fail"}\'\n')
-    program.chmod(0o755)
-    return [dcgm.checked(run=True)]
 
 
 def seen_of_processes(used: int) -> Finding:
@@ -175,8 +161,6 @@ ROWS: dict[str, Callable[[Path], list[Finding]]] = {
     "data.path": of_data,
     "same torch": lambda _: of_looks(look(0), look(1), look(2, versions=OTHER)),
     "same system": lambda _: of_looks(look(0), look(1), look(2, versions=OTHER)),
-    "kernel log": of_log,
-    "DCGM": of_dcgm,
 }
 
 

@@ -13,7 +13,6 @@ from hpctrain.report.account import run_account
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.report_command import as_json
-from hpctrain.report.views import run_charts
 from hpctrain.report.views.terminal_view import shared_notes
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.allocations import Allocation
@@ -58,7 +57,7 @@ def test_parts_add_up_and_repeated_steps_are_lost(resumed: Path) -> None:
     assert found.goodput == pytest.approx(28 / 67)
     assert found.history.series("train/loss").values.tolist() == [1.0, 0.5, 0.4]
     assert found.best == {"metric": "val/accuracy", "value": 0.7, "step": 40}
-    assert found.per["point"]["seconds"] == pytest.approx(67 / 20)
+    assert found.per["step"]["seconds"] == pytest.approx(67 / 40)
 
 
 def test_between_two_records_steps_share_the_time(resumed: Path) -> None:
@@ -242,7 +241,6 @@ def test_the_host_that_the_others_wait_for(tmp_path: Path) -> None:
     assert note.startswith("n2 had the slowest rank in 83% of the reports: ")
     assert "`+site.sbatch.exclude=n2`" in note
     assert [each["host"] for each in as_json(found)["slow_hosts"]] == ["n2", "n1", "n3"]
-    assert [each.title for each in run_charts.run_charts(found)] == ["slow hosts"]
     alone = write_run(tmp_path / "alone", [attempt(0, 100)], reports)
     assert slow_hosts(account(alone)) == []
 

@@ -92,7 +92,7 @@ def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: st
     "key",
     [
         *("launch.nodes", "site", "network.interface", "+site.qos", "train.deterministic"),
-        *("parallel.device", "evaluation.job"),
+        "parallel.device",
     ],
 )
 def test_a_search_does_not_vary_what_a_worker_has_from_its_start(key: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpctrain import load_run, progress_bar
-from hpctrain.config.evaluation_job import fit_layout
+from hpctrain.config.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, StorageError

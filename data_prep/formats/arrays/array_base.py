@@ -20,13 +20,12 @@ import numpy as np
 
 from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.formats.hdf5.groups import looks_like_groups
-from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 
-HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
+HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
 _ZARR = (".zarr", ".zarr.zip")
 FORMS = (
@@ -65,9 +64,9 @@ class ArrayFile(ABC):
     `axis` counts the samples, and `shape` becomes (samples, *sample); without an axis the whole
     array is one sample, (1, *shape). A chunk is stored together: reading one of its rows costs as
     much as reading all. A file that is `single` holds one value without axes, which has to be taken
-    whole; with `text` the values are text. `note` is what the user should know about the axes, or
-    "", and `hint` ends the message about values that cannot be read. `filled` says whether a fill
-    value stands for values that were never written.
+    whole; with `text` the values are text. `hint`
+    ends the message about values that cannot be read. `filled` says whether a fill value stands for
+    values that were never written.
     """
 
     hint, filled = "", True
@@ -83,7 +82,7 @@ class ArrayFile(ABC):
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         check_dtype(where, dtype)
-        self.where, self.dtype, self.note = where, np.dtype(dtype), ""
+        self.where, self.dtype = where, np.dtype(dtype)
         self.single, self.text = not shape, dtype.kind in TEXT
         self._whole, axis, shape = axis is None, axis or 0, tuple(shape) or (1,)
         if not -len(shape) <= axis < len(shape):
@@ -189,8 +188,6 @@ def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
         known = error.errno > 0
         why = os.strerror(error.errno) if known else error.strerror
         return DataError(f"{where.path} cannot be read: {why}")
-    if where.kind == "hdf5" and (why := matlab_5(where.path)):
-        return DataError(f"{where.path} {why}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
     return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")

@@ -175,7 +175,7 @@ def open_parts(
     """
     parts: list[Part] = []
     kinds: list[_Kind] = []
-    nbytes, note = 0, ""
+    nbytes = 0
     for where in wheres:
         with open_array(where, axis, external=external) as array:
             if lacks := array.unwritten():
@@ -192,10 +192,6 @@ def open_parts(
                 why = f"--cast {to} is for numbers" if to else "it has several texts in a sample"
                 raise DataError(f"{where} is text: {why}")
             rows = array.shape[0]
-            if array.note and axis is None:
-                reverse = f"each sample {list(array.shape[1:])} has MATLAB's axes in reversed order"
-                note = note or reverse
-            note = note or array.note
             kinds.append(_Kind(stored, array.shape[1:], array.text))
             nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
         if rows:
@@ -203,17 +199,16 @@ def open_parts(
     if not parts:
         raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
     schema, varies = _schema(name, wheres, kinds, whole=axis is None)
-    if varies:
-        note += (
-            f"{'; ' * bool(note)}field {name!r}: the length varies along axis {varies} of "
-            f"{wheres[0]}, {list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
-        )
+    note = (
+        f"field {name!r}: the length varies along axis {varies} of {wheres[0]}, "
+        f"{list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
+    )
     column = Column(
         *(name, tuple(parts), axis, to, external),
         text=kinds[0].text,
         varies=varies,
         nbytes=nbytes,
-        note=note,
+        note=note if varies else "",
     )
     return column, schema
 

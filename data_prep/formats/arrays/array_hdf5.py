@@ -1,6 +1,6 @@
 """Arrays in HDF5 files, read by h5py; see `array_base`.
 
-A key is the path of a dataset or of a sparse matrix, or PATH@NAME for an attribute.
+A key is the path of a dataset, or PATH@NAME for an attribute.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,8 @@ import h5py
 import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
-from data_prep.formats.hdf5 import groups, matlab
-from data_prep.formats.hdf5.hdf5_storage import Links, Written
-from data_prep.formats.hdf5.sparse import SparseArray, form_of, part_of
+from data_prep.formats.hdf5 import groups
+from data_prep.formats.hdf5.hdf5_storage import Links, Written, of_another_program
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.types import Array
@@ -31,9 +30,7 @@ def open_hdf5(where: Where, axis: int | None, external: bool, opened: ExitStack)
         if (value := _attribute(links, file, where)) is not None:
             return _Held(where, np.asarray(value), axis)
         found = links.find(file, choose(where, names_of(file)))
-    if (form := form_of(found)) is not None:
-        return SparseArray(where, found, form, axis)
-    if problem := matlab.problem(found) or part_of(found):
+    if problem := of_another_program(found):
         raise DataError(f"{where} {problem}")
     return _HDF5Array(where, links.dataset(found), axis, links)
 
@@ -67,7 +64,6 @@ class _HDF5Array(ArrayFile):
         if h5py.check_string_dtype(dtype):
             dtype = np.dtypes.StringDType()
         super().__init__(where, dtype, shape, axis, chunks=dataset.chunks, attributes=dataset.attrs)
-        self.note = matlab.axes(dataset, shape, self.axis)
 
     def _unwritten(self) -> str:
         count = self._written.unwritten(self.axis)
@@ -110,18 +106,15 @@ def names_of(file: h5py.File) -> dict[str, str]:
     names: dict[str, str] = {}
 
     def note(name: str, found: Any) -> bool | None:
-        if isinstance(found, h5py.Dataset) and not name.startswith(matlab.HIDDEN):
+        if isinstance(found, h5py.Dataset):
             names[f"/{name}"] = f"{_type_of(found) or 'of another type'} {found.shape}"
-        elif form_of(found) is not None:
-            names[f"/{name}"] = "sparse matrix"
         return True if len(names) >= _LISTED else None
 
     try:
         file.visititems(note)
     except (KeyError, OSError, RuntimeError, ValueError) as error:  # the tree of its groups
         raise DataError(f"{file.filename} is not readable as HDF5: {error}") from None
-    sparse = [f"{name}/" for name, what in names.items() if what == "sparse matrix"]
-    return {n: what for n, what in names.items() if not n.startswith(tuple(sparse))}
+    return names
 
 
 def _attribute(links: Links, file: h5py.File, where: Where) -> Any:

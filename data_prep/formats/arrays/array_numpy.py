@@ -57,6 +57,8 @@ def open_raw(where: Where, axis: int | None, external: bool, opened: ExitStack) 
     except TypeError:
         match = None
     if match is None:
+        if convert := way(where.path):
+            raise ConfigError(f"{where.path}: {convert}")
         raise ConfigError(
             f"{where}: raw numbers are FILE:DTYPE:SHAPE of one sample, such as u.bin:float32:3x64 "
             "(then :SKIP, bytes of a header); other formats go by the file's ending"

@@ -214,20 +214,6 @@ class Pixels:
             pixels = self._array(self._resized(self._upright(image)))
             return pixels[None] if self.pages == "all" else pixels
 
-    def of_pil(self, content: bytes) -> Array:
-        """Return the sample of an image as mosaicml-streaming stores those of Pillow."""
-        try:
-            width, height, length = np.frombuffer(content[:12], "<u4").tolist()
-            if width * height > self.max_pixels:
-                raise Unusable(
-                    f"it has {height} x {width} pixels; --max-pixels is {self.max_pixels}"
-                )
-            mode = content[12 : 12 + length].decode()
-            image = pillow().frombytes(mode, (width, height), content[12 + length :])
-        except (ValueError, KeyError) as error:
-            raise Unusable(f"it is damaged: {error}") from None
-        return self.convert(image)
-
     def _file(self, content: bytes) -> bytes:
         """Return the bytes for the loader: those of the file, or the image encoded again."""
         with reasons(), opened(content, self.max_pixels) as image:

@@ -235,9 +235,10 @@ def _dtype(name: str, kind: Any, inner: Any) -> str:
             f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64 "
             f"(or int64, if all are whole) converts them"
         )
-    raise DataError(
-        f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
-    )
+    how = "--columns or --drop leave it out"
+    if types.is_struct(inner):
+        how += "; `flatten()` of pyarrow's tables, or of datasets, makes columns of its members"
+    raise DataError(f"the column {name!r} is {kind}, which no field can hold; {how}")
 
 
 def _flat(array: Any) -> tuple[Any, Int64s]:

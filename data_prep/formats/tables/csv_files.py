@@ -2,7 +2,7 @@
 
 The first rows of a CSV file decide the types of its columns. A row with a later value of another
 type cannot be used and is reported, and so is a row with an integer that its column of floats would
-round. A file with a byte that its encoding does not have cannot be read.
+round. A file that is not UTF-8 cannot be read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 
 from data_prep.formats.files import Part, lines_of
 from data_prep.formats.opening import one_line, opened, pyarrow
-from data_prep.formats.tables import csv_text
 from data_prep.formats.tables.columns import shown
 from data_prep.formats.tables.csv_text import (
     NotTextError,
     Utf8,
     convert_values,
-    encoding_of,
     may_be_rounded,
 )
 from data_prep.show.console import size
@@ -50,9 +48,6 @@ class Csv:
 
     delimiter: str = ""  # the character between values; "" is a comma, or a tab in .tsv files
     names: tuple[str, ...] = ()  # names of the columns, if the first row does not have them
-    # Whether a value may be in quotes; otherwise quotes are ordinary characters.
-    quotes: bool = True
-    encoding: str = ""  # the encoding of files without a byte order mark; "" is UTF-8
     # Bytes of text that are parsed at once; 0 is BLOCK, and FIRST for the first rows.
     block: int = 0
     # Types of the columns, once they are known.
@@ -60,9 +55,10 @@ class Csv:
     exact: frozenset[str] = frozenset()  # columns of floats that must not round integers
 
     def for_width(self, path: str) -> "Csv":
-        """Return the same with larger blocks if the file has many columns and `block` is 0."""
-        line = len(csv_text.first_line(path, self.encoding, LONGEST))
-        if self.block or line <= LONG:
+        """Return the same with larger blocks if the file has many columns."""
+        with opened(Part(path)) as stream:
+            line = len(stream.readline(LONGEST))
+        if line <= LONG:
             return self
         return replace(self, block=max(BLOCK, min(LINES * line, LARGE), FEW * line))
 
@@ -175,7 +171,6 @@ def _csv(
     pa = pyarrow()
     from pyarrow import csv as library
 
-    encoding = encoding_of(part.path, csv.encoding)
     block = block or csv.block or BLOCK
     names = list(csv.names) or (list(csv.types) if part.start else [])
     tabs = ".tsv" in PurePath(part.path).suffixes
@@ -184,7 +179,7 @@ def _csv(
         yield ()  # no row begins in this part
         return
     with opened(part) as stream:
-        text = Utf8(stream, encoding, begin, end)
+        text = Utf8(stream, begin, end)
         try:
             reader = library.open_csv(
                 text,
@@ -193,8 +188,7 @@ def _csv(
                 ),
                 library.ParseOptions(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
-                    quote_char='"' if csv.quotes else False,
-                    newlines_in_values=csv.quotes,
+                    newlines_in_values=True,
                     # Without a handler only the types are needed; `csv_rows` reports such rows.
                     invalid_row_handler=invalid or (lambda _: "skip"),
                 ),
@@ -203,29 +197,27 @@ def _csv(
             with reader:
                 yield reader
         except NotTextError as error:
-            raise DataError(f"{part.path} is not {encoding}: {error}; {csv_text.CURE}") from None
+            raise DataError(
+                f"{part.path} is not UTF-8: {error}; `iconv -f cp1252 -t utf-8 FILE` converts what "
+                "Excel has saved, -f utf-16 or another encoding what others have"
+            ) from None
         except pa.ArrowException as error:
             if "conversion error" in str(error) and invalid is not None:
                 raise _ByValueError from None
             if "straddling" in str(error):
-                quotes = "; --no-quotes if a quote in it is not closed" if csv.quotes else ""
                 raise DataError(
                     f"{part.path} cannot be read as CSV: a row has more than {size(block)} of "
-                    f"text; --block {8 * block // 2**20}MiB reads longer rows{quotes}"
+                    "text, or a quote in it is not closed; `data_prep python` converts longer rows"
                 ) from None
             raise DataError(f"{part.path} cannot be read as CSV: {one_line(error)}") from None
-        if csv.quotes and invalid is not None and text.quotes % 2:
+        if invalid is not None and text.quotes % 2:
             raise DataError(
                 f"{part.path} has an odd number of quotes: one is not closed, and what follows it "
-                "would be taken for one value; --no-quotes takes quotes as they are"
+                'would be taken for one value; a quote inside of quotes is written twice, ""'
             )
 
 
-def may_be_cut(path: str, csv: Csv) -> bool:
+def may_be_cut(path: str) -> bool:
     """Return whether each line of a file is a row, so that parts can be read on their own."""
-    if not csv_text.ends_lines_with_one_byte(encoding_of(path, csv.encoding)):
-        return False
-    if not csv.quotes:
-        return True
     with open(path, "rb") as file:
         return not any(b'"' in block for block in iter(lambda: file.read(BLOCK), b""))

@@ -157,12 +157,6 @@ def monitoring(monitor: MonitorConfig) -> Iterator[str]:
 
 def tracked(tracking: TrackingConfig, notify: NotifyConfig, *, at_end: bool) -> Iterator[str]:
     """Yield what is wrong in `tracking` and `notify`; `at_end` is whether the end is saved."""
-    for key, on in (("enabled", tracking.enabled), ("upload", tracking.upload)):
-        if tracking.required and not on:
-            yield (
-                f"tracking.required=true with tracking.{key}=false: nothing would be sent to the "
-                "store that it requires"
-            )
     if tracking.log_model and not at_end:
         yield (
             "tracking.log_model=true with checkpoint.at_end=false: MLflow would get no model of "

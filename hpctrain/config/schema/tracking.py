@@ -24,12 +24,6 @@ class TrackingConfig:
         "The journal is uploaded while the run is training. With false, `python -m hpctrain "
         "status --upload` uploads it later.",
     )
-    required: bool = key(
-        False,
-        "The run does not begin unless its store takes it: a server that does not answer, a wrong "
-        "password or token and a deleted experiment are errors. With false they are warnings, and "
-        "the metrics wait in the journal.",
-    )
     drain_s: float = key(
         10.0,
         "After the training, the job waits at most so long until everything is uploaded. The start "

@@ -217,13 +217,6 @@ class TrainConfig:
         "model must fit into its memory. Null prints nothing.",
         identity=False,
     )
-    histograms_every: int | None = key(
-        None,
-        "Histograms of the gradients (before clipping) and of the parameters are recorded every "
-        "this many steps. Null records none.",
-        count="steps",
-        identity=False,
-    )
     profile: str | None = key(
         None,
         "torch's profiler records these steps, such as 10-15, into the folder profile of the run. "

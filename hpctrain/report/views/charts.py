@@ -141,16 +141,6 @@ def name_axes(axes: Axes, x: str, y: str, metric: str, values: Iterable[float]) 
             axes.set_ylim(low, high)
 
 
-def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Write the name of each row of horizontal bars above it: at the side long ones are cut off."""
-    axes.set_yticks([])
-    axes.set_ylim(-0.6, len(names) - 0.3)
-    for place, name in enumerate(names):
-        axes.text(
-            0.01, place + 0.23, _plain(name), transform=axes.get_yaxis_transform(), va="bottom"
-        )
-
-
 def _draw(axes: Axes, chart: Chart) -> None:
     axes.set_title(_plain(chart.title), loc="left")
     chart.draw(axes)

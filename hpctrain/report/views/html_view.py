@@ -75,7 +75,6 @@ def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
         _listed("Notes", notes(account)),
         _attempts(account),
         "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
-        _listed("Profile", account.profile),
         _drawn(charts),
         _listed("Left out", account.left_out),
     ]

@@ -31,7 +31,6 @@ def show(account: RunAccount) -> RenderableType:
         parts += [Text(), *_bars(account), Text(), _rows(figures(account))]
         if len(account.spans) > 1:
             parts += [Text(), _attempts(account)]
-    parts += _list("Profile", account.profile)
     parts += _list("Notes", notes(account)) + _list("Left out", account.left_out)
     return Group(*parts)
 
@@ -88,8 +87,7 @@ def figures(account: RunAccount) -> list[tuple[str, str]]:
     if account.cost is not None:
         rows.append(("cost", f"{account.cost[0]:.2f} {account.cost[1]}"))
     for what, costs in account.per.items():
-        label = "per point (0.01)" if what == "point" else f"per {what}"
-        rows.append((label, ", ".join(_costs(costs, account))))
+        rows.append((f"per {what}", ", ".join(_costs(costs, account))))
     if account.gpu_memory_gib is not None:
         rows.append(("peak GPU memory", f"{account.gpu_memory_gib:.1f} GiB"))
     if (memory := account.usage.memory_gb) is not None:

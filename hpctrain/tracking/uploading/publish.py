@@ -36,7 +36,6 @@ _LONGEST_DIGEST = 36  # characters: MLflow's limit
 _MODEL_S = 600.0
 _PASSING = (401, 403, 404, 408, 429)  # answers of HTTP that may be others later
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries
-KINDS = ("artifact", "dataset", "model", "status")
 
 
 class _HopelessError(Exception):
@@ -44,7 +43,7 @@ class _HopelessError(Exception):
 
 
 def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
-    """Publish what belongs to one record of the `KINDS`; False: a later try may succeed."""
+    """Publish what belongs to one record; False: a later try may succeed."""
     match body["kind"]:
         case "artifact":
             return tolerant(body["file"], lambda: _artifact(run, run_dir, body))

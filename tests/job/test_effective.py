@@ -56,7 +56,7 @@ def test_a_sweep_over_the_batch_scales_each_learning_rate(
     train(
         *("-m", "train.global_batch_size=32,64,128", "train.max_epochs=1", "tracking.upload=false"),
         *("optimizer.lr=1e-3", "optimizer.lr_scaling=linear", "optimizer.base_batch_size=64"),
-        *("scheduler.warmup_steps=0", "scheduler.warmup_samples=640", "launch.snapshot=off"),
+        *("scheduler.warmup_steps=0", "scheduler.warmup_epochs=0.5", "launch.snapshot=off"),
         **no_sbatch,
     )
     found = {}

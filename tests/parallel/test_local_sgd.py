@@ -189,7 +189,7 @@ def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trai
         Every(log=5, evaluate=4 if evaluates else 100, checkpoint=2),
         loader=Batches(training),
         evaluations={"val": Evaluation(training, stops)} if evaluates else {},
-        patience=Improvement("val/loss", "min", 1e9, 1) if evaluates else Improvement(),
+        patience=Improvement("val/loss", 1e9, 1) if evaluates else Improvement(),
     )
 
 

@@ -80,12 +80,6 @@ class CheckpointConfig:
         "checkpoint, which is kept and marked as the best. Null keeps no best checkpoint.",
         identity=False,
     )
-    best_mode: str | None = key(
-        None,
-        "Lower values of best are better (min), or higher ones (max). Null takes it from the name.",
-        choices=(None, "min", "max"),
-        identity=False,
-    )
     staging_gb: float | None = key(
         64.0,
         "While the training goes on, a process of each rank writes a copy of its part of a "

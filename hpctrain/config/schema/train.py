@@ -57,11 +57,6 @@ class EarlyStoppingConfig:
         "evaluation, train/NAME one for each train.log_every steps.",
         at_least=1,
     )
-    mode: str | None = key(
-        None,
-        "Lower values are better (min), or higher ones (max). Null takes it from the name.",
-        choices=(None, "min", "max"),
-    )
     min_delta: float = key(
         0.0, "A value is better only if it is better by more than this.", at_least=0
     )

@@ -153,7 +153,7 @@ def build(
         ),
         meter=meter,
         asked=RequestedMetric.of(config),
-        patience=Improvement(stopping.metric, stopping.mode, stopping.min_delta, stopping.patience),
+        patience=Improvement(stopping.metric, stopping.min_delta, stopping.patience),
         best=observers.build_best(config.checkpoint, run, ranks, checkpointer),
         notes=notes,
         watch=watch,

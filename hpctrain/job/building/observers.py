@@ -81,7 +81,7 @@ def build_best(
         if ranks.is_main and run.read().best != convert(BestValue, best, "best"):
             run.update(best=best)
 
-    return Best(config.best, config.best_mode, record, checkpointer.exists)
+    return Best(config.best, record, checkpointer.exists)
 
 
 def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:

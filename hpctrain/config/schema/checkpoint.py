@@ -68,12 +68,6 @@ class CheckpointConfig:
         at_least=2,
         identity=False,
     )
-    keep_every: int | None = key(
-        None,
-        "The checkpoints of each multiple of this step are kept as well.",
-        count="steps",
-        identity=False,
-    )
     best: str | None = key(
         None,
         "An evaluation in which this metric is better than ever before, such as val/loss, saves a "

@@ -90,7 +90,7 @@ def build(
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
-    average = Average(model, train.ema, evaluates=train.ema_evaluation)
+    average = Average(model, train.ema)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average)
 
     log_every = report_every(train, effective.max_steps)
@@ -108,7 +108,6 @@ def build(
         micro_batches=micro_batches,
         base_lr=config.optimizer.lr,
         average=average,
-        timer=Timer(train.eval_every_s, decides=ranks.is_main),
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
         silent=SilentLayers(log_every if train.watch != "off" else 0),
@@ -145,9 +144,7 @@ def build(
         max_steps=effective.max_steps,
         every=Every(
             log=log_every,
-            # With a time instead of steps, the last step of the run is evaluated in any case.
-            evaluate=train.eval_every
-            or (None if train.eval_every_s is None else effective.max_steps),
+            evaluate=train.eval_every,
             checkpoint=config.checkpoint.every_steps,
             at_end=config.checkpoint.at_end,
         ),
@@ -254,7 +251,6 @@ def _checkpointer(
 ) -> Checkpointer:
     return Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
-        keep_every=config.checkpoint.keep_every,
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),

@@ -54,8 +54,6 @@ def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch)
     record = recorder(run, ranks)
     return Health(
         train.nonfinite,
-        budget=train.nonfinite_budget,
-        window=train.nonfinite_window,
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=lambda left_out: record(left_out=left_out),
@@ -89,7 +87,7 @@ def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     needed = "a class that inherits from hpctrain.training.Hook"
     made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
     steps = config.train.profile
-    if steps is None or ranks.rank not in config.train.profile_ranks:
+    if steps is None or not ranks.is_main:
         return Hooks(made)
     return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
 
@@ -106,7 +104,7 @@ def build_watch(
     """Return what looks for signs that the run learns nothing; see `Watch`."""
     train = config.train
     # An average of the parameters follows them late.
-    late = 3 / (1 - train.ema) if train.ema and train.ema_evaluation else 0.0
+    late = 3 / (1 - train.ema) if train.ema else 0.0
     # Rank 0 reads the index, so that all ranks judge alike.
     known = objects.broadcast(_guess(config.data, task) if evaluates and ranks.is_main else None)
     return Watch(

@@ -71,9 +71,8 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_saves(account, math.ceil(saves / 0.02))}"
         )
     if share["evaluation"] > 0.2:
-        steps, seconds = account.value("train.eval_every"), account.value("train.eval_every_s")
+        steps = account.value("train.eval_every")
         fewer = f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
-        fewer = f"`train.eval_every_s={2 * float(seconds):g}`" if seconds and not steps else fewer
         yield f"{_percent(share['evaluation'])} of the time went into evaluations: {fewer}"
     if share["compile"] > 0.1:
         less = "`train.compile=off` compiles nothing"

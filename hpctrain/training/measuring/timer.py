@@ -1,6 +1,6 @@
-"""`train.eval_every_s` and `checkpoint.every_s`: by the clock, on all ranks alike.
+"""`checkpoint.every_s`: a checkpoint by the clock, on all ranks alike.
 
-rank 0's clock ── a flag in the reduction of the step ── all ranks do it after the same step
+rank 0's clock ── a flag in the reduction of the step ── all ranks save after the same step
 
 The clocks of ranks differ, so only that of rank 0 counts. As for a stop request, the flag is read
 after the step on the CPU, and after the next one on a GPU (`hpctrain.faults.copied`).
@@ -15,7 +15,7 @@ from hpctrain.faults.copied import Copied
 
 
 class Timer:
-    """Tells when the seconds since the last evaluation, or the last checkpoint, are over.
+    """Tells when the seconds since the last checkpoint are over.
 
     Without `every_s` it is the null form, which adds nothing to the reduction. The clock of one
     rank alone `decides`; it returns seconds that never decrease.

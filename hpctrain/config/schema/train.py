@@ -99,12 +99,6 @@ class TrainConfig:
         choices=("none", "full", "selective"),
         identity=False,
     )
-    activation_checkpointing_every: int = key(
-        1,
-        "Of this many successive blocks, activation_checkpointing applies to the first.",
-        count="blocks",
-        identity=False,
-    )
     compile: str = key(
         "off",
         "torch.compile translates the whole model (model), or each block (blocks), which takes "

@@ -216,8 +216,7 @@ def _micro_batches(
     config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel, sizes: BatchSizes
 ) -> MicroBatches | None:
     """Return the micro-batches of the config, or of what an earlier attempt has found."""
-    fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
-    if fixed or model.mesh.degrees.pp > 1:  # a pipeline has their number
+    if config.data.collate == "pack" or model.mesh.degrees.pp > 1:  # a pipeline has their number
         return None
     share = sizes.share * model.mesh.weight
     found = run.read().micro_batch_rows if ranks.is_main else None

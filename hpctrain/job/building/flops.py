@@ -64,7 +64,7 @@ def flops_of_training(
     """
     model = skeleton(build, 0)
     if model is not None and mode != "none":
-        checkpoint_activations([block for _, block in find_blocks(model, blocks or [])], mode, 1)
+        checkpoint_activations([block for _, block in find_blocks(model, blocks or [])], mode)
     return None if model is None else count_flops(model, task, meta_batch(batch))
 
 
@@ -165,7 +165,7 @@ def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
 
 def _count(build: Build, task: Task, config: Config, batch: Batch) -> Work | None:
     """Return the operations of a sample; the random state stays as it is."""
-    mode, every = config.train.activation_checkpointing, config.train.activation_checkpointing_every
+    mode = config.train.activation_checkpointing
     with_all, again = None, 0.0
     with dry_run():
         needed = flops_of_training(build, task, batch)
@@ -175,8 +175,7 @@ def _count(build: Build, task: Task, config: Config, batch: Batch) -> Work | Non
         if mode != "none":
             with_all = flops_of_training(build, task, batch, mode, config.parallel.blocks)
     if with_all is not None:
-        # Of the blocks, each of which is counted, only the first of `every` computes again.
-        again = max(0, with_all.training - needed.training) / every
+        again = max(0, with_all.training - needed.training)
     log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
     return Work(needed.training, needed.training + math.ceil(again))
 

@@ -145,10 +145,9 @@ class Measured:
             return _per_sample(model, step, self._tokens, by_block=False)
 
     def _prepare(self, model: nn.Module, train: TrainConfig) -> None:
-        mode, every = train.activation_checkpointing, train.activation_checkpointing_every
-        if mode != "none":
+        if (mode := train.activation_checkpointing) != "none":
             blocks = [block for _, block in find_blocks(model, self._classes)]
-            checkpoint_activations(blocks, mode, every)
+            checkpoint_activations(blocks, mode)
         model.train()
 
     def _step(

@@ -7,7 +7,7 @@ after the step on the CPU, and after the next one on a GPU (`hpctrain.faults.cop
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -55,11 +55,3 @@ class Timer:
     @property
     def _passed(self) -> float:
         return self._clock() - self._since
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the seconds that have passed, as JSON; rank 0's are saved."""
-        return {} if self._every_s is None else {"passed_s": self._passed}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from what `state_dict` returned: the time between the attempts does not count."""
-        self._since = self._clock() - state.get("passed_s", 0.0)

@@ -18,7 +18,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.estimates import node_weights, time_limit
+from hpctrain.estimates import time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
@@ -188,7 +188,6 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
         config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
-    node_weights.pin(config)
     time_limit.pin(config)
     return config
 

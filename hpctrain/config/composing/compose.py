@@ -43,8 +43,6 @@ def compose(argv: list[str]) -> Config | None:
     StorageError.
     """
     store_schema()
-    # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
-    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
     is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
@@ -55,7 +53,7 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
-        run = hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)
+        run = hydra.main(str(conf_dir()), "config", "1.3")(composed.append)
         with our_launchers():
             try:
                 with _one_composition(RunMode.RUN if is_run else None):
@@ -148,7 +146,7 @@ def _is_raised_by_hydra(error: ValueError) -> bool:
 def store_schema() -> None:
     """Make the schema known to Hydra."""
     store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns if it is stored twice
+    if "schema.yaml" not in store.repo:
         store.store(name="schema", node=Config)
 
 
@@ -165,7 +163,6 @@ def our_launchers() -> Iterator[None]:
     before, readers = dict(stored), dict(sources)
     try:
         for name, node in _SUBMITIT.items():
-            stored.pop(f"{name}.yaml", None)  # Hydra 1.4 warns if it is stored twice
             store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
         sources.update(file=_Files, pkg=_Packages)
         yield

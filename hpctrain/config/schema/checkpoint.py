@@ -74,13 +74,3 @@ class CheckpointConfig:
         "checkpoint, which is kept and marked as the best. Null keeps no best checkpoint.",
         identity=False,
     )
-    staging_gb: float | None = key(
-        64.0,
-        "While the training goes on, a process of each rank writes a copy of its part of a "
-        "checkpoint. The copies of a node take at most this much of its memory, and at most half "
-        "of what is free. Larger checkpoints, those below about 200 MB a rank, and all with 0 or "
-        "null are written while the training waits.",
-        unit="GiB",
-        at_least=0,
-        identity=False,
-    )

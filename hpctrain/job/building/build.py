@@ -15,6 +15,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
+from hpctrain.estimates.memory_fit import STAGED
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
 from hpctrain.generators import seed_generators
@@ -45,7 +46,6 @@ from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Trainer
-from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
 LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
@@ -246,5 +246,5 @@ def _checkpointer(
         average=average.tensors,
         base=adapted_base(config),
         states=optimizer_states(config.optimizer),
-        staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
+        staging=STAGED / ranks.local_world_size,
     )

@@ -54,7 +54,7 @@ def typed(node: DictConfig) -> Config:
         missing = min(OmegaConf.missing_keys(node))
         raise ConfigError(
             f"{missing} is missing: give {missing}=VALUE, or choose an experiment=NAME "
-            "that does (python -m hpctrain --help lists them)"
+            "that does (python -m hpctrain --help all lists them)"
         ) from error
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, known_keys())) from error

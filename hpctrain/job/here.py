@@ -127,10 +127,6 @@ def _train_to_the_end(
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.job.summary import show
 
-        if config.train.sample_prompt:
-            from hpctrain.job.text_generation import print_sample
-
-            print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)
     return code
 

@@ -223,10 +223,10 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     config.scheduler = nothing.scheduler
     config.scheduler.kind, config.scheduler.warmup_steps = "constant", STEPS
     train.max_steps, train.max_epochs, train.log_every = STEPS, None, _REPORT
-    train.batch_size_ramp, train.eval_every, train.eval_every_s = [], None, None
-    train.early_stopping, train.sample_prompt = nothing.train.early_stopping, None
+    train.batch_size_ramp, train.eval_every = [], None
+    train.early_stopping = nothing.train.early_stopping
     train.profile = None
-    checkpoint.best, checkpoint.keep_every, checkpoint.at_end = None, None, False
+    checkpoint.best, checkpoint.at_end = None, False
     checkpoint.every_steps = STEPS + 1
     tracking = config.tracking
     tracking.enabled, tracking.upload, tracking.also = True, False, []

@@ -176,7 +176,7 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     if not config.model:
         raise ConfigError(
             "model is missing: give model=NAME, or choose an experiment=NAME that has one (python "
-            "-m hpctrain --help lists them)"
+            "-m hpctrain --help all lists them)"
         )
     if no_data:
         raise ConfigError(

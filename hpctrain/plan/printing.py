@@ -126,7 +126,7 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
     if estimate.staged:
         console.print(
             f"each node copies {readable(estimate.staged)} into its host memory for a checkpoint "
-            "that is written while the training goes on (checkpoint.staging_gb)"
+            "that is written while the training goes on"
         )
 
 

@@ -14,16 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.advice import changed
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import Hardware, load
-from hpctrain.job.building.flops import Flops
+from hpctrain.hardware import load
 from hpctrain.plan.budget import Budget, budget_of
 from hpctrain.plan.inspecting.activations import Activations, Measured
-from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
@@ -31,8 +28,6 @@ from hpctrain.plan.plan_command import composed_for, main
 from hpctrain.plan.predicting import accuracy
 from hpctrain.plan.predicting.estimator import Estimate, Estimator
 from hpctrain.plan.predicting.timing import (
-    Efficiencies,
-    _Step,
     gather_s,
     link_of,
 )
@@ -327,27 +322,6 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
     assert memory["parameters"] == 4 * model["parameters"] // 2
     assert memory["gradients"] == 4 * model["trainable"] // 2
     assert memory["optimizer"] == 8 * model["trainable"] // 2
-
-
-def test_half_of_tensor_parallel_overlaps_where_it_can() -> None:
-    words = "parallel.tp=2 parallel.async_tp=true train.compile=blocks launch.tasks_per_node=2"
-    config = changed(Config(), words)
-    gpu, facts = load("h100_sxm"), ModelFacts(1, 1, 0, 1, Flops(1, 1, 256), (), 128, blocks=4)
-
-    def seconds(overrides: str = "parallel.tp=2", hardware: Hardware = gpu) -> float:
-        layout = Layout(changed(config, overrides), 2 // config.launch.tasks_per_node, ())
-        found = _Step(layout, facts, hardware, Efficiencies())._inside_layers()
-        assert found
-        return found
-
-    whole = seconds("parallel.async_tp=false")
-    assert seconds() == whole / 2
-    refused = ("train.compile=off", "parallel.device=cpu", "parallel.backend=gloo")
-    for refusal in (*refused, "parallel.sequence_parallel=false"):
-        assert seconds(refusal) == whole, refusal
-    assert seconds(hardware=replace(gpu, name="cpu")) == whole
-    config.launch.tasks_per_node = 1  # the network is between the ranks, and not NVLink
-    assert seconds() == seconds("parallel.async_tp=false") > whole
 
 
 def test_the_loader_against_the_storage(

@@ -126,10 +126,9 @@ class Measured:
             return Activations(0, 0, 0, 0, exact=False)
 
     def _prepare(self, model: nn.Module, train: TrainConfig) -> None:
-        mode, every = train.activation_checkpointing, train.activation_checkpointing_every
-        if mode != "none":
+        if (mode := train.activation_checkpointing) != "none":
             blocks = [block for _, block in find_blocks(model, self._classes)]
-            checkpoint_activations(blocks, mode, every)
+            checkpoint_activations(blocks, mode)
         model.train()
 
     def _step(self, model: nn.Module, rows: int) -> _StepBytes:

@@ -223,7 +223,7 @@ def _again(
     model: nn.Module, task: Any, batch: Batch, flops: Flops, blocks: Sequence[nn.Module]
 ) -> int:
     """Return the operations that full checkpointing adds: not the last product of a block."""
-    checkpoint_activations(blocks, "full", 1)
+    checkpoint_activations(blocks, "full")
     try:
         counted = count_flops(model, task, batch)
     finally:

@@ -214,10 +214,10 @@ class Estimator:
         if self.calibration is not None:
             time = time and self.calibration.time(time)
             memory = self.calibration.bytes(memory)
-        saves, saved = layout.config.checkpoint, self.checkpoint_bytes(layout.config)
+        saved = self.checkpoint_bytes(layout.config)
         launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
         copy, kept = saved / layout.nodes, ranks * memory.host
-        staged = staged_bytes(copy, kept, ranks, saves.staging_gb, launch.mem_gb)
+        staged = staged_bytes(copy, kept, ranks, launch.mem_gb)
         complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),

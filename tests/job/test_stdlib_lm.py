@@ -1,10 +1,7 @@
 """experiment=stdlib_lm learns a small corpus, reports exact metrics and generates text."""
 
-import json
 import math
-import shutil
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
 from tests.bounds import EXACT
-from tests.conftest import Completed, journal_metrics, run_json, run_module, torchrun
+from tests.conftest import Completed, run_json, run_module
 from tests.steps import save_alone
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
@@ -105,26 +102,6 @@ def test_bits_per_byte_are_exact(
     tokens = reader.read(np.arange(len(reader)), None)["tokens"].values  # type: ignore[union-attr]
     windows = (tokens[start : start + 65] for start in range(0, len(tokens) - 64, 64))
     expected = code_length(generator, windows)
-    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=EXACT)
-
-
-@pytest.mark.slow  # test_transformer.py looks at the attention
-def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
-    """Windows that span documents give the metrics of documents that are evaluated alone."""
-    options = ("train.max_steps=3", "data.windows.documents=true", "task.documents=true")
-    where = (f"data.path={corpus}", f"output_dir={tmp_path}")
-    run_module("hpctrain", "experiment=stdlib_lm", *where, *SMALL, *options)
-    (run,) = tmp_path.glob("stdlib_lm-*")
-    result = run_json(run)["result"]
-    generator, reader = Generator.of(run), Reader(corpus, "val")
-    texts: Any = reader.read(np.arange(len(reader)))["tokens"]
-    length = 64 * ((len(texts.values) - 1) // 64) + 1
-    parts = (
-        texts.values[max(begin, first) : min(end, first + 65)]
-        for first in range(0, length - 1, 64)
-        for begin, end in pairwise(texts.offsets.tolist())
-    )
-    expected = code_length(generator, (part for part in parts if len(part) > 1))
     assert {name: result[name] for name in expected} == pytest.approx(expected, rel=EXACT)
 
 
@@ -229,23 +206,3 @@ def test_runs_that_cannot_generate(
     (bare / "checkpoints" / "step-00000030").mkdir(parents=True)
     with pytest.raises(StorageError, match="no checkpoint is intact"):
         main([str(bare), "def"])
-
-
-@pytest.mark.slow
-def test_one_rank_goes_on_with_the_losses_of_a_pipeline(corpus: Path, tmp_path: Path) -> None:
-    given = ("experiment=stdlib_lm", f"data.path={corpus}", *SMALL, "tracking.enabled=true")
-    given += ("tracking.upload=false", "model.tied=false", "train.accumulate=4")
-    pipeline = (*given, "output_dir=pipeline", "parallel.pp=2", "parallel.dp_replicate=1")
-    torchrun(2, *pipeline, cwd=tmp_path)
-    (whole,) = (tmp_path / "pipeline").glob("stdlib_lm-*")
-    half = tmp_path / "half" / whole.name
-    shutil.copytree(whole, half)
-    shutil.rmtree(half / "checkpoints" / "step-00000060")
-    record = run_json(half) | {"state": "interrupted"}
-    (half / "run.json").write_text(json.dumps(record))
-    run_module("hpctrain", *given, "output_dir=half", cwd=tmp_path)
-    expected, found = journal_metrics(whole), journal_metrics(half)
-    assert len(run_json(half)["attempts"]) == 2, "it has gone on"
-    assert 0 < expected["train/bubble", 40] < 1
-    for key in (("train/loss", 40), ("train/loss", 60), ("val/loss", 60), ("train/grad_norm", 60)):
-        assert found[key] == pytest.approx(expected[key], rel=EXACT), key

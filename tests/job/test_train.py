@@ -77,7 +77,6 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     assert result["val/accuracy"] >= 0.97
     assert "samples/s" in done.stdout
     assert "mlflow" in done.stdout
-    assert "-m experiment=digits" in done.stdout
     # The summary of the model is in the log, and in a file that MLflow gets.
     summary = (run / "artifacts" / "model.txt").read_text()
     assert summary.startswith("model MLP: 85,002 parameters, 0.32 MiB in float32\n")

@@ -91,8 +91,8 @@ def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int]
     if names[:1] == ["optimizer"]:
         raise ConfigError(
             f"scheduler._target_={target}: a schedule is a function of the step, and this one "
-            "wants an optimizer, as torch's schedulers do: use a kind of ours (scheduler=cosine, wsd, "
-            "one_cycle, plateau), or a function of yours that returns the factor of a step"
+            "wants an optimizer, as torch's schedulers do: use a kind of ours (scheduler=cosine, "
+            "wsd, one_cycle, plateau), or a function of yours that returns the factor of a step"
         )
     try:
         made(0)

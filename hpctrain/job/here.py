@@ -170,9 +170,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
         leaving.write_no_core_dump()
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
-    warning = compile_cache.use(home)
-    if warning and config.train.compile != "off" and ranks.local_rank == 0:
-        log.warning("%s", warning)
+    compile_cache.use(home)
     tracking = config.tracking
     if ranks.is_main and tracking.enabled and tracking.upload:
         from hpctrain.tracking.store import initialise

@@ -14,8 +14,6 @@ text, binary     variable-length uint8 (text as UTF-8); with --categorical int32
 lists            fixed-size lists: (n, k); other lists: variable-length
 structs, others  cannot be stored (nor decimals): use --drop
 
-An integer column of Parquet keeps the category names that `export` has written with it.
-
 A row cannot be used if it has a null and --null gives no value for it, or an integer that does not
 fit or that a float would round (--cast may round floats to a smaller float). Messages give the
 number of such a row, from 1, without the header. --on-error says what happens then.
@@ -38,7 +36,7 @@ from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
-from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed, names_of
+from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
 from data_prep.formats.tables.columns import Column, Taken, numbers_of, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.tables import without
@@ -204,9 +202,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             "types": {name: str(schema.field(name).type) for name in chosen},
         },
         categories={
-            target: names
+            target: list(map(str, group[0].categories))
             for target, group in fields_of.items()
-            if target not in choice.stack and (names := names_of(group[0], schema))
+            if target not in choice.stack and group[0].categories is not None
         },
         columns=schema.names,
         fields_of=fields_of,

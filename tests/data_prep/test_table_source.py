@@ -253,7 +253,7 @@ def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch, size, row, 
     command = ["table", "a.csv", "OUT", "--shard-size", size, "--workers", "1"]
     assert data_prep.refused(*command).startswith(f"data_prep: a.csv: row {row}: {words}")
     if "column 'x'" in words:  # also if it is not read at its place in the file
-        err = data_prep.refused(*command, "--columns", "x")
+        err = data_prep.refused(*command, "--columns", "x", "--overwrite")
         assert err.startswith(f"data_prep: a.csv: row {row}: {words}")
     if "null" in words:
         assert data_prep(*command, "--on-error", "skip")[0] == 0

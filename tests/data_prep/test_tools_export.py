@@ -160,17 +160,6 @@ def test_a_damaged_data_set_leaves_nothing(everything, tmp_path, data_prep):
     assert os.listdir(tmp_path) == ["set"]
 
 
-def test_names_come_back_from_parquet(tmp_path, data_prep):
-    batch = {"label": np.array([1, 0, 1]), "x": np.ones(3, np.float32)}
-    names = {"label": ["cat", "dog"]}
-    write_shards(tmp_path / "set", [("train", batch)], categories=names)
-    data_prep("export", tmp_path / "set", tmp_path / "out", "--to", "parquet")
-    assert data_prep("table", tmp_path / "out" / "train.parquet", tmp_path / "back")[0] == 0
-    index = Index.load(tmp_path / "back")
-    assert index.fields == Index.load(tmp_path / "set").fields
-    assert {name: list(known) for name, known in index.categories.items()} == names
-
-
 def test_what_a_killed_export_left_is_removed(digits, tmp_path, data_prep):
     program = f"""
 import os, signal

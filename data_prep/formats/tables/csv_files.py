@@ -108,9 +108,10 @@ def _refused(part: Part, csv: Csv, error: str) -> DataError:
     if column is None:
         return DataError(f"{where}: {why[:200]}")
     name = list(csv.types)[int(column)]  # its place in the file
+    value = why.rpartition(": ")[2][:200]
     return DataError(
-        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {csv.types[name]}, the type of "
-        f"the first rows; --cast {name}=text takes all as text, --cast {name}=float64 all as floats"
+        f"{where}: column {name!r}: {value} for {csv.types[name]}, the type of the first rows; "
+        f"--cast {name}=text takes all as text, --cast {name}=float64 all as floats"
     )
 
 

@@ -93,7 +93,7 @@ def check(name, damaged):
         assert set(Path().rglob("*")) == before
         return
     if index:
-        assert run("verify", ".", "--quiet") == (0, "")
+        assert run("inspect", ".", "--verify") == (0, "")
         return
     assert not (out / ".hpctrain-partial").exists()
     found = written()

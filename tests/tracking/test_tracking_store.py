@@ -68,7 +68,7 @@ def test_the_longest_mount_decides(mounts: Path, path: str, kind: str) -> None:
     if kind in ("ext4", "xfs", "tmpfs"):
         check_uri(uri, mounts)
     else:
-        with pytest.raises(TrackingError, match=rf"\({re.escape(kind)}\).*mlflow server.*sync"):
+        with pytest.raises(TrackingError, match=rf"\({re.escape(kind)}\).*mlflow server.*--upload"):
             check_uri(uri, mounts)
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert not experiment_id(uri, "exp")
         assert initialise(uri, "exp") is False
-        assert "hpctrain sync" in caplog.text
+        assert "hpctrain status --upload" in caplog.text
         # The port is open, but there is never an answer.
         unused.listen()
         begin = time.perf_counter()

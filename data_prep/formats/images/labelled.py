@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 import xxhash
 
-from data_prep.formats.files import Ignored, Inside, Part, scan
-from data_prep.formats.opening import open_parquet, parquet_rows, way
+from data_prep.formats.files import Ignored, Inside, scan
+from data_prep.formats.opening import way
 from data_prep.formats.samples import Unusable
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile, content_of
@@ -27,7 +27,7 @@ from hpctrain.shards.index import FILE
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
-_LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
+_LISTS = (".csv", ".jsonl")
 _LONGEST = 2**24  # characters of a line of a list
 
 
@@ -148,7 +148,7 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take the files that a list names: CSV, JSON Lines or Parquet."""
+    """Take the files that a list names: CSV or JSON Lines."""
     root = path.parent
     found = Labelled(str(root))
     seen: dict[str, str] = {}
@@ -246,7 +246,7 @@ def _status(path: str, name: str) -> os.stat_result:
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the rows of a list: a name for messages such as "line 3", and the values."""
-    reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
+    reader = {".csv": _csv, ".jsonl": _jsonl}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
     SourceFile.of(path)
@@ -260,9 +260,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(
-            _lines(path, file), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True
-        )
+        reader = csv.reader(_lines(path, file), strict=True)
         try:
             header = next(reader, [])
             _check_columns(path, columns, header)
@@ -306,16 +304,6 @@ def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]
                 _check_columns(path, columns, list(row))
                 first = False
             yield f"line {number}", [row.get(name) for name in columns]
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    with open_parquet(str(path)) as file:
-        _check_columns(path, columns, file.schema_arrow.names)
-        for batch, number in parquet_rows(file, Part(str(path)), columns):
-            values = (batch.column(name).to_pylist() for name in columns)
-            for row in zip(*values, strict=True):
-                number += 1
-                yield f"row {number}", list(row)
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

@@ -188,13 +188,6 @@ class Samples:
         """Whether the samples fill a block."""
         return self._bytes >= BLOCK_BYTES
 
-    def room(self, name: str) -> Array:
-        """Return the place of the next sample's fixed-size field, to be filled before `add`."""
-        values = self._values[name]
-        assert not isinstance(values, list)
-        room: Array = values[len(self)]
-        return room
-
     def add(
         self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
     ) -> None:
@@ -203,7 +196,7 @@ class Samples:
             values = self._values[name]
             if isinstance(values, list):
                 values.append(value)
-            elif value.base is not values:  # a view is in `room` already
+            else:
                 values[len(self)] = value
             self._bytes += value.nbytes
         self._records.append(record)

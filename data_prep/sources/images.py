@@ -73,12 +73,10 @@ class _ImageSource(Source):
             reading.bad(*problem)
         samples = Samples(self.fields, self.root, columned=bool(what.column))
         shape = None if self.pixels.encoded else self.fields["image"]
-        fixed = not self.fields["image"].variable
         for i, file in enumerate(what):
             record = what.records[i] if what.records else ""
-            room = samples.room("image") if fixed else None
             try:
-                image = self.pixels.sample(_content(file), shape, room)
+                image = self.pixels.sample(_content(file), shape)
             except Unusable as error:
                 reading.bad(file.path, record, str(error))
                 continue

@@ -214,11 +214,11 @@ def test_variables_are_no_samples(data_prep):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("images", "is of MATLAB, whose axes are reversed in HDF5: "),
-        ("s/x", "is of MATLAB, whose axes are reversed in HDF5: "),
-        ("of_matlab/data", "mat73.loadmat"),
-        ("X", "is a sparse matrix, or a part of one: "),
-        ("X/data", "anndata.read_h5ad"),
+        ("images", "is of MATLAB, whose axes are reversed in HDF5"),
+        ("s/x", "is of MATLAB, whose axes are reversed in HDF5"),
+        ("of_matlab/data", "mat73"),
+        ("X", "is a sparse matrix, or a part of one"),
+        ("X/data", "anndata or scipy"),
         ("obs", "is a group"),
     ],
 )

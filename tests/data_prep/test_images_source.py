@@ -223,7 +223,7 @@ def test_bad_lists(two, data_prep, rows, words):
         ("l.csv", b'path,label\n"a,1\n', "line 2: unexpected end of data"),
         ("l.jsonl", b'{"path": \n', "line 1 is not JSON"),
         ("l.jsonl", b"[1]\n", "line 1 is no object"),
-        ("l.parquet", b"PAR1", "a list is .csv, .jsonl"),
+        ("l.parquet", b"PAR1", "a list is .csv or .jsonl"),
     ],
 )
 def test_damaged_lists(two, data_prep, name, content, words):

@@ -16,7 +16,6 @@ from typing import Any, TextIO
 import xxhash
 
 from data_prep.formats.files import Ignored, Inside, scan
-from data_prep.formats.opening import way
 from data_prep.formats.samples import Unusable
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile, content_of
@@ -248,7 +247,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]
     """Yield the rows of a list: a name for messages such as "line 3", and the values."""
     reader = {".csv": _csv, ".jsonl": _jsonl}.get(path.suffix)
     if reader is None:
-        raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
+        raise DataError(f"{path}: a list is {' or '.join(_LISTS)}")
     SourceFile.of(path)
     try:
         yield from reader(path, columns)

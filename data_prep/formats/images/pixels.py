@@ -124,8 +124,8 @@ class Pixels:
         """Return the field of the samples, whose first one is `first`."""
         return self.field or Field(first.dtype.name, first.shape)
 
-    def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
-        """Return the sample of an image file, perhaps `out` itself.
+    def sample(self, content: bytes, field: Field | None = None) -> Array:
+        """Return the sample of an image file.
 
         It is uint8 or uint16 (channels, height, width); if encoded, uint8 (bytes,).
         """
@@ -134,7 +134,7 @@ class Pixels:
         with reasons(), opened(content, self.max_pixels) as image:
             if image.format == "PNG":
                 check_whole(image, "PNG", content)
-            pixels = self._array(self._resized(self._upright(image)), out)
+            pixels = self._array(self._resized(self._upright(image)))
         if field is not None and len(pixels) != field.shape[0]:
             raise Unusable(
                 f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
@@ -221,12 +221,11 @@ class Pixels:
         padded.paste(image.resize(inner[::-1], resample), place)
         return padded
 
-    def _array(self, image: Any, out: Array | None = None) -> Array:
+    def _array(self, image: Any) -> Array:
         if self.mode == "L16":
             deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter may exceed the range
             return deep.astype(np.uint16)[None]
-        shape = (len(image.getbands()), image.height, image.width)
-        return planes(image, out if out is not None and out.shape == shape else None)
+        return planes(image)
 
 
 def _channels(count: int) -> str:

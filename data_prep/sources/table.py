@@ -18,9 +18,9 @@ A row cannot be used if it has a null and --null gives no value for it, or an in
 fit or that a float would round (--cast may round floats to a smaller float). Messages give the
 number of such a row, from 1, without the header. --on-error says what happens then.
 
-CSV has no types: the values in the first MiB decide the types for all rows, and another value, or a
-row with too few or too many, is refused, whatever --on-error says. In a column of numbers,
-007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
+CSV has no types: the values in the first 4 MiB decide the types for all rows. A later value of
+another type, or a row with too few or too many, is refused, whatever --on-error says. In a column
+of numbers, 007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
 --cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8; files in other encodings
 are refused.
 """
@@ -37,7 +37,7 @@ from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
-from data_prep.formats.tables.columns import Column, Taken, numbers_of, plain
+from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.tables import without
 from data_prep.options import Options, pairs, writing
@@ -102,12 +102,10 @@ class Table(Source):
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict[int, str]()
         by_value = self.column and not split
-        numbers = numbers_of(batch, columns)
         taken: dict[str, Taken] = {}
         for column in columns if batch.num_rows else ():
-            if column.name not in numbers:
-                found, taken[column.name] = column.taken(batch.column(column.name))
-                bad = found | bad
+            found, taken[column.name] = column.taken(batch.column(column.name))
+            bad = found | bad
         if by_value and batch.num_rows:
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
@@ -119,12 +117,7 @@ class Table(Source):
         kept = np.delete(np.arange(batch.num_rows), list(bad))
         values: dict[str, Any] = {}
         for name, group in self.fields_of.items():
-            arrays: list[Any] = [
-                (numbers[column.name][kept] if bad else numbers[column.name])
-                if column.name in numbers
-                else taken[column.name](kept if bad else None)
-                for column in group
-            ]
+            arrays: list[Any] = [taken[column.name](kept if bad else None) for column in group]
             stacked = self.fields[name].shape != group[0].field.shape
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts = [split] * len(kept) if self.column else None
@@ -221,7 +214,6 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return tables.schema_of(path, csv)[0], csv
-    csv = csv.for_width(path)
     schema, first = tables.schema_of(path, csv)
     chosen = frozenset(choice.choose(schema.names))
     outputs = {

@@ -244,7 +244,6 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
 )
 def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch, size, row, text, words):
     """Later rows of another type or another length are named, in all blocks and pieces."""
-    monkeypatch.setattr(csv_files, "FIRST", 2000)
     monkeypatch.setattr(csv_files, "BLOCK", 3000)
     lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
     lines[row] = text
@@ -298,7 +297,7 @@ def test_csv_dialects(data_prep, monkeypatch):
     assert data_prep("table", "d.csv", "D", "--header", "n", "--shard-size", "3KB")[0] == 0
     assert rows("D")["n"].tolist() == list(range(3000))
     Path("d.csv").write_text(many + "x\n")
-    monkeypatch.setattr(csv_files, "FIRST", 5000)
+    monkeypatch.setattr(csv_files, "BLOCK", 5000)
     err = data_prep("table", "d.csv", "E", "--header", "n", "--shard-size", "3KB")[2]
     assert "d.csv: row 3001: column 'n': invalid value 'x' for int64" in err
 
@@ -432,3 +431,29 @@ def test_a_permuted_tensor_is_refused():
     kind = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
     with pytest.raises(HpctrainError, match="permuted"):
         Column.of("x", kind)
+
+
+@pytest.mark.parametrize("name", ["a.csv", pytest.param("a.parquet", marks=pytest.mark.slow)])
+def test_more_columns_than_are_aligned(data_prep, name):
+    """A shard of many small datasets is not padded, and is read like any other."""
+    count = 1100  # more than hpctrain.shards.shard.MANY
+    values = np.random.default_rng(0).integers(-100, 100, (7, count))
+    table = pa.table({f"c{i}": values[:, i] / (1 + i % 2) for i in range(count)})
+    table = table.append_column("text", pa.array([f"t{i}" for i in range(7)]))
+    if name == "a.csv":
+        table.to_pandas().to_csv(name, index=False)
+    else:
+        parquet.write_table(table, name)
+    assert data_prep("table", name, "OUT")[0] == 0
+    assert Index.load(Path("OUT")).shards[0].bytes < 700 * count
+    found = rows()
+    for i in range(count):
+        assert (found[f"c{i}"] == values[:, i] / (1 + i % 2)).all()
+    assert found["text"][6].tobytes() == b"t6"
+    assert data_prep("inspect", "OUT", "--verify")[0] == 0
+    stacked = ["--stack", "x=c*", "--cast", "x=float32"]
+    assert (
+        data_prep("table", name, "STACK", *stacked, "--columns", *[",".join(table.column_names)])[0]
+        == 0
+    )
+    assert rows("STACK")["x"].tolist() == (values / (1 + np.arange(count) % 2)).tolist()

@@ -12,7 +12,6 @@ dictionary-encoded        the field of the values
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,6 @@ from hpctrain.shards.types import Array, Int64s
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
-MANY = 16  # columns of one type that are converted together; fewer are converted one by one
 
 Taken = Callable[[Int64s | None], Any]
 """Returns the values of these rows, or of all."""
@@ -273,31 +271,3 @@ def _text(array: Any) -> Ragged:
     ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     values = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
     return Ragged(values[ends[0] : ends[-1]], ends - ends[0])
-
-
-def numbers_of(batch: Any, columns: Sequence[Column]) -> dict[str, Array]:
-    """Return an array (n,) of the field's dtype for each column that can be converted together.
-
-    These are columns of single numbers, without nulls, that the fields can hold. `Column.problems`
-    would find nothing in them, and `Column.values` would return the same. A table may have 100,000
-    columns: what a call for each column and batch costs would then be all of the time.
-    """
-    from pyarrow import types
-
-    places = {name: place for place, name in enumerate(batch.schema.names)}
-    groups = defaultdict[tuple[Any, str], list[str]](list)
-    for column in columns if len(columns) >= MANY and batch.num_rows else ():
-        number = types.is_integer(column.type) or types.is_floating(column.type)
-        if number and column.categories is None and not batch[places[column.name]].null_count:
-            groups[column.type, column.field.dtype].append(column.name)
-    found: dict[str, Array] = {}
-    for (_, dtype), names in groups.items():
-        if len(names) < MANY:
-            continue
-        tensor = batch.select([places[name] for name in names]).to_tensor(row_major=False)
-        matrix = tensor.to_numpy()
-        bad = np.any(lost(matrix, np.dtype(dtype)), axis=0)
-        with np.errstate(all="ignore"):  # the columns with such values are left out
-            matrix = matrix.astype(dtype, copy=False)
-        found |= {name: matrix[:, i] for i, name in enumerate(names) if not bad[i]}
-    return found

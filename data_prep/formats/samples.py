@@ -19,8 +19,8 @@ from hpctrain.shards.types import Array
 _RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 
 
-OWN_SHAPE = (
-    "if several sizes vary, yield x.ravel(), which --variable takes, and x.shape as another field"
+OTHER_SHAPES = (
+    "--variable takes any length of the first axis (docs/data.md: Samples of different shapes)"
 )
 
 
@@ -105,8 +105,9 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
         array = array.reshape(0, *field.shape)
     found = array.shape[1:] if field.variable and array.ndim else array.shape
     if found != field.shape or (field.variable and not array.ndim):
-        hint = _other_shape(found, field)
-        raise Unusable(f"found {array.dtype.name}{list(array.shape)}, the field is {field}{hint}")
+        raise Unusable(
+            f"found {array.dtype.name}{list(array.shape)}, the field is {field}; {OTHER_SHAPES}"
+        )
     dtype = np.dtype(field.dtype)
     if array.dtype == dtype:
         return array
@@ -119,20 +120,6 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
         how = "" if rounded and array.dtype.kind == dtype.kind == "f" else " exactly"
         raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype}{how}")
     return result
-
-
-def _other_shape(found: Sequence[int], field: Field) -> str:
-    """Return how samples that differ in size can be kept, "" if no way is known."""
-    if len(found) != len(field.shape):
-        return ""
-    first, *more = (
-        i for i, sizes in enumerate(zip(found, field.shape, strict=True)) if len({*sizes}) > 1
-    )
-    if field.variable or more:
-        return f"; {OWN_SHAPE}"
-    if not first:
-        return "; --variable takes any length"
-    return f"; yield numpy.moveaxis(x, {first}, 0), and --variable takes any length of this axis"
 
 
 def fit_all(

@@ -262,13 +262,8 @@ def _about(column: Column) -> dict[str, Any]:
     count, packing = len(column.parts), column.parts[0].packing
     about: dict[str, Any] = {"from": first if count == 1 else f"{first} … {last} ({count} arrays)"}
     about |= {"axis": column.axis} if column.axis else {}
-    if any(part.packing != packing for part in column.parts):
-        about["packing"] = "each file's own"
-    elif packing.scale is not None:
+    if packing.scale is not None:
         about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
-    about |= {"missing": list(packing.missing)} if packing.missing else {}
-    if (packing.lowest, packing.highest) != (None, None):
-        about["valid_range"] = [packing.lowest, packing.highest]
     return about | ({"cast": column.cast} if column.cast else {})
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
-from data_prep.formats.samples import OWN_SHAPE, cast
+from data_prep.formats.samples import cast
 from data_prep.writing.limit import check_unpacked
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -223,8 +223,7 @@ def _schema(
         if not (whole and alike) or len(varying) > 1:
             can = f"; --cast {name}=DTYPE makes them one" if kind.shape == first.shape else ""
             if len(varying) > 1:
-                can = "; the length may vary along one axis. With `python -m data_prep python`: "
-                can += OWN_SHAPE
+                can = "; the length may vary along one axis; `data_prep python` keeps other shapes"
             raise DataError(f"{wheres[0]} holds samples of {first}, {where} of {kind}{can}")
     varies = min(varying, default=None)
     shape = first.shape if varies is None else first.shape[:varies] + first.shape[varies + 1 :]

@@ -20,9 +20,8 @@ number of such a row, from 1, without the header. --on-error says what happens t
 
 CSV has no types: the values in the first 4 MiB decide the types for all rows. A later value of
 another type, or a row with too few or too many, is refused, whatever --on-error says. In a column
-of numbers, 007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
---cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8; files in other encodings
-are refused.
+of numbers, 007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the
+text, and --cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8.
 """
 
 import argparse

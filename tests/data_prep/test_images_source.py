@@ -111,19 +111,6 @@ def test_the_split_does_not_depend_on_the_size(digits, data_prep):
     assert found[0] == found[1]
 
 
-def test_photos(tmp_path, data_prep):
-    from sklearn.datasets import load_sample_images
-
-    for name, image in zip(("china", "flower"), load_sample_images().images, strict=True):
-        (tmp_path / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
-    code, _, err = data_prep("images", tmp_path, tmp_path / "o" / "d", "--no-labels")
-    assert (code, err) == (0, "")
-    rows = read_back.rows(tmp_path / "o" / "d")
-    for row, name in zip(rows["image"], ("china", "flower"), strict=True):
-        with Image.open(tmp_path / f"{name}.jpg") as image:
-            assert (row == np.asarray(image).transpose(2, 0, 1)).all()
-
-
 def test_encoded_files_stay_as_they_are(two, data_prep):
     two(encoded(noise(20, 30), "JPEG"), "1.jpg")
     assert data_prep("images", "src", "OUT", "--encoded")[0] == 0
@@ -535,15 +522,6 @@ def test_odd_names(tmp_path, data_prep):
     rows = read_back.rows(tmp_path / "OUT")
     assert rows["image"][:, 0, 0, 0].tolist() == [3, 3, 8, 2, 2]
     assert rows["label"].tolist() == list(range(5))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(two, data_prep):
-    Path("src/b/1.png").chmod(0)
-    assert "src/b/1.png: it cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
-    Path("src/b").chmod(0)
-    assert "src/b cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
-    Path("src/b").chmod(0o700)
 
 
 @pytest.mark.parametrize(

@@ -228,20 +228,6 @@ def test_categories_are_kept(src, tmp_path, repack):
     assert dict(Index.load(tmp_path / "less").categories) == {}
 
 
-@pytest.mark.parametrize("codec", [pytest.param("gzip", marks=pytest.mark.slow), "zstd"])
-def test_there_and_back_through_a_codec(src, tmp_path, repack, codec):
-    packed, again, same = tmp_path / "packed", tmp_path / "again", tmp_path / "same"
-    assert repack(src, packed, "--codec", codec)[0] == 0
-    with h5py.File(packed / "train-00000.h5") as file:
-        assert file["image"].chunks is not None
-    assert repack(packed, again)[0] == 0
-    assert repack(src, same)[0] == 0
-    one, other = contents(again), contents(same)
-    # The last digit of a mean depends on the blocks in which the values were added.
-    assert one.pop("index")["digest"] == other.pop("index")["digest"]
-    assert one == other
-
-
 def test_a_damaged_shard_is_found(src, tmp_path, repack):
     path = src / Index.load(src).shards[2].path
     content = bytearray(path.read_bytes())

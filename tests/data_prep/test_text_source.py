@@ -14,10 +14,9 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from data_prep.formats import files
-from data_prep.formats.text import documents, tokens
+from data_prep.formats.text import documents
 from data_prep.writing import limit
 from hpctrain.data.sources.reader import Reader
-from hpctrain.data.sources.windows import Windows
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
 
@@ -62,37 +61,6 @@ def contents(folder):
 
 def source(folder):
     return Index.load(Path(folder)).provenance["source"]
-
-
-def test_the_standard_library_as_bytes(data_prep):
-    folder = STDLIB / "email"
-    code, said, err = data_prep(
-        *("text", folder, "OUT", "--glob", "*.py", "--split", "train=0.8,val=0.2"),
-        *("--shard-size", "200KB", "--workers", "1"),
-    )
-    assert (code, err) == (0, "")
-    paths = sorted(p for p in folder.rglob("*.py") if "__pycache__" not in p.parts)
-    there = [path.read_bytes().decode() for path in paths]
-    train, val = texts("OUT"), texts("OUT", "val")
-    assert sorted(train + val) == sorted(filter(None, there))
-    assert [text for text in there if text in set(train)] == train
-    assert val
-    empty = there.count("")
-    left_out = Index.load(Path("OUT")).provenance["left_out"]
-    assert (left_out["unusable"], left_out["duplicates"]) == (0, 0)
-    assert left_out.get("empty", 0) == empty
-    about = source("OUT")["tokenizer"]
-    assert about == {
-        "name": "bytes",
-        "vocabulary": 257,
-        "eod": 256,
-        "digest": tokens.digest_of("bytes"),
-    }
-    assert str(Index.load(Path("OUT")).fields["tokens"]) == "uint16[*]"
-    assert " shards" in said
-    windows = Windows(Reader("OUT", "train"), "tokens", 65, 64, documents=True)
-    first = windows.read(np.array([0]))
-    assert first["tokens"][0].astype(np.uint8).tobytes() == train[0].encode()[:65]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hpctrain.shards.types import Array
 _RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 
 
-OTHER_SHAPES = (
+_OTHER_SHAPES = (
     "--variable takes any length of the first axis (docs/data.md: Samples of different shapes)"
 )
 
@@ -106,7 +106,7 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
     found = array.shape[1:] if field.variable and array.ndim else array.shape
     if found != field.shape or (field.variable and not array.ndim):
         raise Unusable(
-            f"found {array.dtype.name}{list(array.shape)}, the field is {field}; {OTHER_SHAPES}"
+            f"found {array.dtype.name}{list(array.shape)}, the field is {field}; {_OTHER_SHAPES}"
         )
     dtype = np.dtype(field.dtype)
     if array.dtype == dtype:

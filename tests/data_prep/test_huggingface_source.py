@@ -1,7 +1,5 @@
 """`data_prep huggingface` converts data sets that `datasets` saved to disk."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -235,14 +233,3 @@ def test_bad_input(data_prep, bad, here, args, code, words):
     assert words in err
     assert "Traceback" not in err
     assert not (here / "OUT" / "index.json").exists()
-
-
-def test_torch_is_not_loaded(digits, here):
-    _, _, saved = digits
-    saved.select_columns(["image", "label"]).save_to_disk("in")
-    code = (
-        "import sys; from data_prep.cli import main\n"
-        "assert main(['huggingface', 'in', 'OUT', '--workers', '1']) == 0\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True)

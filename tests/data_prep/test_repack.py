@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import h5py
@@ -306,23 +304,6 @@ def test_samples_of_very_different_lengths(tmp_path, repack):
             assert len(text) == lengths[i]
             assert (text == i % 251).all()
         assert len(Index.load(out).shards) >= math.ceil(lengths.sum() / 1e6)
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from data_prep.cli import main
-foreign, out = sys.argv[1:]
-index = ("index", foreign, "--field", "n=n", "--overwrite", "--workers", "1")
-repack = ("repack", foreign, out, "--shuffle", "1", "--workers", "1")
-sys.exit(main(index) or main(repack))
-"""
-
-
-def test_no_torch(foreign, tmp_path):
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(foreign), str(tmp_path / "out")]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
-    assert len(Reader(tmp_path / "out", "train")) == COUNT
 
 
 @pytest.mark.parametrize("kind", KINDS)

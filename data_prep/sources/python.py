@@ -23,7 +23,7 @@ training, and only one draw of it would be stored. A function is called several 
 first sample, and once for each piece, also in other processes. If it has the parameters `part` and
 `parts`, --pieces cuts the work into that many pieces. A data set is made once in each process, and
 cut into pieces of a shard; --pieces cuts it into more, so that more --workers can read. The
-conversion notices changes only of the file and of each --input.
+conversion notices changes only of the file.
 
 NumPy's BLAS uses one thread in each process, unless OPENBLAS_NUM_THREADS is set.
 """
@@ -57,8 +57,6 @@ function=CODE
     (default: 1, or pieces of a shard)
 --dtype FIELD=DTYPE ...
     store a field as this dtype; values that do not fit cannot be used
---input FILE ... : path
-    a file that the function reads; a change in it makes another data set
 {VARIABLE}
 {writing("")}
 """
@@ -82,7 +80,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     if pieces is not None and pieces < 1:
         raise ConfigError(f"--pieces {pieces}: at least 1")
     place, name = place_of(args.function)
-    files = tuple(SourceFile.of(path) for path in (Path(file_of(place)), *args.input))
+    files = (SourceFile.of(Path(file_of(place))),)
     for dtype in dtypes.values():
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype {dtype}: allowed are {', '.join(DTYPES)}")

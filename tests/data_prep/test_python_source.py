@@ -65,8 +65,6 @@ PAIRS = [(1, 2.5), (3, 4.5)]
 class Noisy:
     def __len__(self): return 5
     def __getitem__(self, i): return np.random.rand(2)
-def reads():
-    yield {"n": int(Path("input.txt").read_text())}
 """
 DATASET = """
 import numpy as np
@@ -217,16 +215,6 @@ def test_an_exception_comes_with_its_place(data_prep):
     assert not Path("OUT/index.json").exists()
 
 
-def test_inputs_are_watched(data_prep):
-    Path("input.txt").write_text("1")
-    args = ("mine.py:reads", "OUT", "--input", "input.txt")
-    assert data_prep("python", *args)[0] == 0
-    Path("input.txt").write_text("20")
-    assert "OUT holds another data set" in data_prep("python", *args)[2]
-    assert data_prep("python", *args, "--overwrite")[0] == 0
-    assert read_back.rows("OUT")["n"].tolist() == [20]
-
-
 @pytest.mark.parametrize("kind", ["tuple", "dict", "pil", "named"])
 def test_a_data_set_of_torch(data_prep, kind):
     Path("torch_data.py").write_text(DATASET)
@@ -311,7 +299,6 @@ def test_what_else_makes_a_data_set(data_prep):
         (["mine.py:samples", "--arg", "n=3", "--arg", "part=1"], 2, "--arg part: --pieces gives"),
         (["mine.py:samples", "--arg", "n"], 2, "--arg 'n' is not NAME=VALUE"),
         (["mine.py:samples", "--arg", "n=1", "--arg", "n=2"], 2, "each name once"),
-        (["mine.py:scalar", "--input", "nope"], 3, "nope cannot be read"),
         (["mine.py:scalar", "--split", "column:x"], 2, "has no such column to go by"),
     ],
 )

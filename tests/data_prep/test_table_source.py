@@ -12,7 +12,6 @@ from pyarrow import feather, parquet
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
-from hpctrain.errors import HpctrainError
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from tests.data_prep.read_back import as_text, fields, problems, rows
@@ -88,9 +87,6 @@ COLUMNS = pa.table(
         "list": pa.array([[1.5], [], [2.5, 3.5]], pa.list_(pa.float32())),
         "points": pa.array([[[1, 2]], [], [[3, 4], [5, 6]]], pa.large_list(pa.list_(pa.int8(), 2))),
         "flags": pa.array([[True], [False, True], []], pa.list_(pa.bool_())),
-        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(
-            np.arange(12, dtype=np.int32).reshape(3, 2, 2)
-        ),
         "coded": pa.array(["x", "y", "x"]).dictionary_encode(),
     }
 )
@@ -124,7 +120,6 @@ def test_each_type(data_prep, name):
         "list": "float32[*]",
         "points": "int8[*, 2]",
         "flags": "uint8[*]",
-        "tensor": "int32[2, 2]",
         "coded": "uint8[*]",
     }
     assert fields("OUT") == {name: expected[name] for name in table.column_names}
@@ -141,7 +136,6 @@ def test_each_type(data_prep, name):
     for name in ("list", "points", "flags"):
         assert [found[name][i].tolist() for i in range(3)] == table[name].to_pylist()
     assert found["square"].tolist() == table["square"].to_pylist()
-    assert found["tensor"].reshape(-1).tolist() == list(range(12))
     types = Index.load(Path("OUT")).provenance["source"]["types"]
     assert types["when"] == "timestamp[us, tz=UTC]"
     assert types["day"] == "date32[day]"
@@ -343,6 +337,8 @@ def bad(here):
     parquet.write_table(pa.table({"s": struct, "x": [1]}), "struct.parquet")
     parquet.write_table(pa.table({"d": [Decimal("1.5")], "x": [1]}), "decimal.parquet")
     parquet.write_table(pa.table({"n": pa.nulls(2)}), "null.parquet")
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((3, 2, 2)))
+    feather.write_feather(pa.table({"t": tensors}), "tensor.feather")
     Path("good.csv").write_text("x,y\n1,a\n")
     Path("swapped.csv").write_text("y,x\na,1\n")
     Path("empty.csv").write_text("")
@@ -369,6 +365,7 @@ def bad(here):
         (["struct.parquet"], 3, "the column 's' is struct<a: list<element: string>>, which no"),
         (["struct.parquet"], 3, "`flatten()` of pyarrow's tables"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; `cast`"),
+        (["tensor.feather"], 3, "the column 't' is extension<arrow.fixed_shape_tensor"),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
         (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),
         (["good.parquet", "less.parquet"], 3, "'y' is double in good.parquet, no such column in"),
@@ -425,12 +422,6 @@ def test_parquet_that_says_utf8_and_is_not(data_prep):
         err = data_prep.refused("table", "a.parquet", "OUT", *more)
         assert "a.parquet cannot be read as Parquet: " in err
         assert "Invalid UTF8" in err
-
-
-def test_a_permuted_tensor_is_refused():
-    kind = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
-    with pytest.raises(HpctrainError, match="permuted"):
-        Column.of("x", kind)
 
 
 @pytest.mark.parametrize("name", ["a.csv", pytest.param("a.parquet", marks=pytest.mark.slow)])

@@ -5,7 +5,7 @@ ints, floats              the same dtype; uint64 is stored as int64 if all value
 bool                      uint8
 dates, times, durations   int64, in the unit of the type
 string, binary            variable-length uint8; strings as UTF-8
-fixed-size list, tensor   shape (k, …)
+fixed-size list           shape (k, …)
 list of any of these      variable-length
 dictionary-encoded        the field of the values
 """
@@ -58,7 +58,7 @@ class Column:
         import pyarrow as pa
 
         kind = plain(kind)
-        inner, shape, variable = _layout(name, kind)
+        inner, shape, variable = _layout(kind)
         if cast and (cast not in DTYPES or _is_text(kind)):
             known = cast in DTYPES
             what = f"the column is {kind}" if known else f"the dtypes are {', '.join(DTYPES)}"
@@ -138,11 +138,9 @@ class Column:
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
 
     def _plain(self, array: Any) -> Any:
-        """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
+        """Return the array without dictionaries; replace nulls if `null` is set."""
         import pyarrow as pa
 
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if self.null is not None and array.null_count:
@@ -191,16 +189,12 @@ def _mask(flags: Any) -> NDArray[np.bool_]:
     return np.asarray(flags.to_numpy(zero_copy_only=False))
 
 
-def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
+def _layout(kind: Any) -> tuple[Any, tuple[int, ...], bool]:
     """Return the type of the numbers, the shape, and whether the length varies."""
     import pyarrow as pa
 
     variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     inner, shape = kind.value_type if variable else kind, list[int]()
-    if isinstance(inner, pa.FixedShapeTensorType):
-        if inner.permutation not in (None, list(range(len(inner.shape)))):
-            raise DataError(f"the column {name!r} has permuted tensors, which are not supported")
-        return inner.value_type, tuple(inner.shape), variable
     while pa.types.is_fixed_size_list(inner):
         shape.append(inner.list_size)
         inner = inner.value_type
@@ -240,13 +234,9 @@ def _flat(array: Any) -> tuple[Any, Int64s]:
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         found = compute.list_value_length(array).to_numpy(zero_copy_only=False)
         array, lengths = array.flatten(), found.astype(np.int64)
-    while True:
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
-        kind = array.type
-        if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
-            return array, lengths
+    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
+    return array, lengths
 
 
 def _numbers(array: Any) -> Array:

@@ -38,8 +38,8 @@ for them (a missing value in NetCDF), if there is one. So is content that does n
 of its .npz.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
-if the array is compressed or transposed. In an .npz, everything before a
-sample has to be read too; an array in Fortran order is read whole. HDF5 and NetCDF4 files may lead
+if the array is compressed or transposed. Arrays of an .npz are
+read whole. HDF5 and NetCDF4 files may lead
 to other files (links, virtual datasets) only with --external.
 """
 

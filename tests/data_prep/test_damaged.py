@@ -514,10 +514,11 @@ def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
     monkeypatch.setattr(limit, "FLOOR", 2**19)
     monkeypatch.setattr(limit, "GROWTH", 10)
     read = []
-    monkeypatch.setattr(array_npz._Stream, "check", lambda _: read.append(1))
     words = "x.npz:x has more than 524.3 kB, the limit for a source of"
-    data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
-    assert not read  # it is refused before all of it is unpacked
+    with monkeypatch.context() as patch:
+        patch.setattr(array_npz, "_loaded", lambda *_: read.append(1))
+        data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
+    assert not read  # it is refused before it is unpacked
     assert data_prep("arrays", "x.npz", "OUT", "--max-output", "2MB")[0] == 0
     monkeypatch.setattr(files, "LONGEST", 2**17)
     os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)

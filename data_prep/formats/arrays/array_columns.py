@@ -181,7 +181,6 @@ def open_parts(
             if where.kind == "npz":
                 size = math.prod(array.shape) * array.dtype.itemsize
                 check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
-            array.check()
             packing = Packing.of(str(where), array.dtype, array.attributes, text=array.text)
             dtype = np.dtype(packing.dtype)
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)

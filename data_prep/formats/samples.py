@@ -68,7 +68,7 @@ def _array_of_image(image: Any) -> Array:
     return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
 
 
-def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
+def field_of(value: Any, *, variable: bool = False) -> Field:
     """Return the field for values like this one, the first."""
     array = _array_of(value)
     variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
@@ -76,29 +76,25 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
         raise Unusable("a single number has no length that could vary")
     shape = array.shape[1:] if variable else array.shape
     try:
-        return Field(dtype or array.dtype.newbyteorder("=").name, shape, variable)
+        return Field(array.dtype.newbyteorder("=").name, shape, variable)
     except DataError as error:
         raise Unusable(str(error)) from None
 
 
-def fields_of(
-    values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
-) -> dict[str, Field]:
+def fields_of(values: Mapping[str, Any], variable: Sequence[str] = ()) -> dict[str, Field]:
     """Return the schema for samples like this one, the first; see `field_of`."""
     fields = {}
-    for option, given in (("--variable", variable), ("--dtype", dtypes or {})):
-        if unknown := sorted(set(given) - set(values)):
-            raise ConfigError(f"{option} {unknown[0]}: the fields are {', '.join(values)}")
+    if unknown := sorted(set(variable) - set(values)):
+        raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(values)}")
     for name, value in values.items():
         try:
-            dtype = (dtypes or {}).get(name, "")
-            fields[name] = field_of(value, variable=name in variable, dtype=dtype)
+            fields[name] = field_of(value, variable=name in variable)
         except Unusable as error:
             raise Unusable(f"field {name!r}: {error}") from None
     return fields
 
 
-def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
+def fitted(value: Any, field: Field) -> Array:
     """Convert a value to the dtype of a field, and check its shape."""
     array = _array_of(value)
     if field.variable and array.shape == (0,):
@@ -112,19 +108,16 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
     if array.dtype == dtype:
         return array
     result, changed = cast(array, field.dtype)
-    if not rounded and array.dtype.kind == dtype.kind == "f":  # digits that get lost
+    if array.dtype.kind == dtype.kind == "f":  # digits that get lost
         with np.errstate(all="ignore"):
             changed = (result.astype(array.dtype) != array) & ~np.isnan(array)
     if changed is not None and changed.any():
         example = array[changed].reshape(-1)[0]
-        how = "" if rounded and array.dtype.kind == dtype.kind == "f" else " exactly"
-        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype}{how}")
+        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype} exactly")
     return result
 
 
-def fit_all(
-    values: Mapping[str, Any], fields: Mapping[str, Field], rounded: frozenset[str] = frozenset()
-) -> dict[str, Array]:
+def fit_all(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Array]:
     """Convert a sample, which must have exactly these fields; see `fitted`."""
     if values.keys() != fields.keys():
         missing = ", ".join(repr(name) for name in fields if name not in values)
@@ -135,7 +128,7 @@ def fit_all(
     sample = {}
     for name, field in fields.items():
         try:
-            sample[name] = fitted(values[name], field, rounded=name in rounded)
+            sample[name] = fitted(values[name], field)
         except Unusable as error:
             raise Unusable(f"field {name!r}: {error}") from None
     return sample

@@ -55,7 +55,6 @@ def leaves():
 def fails(): raise KeyError("x")
 def odd():
     return [{"n": 1}, {"n": 2.5}, {"m": 1}, 5, *({"n": n} for n in (2**63, 3.0, "x", None))]
-def small(): return [{"n": 0.1, "m": 5}, {"n": 1e300, "m": 6}, {"n": 0.5, "m": 300}]
 def no_split(): return [{"n": 1, "split": 3}]
 def bad_split(): return [{"n": 1, "split": "../x"}]
 def numbered(): return [{3: 1}]
@@ -189,17 +188,6 @@ def test_what_does_not_fit_is_left_out_and_reported(data_prep):
     assert f"{os.getcwd()}/mine.py: sample 1: field 'n': float64 2.5" in err
 
 
-def test_dtypes_that_are_asked_for(data_prep):
-    args = ("--dtype", "n=float32", "--dtype", "m=uint8", "--on-error", "skip")
-    assert data_prep("python", "mine.py:small", "OUT", *args)[0] == 0
-    rows = read_back.rows("OUT")
-    assert (rows["n"].dtype, rows["n"].tolist()) == (np.float32, [float(np.float32(0.1))])
-    assert (rows["m"].dtype, rows["m"].tolist()) == (np.uint8, [5])
-    problems = Path("OUT/problems.jsonl").read_text()
-    assert "field 'n': float64 1e+300 cannot be stored as float32" in problems
-    assert "field 'm': int64 300 cannot be stored as uint8 exactly" in problems
-
-
 def test_an_exception_comes_with_its_place(data_prep):
     args = ("--arg", "n=20", "--variable", "seq", "--arg", "boom=17", "--workers", 1)
     code, out, err = data_prep("python", "mine.py:samples", "OUT", *args)
@@ -282,9 +270,6 @@ def test_what_else_makes_a_data_set(data_prep):
         (["mine.py:zero"], 3, "field 'n': shape [0] has no elements"),
         (["mine.py:scalar", "--variable", "n"], 3, "a single number has no length"),
         (["mine.py:scalar", "--variable", "m"], 2, "--variable m: the fields are n"),
-        (["mine.py:scalar", "--dtype", "m=int8"], 2, "--dtype m: the fields are n"),
-        (["mine.py:scalar", "--dtype", "n=complex64"], 2, "--dtype complex64: allowed are uint8"),
-        (["mine.py:scalar", "--dtype", "n"], 2, "--dtype 'n' is not NAME=VALUE"),
         (["mine.py:split", "--arg", "n=2", "--pieces", "2"], 2, "split has no parameters part"),
         (["mine.py:PAIRS"], 3, "sample 0: it is a tuple of 2; a sample is a dict of fields, or"),
         (["mine.py:PAIRS", "--fields", "x"], 3, "names its items; --fields names x"),

@@ -14,8 +14,9 @@ such as torch's, or a class or function that makes one. FILE.py is a file, MODUL
 A sample is a dict, or a tuple or a single value whose names --fields gives. The first sample
 decides the schema: arrays and tensors keep dtype and shape; whole numbers become int64, other
 numbers float64, bool uint8; text (UTF-8) and bytes become variable-length uint8; images of Pillow
-become (channels, height, width), as in `images`. All other samples have to fit the schema exactly. The key `split` holds the name of the sample's split, unless
---split says something else; --split column:NAME takes it from a field.
+become (channels, height, width), as in `images`. All other samples have to fit the schema exactly.
+The key `split` holds the name of the sample's split, unless --split says something else; --split
+column:NAME takes it from a field.
 
 The samples have to be the same each time. So leave random augmentation out: it belongs into the
 training, and only one draw of it would be stored. A function is called several times: once for the

@@ -197,15 +197,11 @@ def test_repack_keeps_groups_whole(tmp_path, arrays, data_prep):
     assert repack() == repack("--shuffle", "1") == "patient"
     assert is_whole(tmp_path / "new")
     assert repack("--rename", "patient=person") == "person"
-    assert repack("--fields", "x") == ""
     assert repack("--split", "train=0.75,val=0.25") == "patient"
     found = shares(tmp_path / "new")
     assert not {*found["train"].tolist()} & {*found["val"].tolist()}
     assert repack(*SPLIT, "--group", "") == ""
     assert not is_whole(tmp_path / "new")
-    code, _, said = data_prep("repack", tmp_path / "src", tmp_path / "no", *SPLIT, "--fields", "x")
-    assert code == 2
-    assert "--group patient: repack has no such field or column" in said
 
 
 def test_files_that_are_adopted(tmp_path, data_prep):

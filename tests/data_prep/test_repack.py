@@ -198,32 +198,11 @@ def test_duplicates(tmp_path, repack):
     assert Index.load(out).splits == ("train",)
 
 
-def test_some_fields(src, tmp_path, repack):
-    out = tmp_path / "out"
-    assert repack(src, out, "--fields", "text,number")[0] == 0
-    assert list(Index.load(out).fields) == ["text", "number"]
-    assert (Reader(out, "val").read(np.arange(60))["number"] == NUMBERS[240:]).all()
-    other = tmp_path / "other"
-    assert repack(src, other, "--fields", "number,text")[0] == 0
-    assert repack(src, out, "--fields", "number,text")[0] == 3  # OUT has another data set
-    for fields, words in {
-        "label,x": "'x' is no field; ",
-        "": "'' is no field",
-        "label,label": "'label' is there twice",
-    }.items():
-        code, _, err = repack(src, tmp_path / "no", "--fields", fields)
-        assert code == 2
-        assert words in err
-    assert not (tmp_path / "no").exists()
-
-
 def test_categories_are_kept(src, tmp_path, repack):
     names = tuple("abcdefg")
     replace(Index.load(src), categories={"label": names}).save(src)
     assert repack(src, tmp_path / "out")[0] == 0
     assert dict(Index.load(tmp_path / "out").categories) == {"label": names}
-    assert repack(src, tmp_path / "less", "--fields", "image")[0] == 0
-    assert dict(Index.load(tmp_path / "less").categories) == {}
 
 
 def test_a_damaged_shard_is_found(src, tmp_path, repack):

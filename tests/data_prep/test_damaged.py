@@ -399,7 +399,7 @@ def test_formats_that_others_must_read(refused, tmp_path):
     for name in ("x.fits", "x.nii.gz", "x.mat"):
         (tmp_path / name).write_bytes(bytes(100))
         refused((name, function), "arrays", "OUT", "--field", f"x={name}", code=2)
-        refused((name, "a list is .csv or .jsonl"), "images", name, "OUT")
+        refused((name, "a list of images is .csv"), "images", name, "OUT")
         refused((name, function), "table", name, "OUT", code=2)
 
 
@@ -524,8 +524,7 @@ def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
     os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
     monkeypatch.setattr(labelled, "_LONGEST", 2**17)
     Path("x.csv").write_bytes(Path("x.jsonl").read_bytes())
-    for name in ("x.jsonl", "x.csv"):
-        words = f"{name}: line 1 has more than 131,072 characters"
-        data_prep.refuses(3, words, "images", name, "OUT2")
+    words = "x.csv: line 1 has more than 131,072 characters"
+    data_prep.refuses(3, words, "images", "x.csv", "OUT2")
     words = "x.jsonl has a line of more than 131,072 bytes, at byte "
     data_prep.refuses(3, words, "text", "x.jsonl", "OUT2", "--shard-size", "64KB")

@@ -128,18 +128,14 @@ def test_encoded_files_stay_as_they_are(two, data_prep):
 
 def write_list(path, rows):
     path = Path(path)
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
     return path
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_lists(digits, data_prep, suffix):
+def test_lists(digits, data_prep):
     names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     rows = [
         {
@@ -149,7 +145,7 @@ def test_lists(digits, data_prep, suffix):
         }
         for i in range(100)
     ]
-    path = write_list(f"digits/list.{suffix}", rows)
+    path = write_list("digits/list.csv", rows)
     columns = ("--path-column", "file", "--label-column", "what", "--split", "column:fold")
     assert data_prep("images", path, "OUT", "--mode", "L", "--workers", 1, *columns)[0] == 0
     for split, which in (("train", [i for i in range(100) if i % 4]), ("val", range(0, 100, 4))):
@@ -167,10 +163,9 @@ def test_lists(digits, data_prep, suffix):
 
 def test_labels_that_are_numbers_stay_numbers(digits, data_prep):
     rows = [{"path": f"{digits.target[i]}/{i:03d}.png", "label": i - 3} for i in range(100)]
-    for suffix in ("csv", "jsonl"):
-        path = write_list(f"digits/list.{suffix}", rows)
-        assert data_prep("images", path, suffix, "--mode", "L", "--workers", 1)[0] == 0
-        assert read_back.rows(suffix)["label"].tolist() == [i - 3 for i in range(100)]
+    path = write_list("digits/list.csv", rows)
+    assert data_prep("images", path, "OUT", "--mode", "L", "--workers", 1)[0] == 0
+    assert read_back.rows("OUT")["label"].tolist() == [i - 3 for i in range(100)]
 
 
 PATH = {"path": "a/1.png", "label": "x"}
@@ -179,22 +174,18 @@ PATH = {"path": "a/1.png", "label": "x"}
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"path": "../src/a/1.png", "label": 1}], "line 1: '../src/a/1.png' leads out of src"),
+        ([{"path": "../src/a/1.png", "label": 1}], "line 2: '../src/a/1.png' leads out of src"),
         ([{"path": "/etc/x.png", "label": 1}], "'/etc/x.png' leads out of src; --allow-outside"),
         ([{"path": "a/1.png"}], "has no column 'label'; it has path"),
-        ([PATH, {"path": "b/1.png"}], "line 2: it has no 'label'"),
-        ([PATH, {"path": "b/1.png", "label": 3}], "some labels are text, some are numbers"),
-        ([{"path": "b/1.png", "label": 0.5}], "'label' is 0.5, neither text nor a whole number"),
-        ([{"path": "b/1.png", "label": 2**63}], "is 9223372036854775808, too large for int64"),
-        ([PATH, {"path": "./a/../a/1.png", "label": "y"}], "line 2: './a/../a/1.png' is in line 1"),
+        ([PATH, {"path": "b/1.png"}], "line 3: it has no 'label'"),
+        ([PATH, {"path": "./a/../a/1.png", "label": "y"}], "line 3: './a/../a/1.png' is in line 2"),
         ([{"path": "b/2.png", "label": 1}], "'b/2.png' cannot be read: No such file"),
-        ([{"path": "b\0", "label": 1}], "cannot be read: no path"),
         ([{"path": "b", "label": 1}], "'b' is no file"),
-        ([{"path": 3, "label": 1}], "its 'path' is 3, no path"),
+        ([{"path": "", "label": 1}], "it has no 'path'"),
     ],
 )
 def test_bad_lists(two, data_prep, rows, words):
-    path = write_list("src/list.jsonl", rows)
+    path = write_list("src/list.csv", rows)
     assert words in data_prep.refused("images", path, "OUT", code=2 if "no column" in words else 3)
     assert not Path("OUT").exists()
 
@@ -208,9 +199,7 @@ def test_bad_lists(two, data_prep, rows, words):
         ("l.csv", b"path,label\n\xff,1\n", "is not UTF-8"),
         ("l.csv", b"path,label\n", "has no images"),
         ("l.csv", b'path,label\n"a,1\n', "line 2: unexpected end of data"),
-        ("l.jsonl", b'{"path": \n', "line 1 is not JSON"),
-        ("l.jsonl", b"[1]\n", "line 1 is no object"),
-        ("l.parquet", b"PAR1", "a list is .csv or .jsonl"),
+        ("l.jsonl", b"{}", "a list of images is .csv"),
     ],
 )
 def test_damaged_lists(two, data_prep, name, content, words):

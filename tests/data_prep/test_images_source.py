@@ -349,7 +349,7 @@ def test_sixteen_bits():
     found = Pixels(mode="L16").sample(encoded(values))
     assert found.dtype == np.uint16
     assert (found[0] == values).all()
-    small = Pixels(mode="L16", size=(4, 6), filter="lanczos").sample(encoded(values))
+    small = Pixels(mode="L16", size=(4, 6)).sample(encoded(values))
     assert small.shape == (1, 4, 6)
     assert (np.diff(small[0].astype(int), axis=0) > 0).all()
     for content in (encoded(noise(8, 12)), deep(2, bytes(12))):

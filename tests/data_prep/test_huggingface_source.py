@@ -112,18 +112,6 @@ def test_groups_of_a_column_that_is_not_written(data_prep, digits):
         assert (code, "each label is in one split" in said) == (0, True)
 
 
-def test_a_small_file_with_many_pixels(data_prep, datasets):
-    large = encoded(Pillow.new("1", (10_000, 9_500)))  # the file has 12 KB
-    images = [{"bytes": item, "path": "x.png"} for item in (encoded(np.eye(8) > 0), large)]
-    datasets.Dataset.from_dict(
-        {"image": images}, features=datasets.Features({"image": datasets.Image()})
-    ).save_to_disk("in")
-    err = data_prep.refused("huggingface", "in", "OUT", "--mode", "L")
-    assert "row 2: column 'image': the image cannot be used: its header says 9500 x 10000" in err
-    assert data_prep("huggingface", "in", "OUT", "--encoded")[0] == 3
-    assert data_prep("huggingface", "in", "OUT", "--encoded", "--max-pixels", "95000000")[0] == 0
-
-
 def test_images_as_they_are_or_of_one_mode(data_prep, datasets):
     from sklearn.datasets import load_sample_images
 

@@ -115,21 +115,12 @@ def half_written(kind):
         made = file.create_dataset("chunks", **options, fillvalue=-7)
         made[:50] = x[:50]
         made[50:, 2:] = x[50:, 2:]  # half of a row is not a row
-        file["y"] = x
-        for name in ("chunks", "y"):
-            layout, source = h5py.VirtualLayout((100, 4), "f4"), h5py.VirtualSource(file[name])
-            layout[:50] = source[:50]
-            layout[51:100:2] = source[51:100:2]
-            layout[50:100:2, :3] = source[50:100:2, :3]
-            if name == "chunks":  # a source for all rows, some of which were never written
-                layout[50:100:2, 3:] = source[50:100:2, 3:]
-            file.create_virtual_dataset(f"virtual-{name}", layout, fillvalue=-7)
-    return f"x.h5:{kind}", missing & (np.arange(100) % 2 == 0) if kind == "virtual-y" else missing
+    return "x.h5:chunks", missing
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["chunks", "virtual-y", "virtual-chunks", "netcdf", "zarr", "zarr-shards"],
+    ["chunks", "netcdf", "zarr", "zarr-shards"],
 )
 def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, kind):
     where, missing = half_written(kind)
@@ -327,32 +318,6 @@ def test_user_defined_types_of_netcdf(refused):
     refused("x.nc:nested is structured (p, q)", "arrays", "OUT", "--field", "x=x.nc:nested")
     refused("x.nc:lists is dtype object", "arrays", "OUT", "--field", "x=x.nc:lists")
     refused("y.nc", "arrays", "OUT", "--field", "x=y.nc:nested")
-
-
-@pytest.mark.parametrize(("first", "second"), [(".", "x"), ("b.h5", "x")])
-def test_virtual_datasets_in_a_circle(refused, first, second):
-    def virtual(path, source):
-        with h5py.File(path, "w") as file:
-            layout = h5py.VirtualLayout((4,), "i4")
-            layout[:] = h5py.VirtualSource(source, "x", shape=(4,))
-            file.create_virtual_dataset("x", layout)
-
-    virtual("a.h5", first)
-    virtual("b.h5", "a.h5")
-    words = "a.h5:x: its virtual datasets lead in a circle"
-    refused(words, "arrays", "OUT", "--field", "x=a.h5:x", "--external")
-
-
-def test_a_virtual_dataset_of_values_that_nobody_wrote(refused):
-    with h5py.File("x.h5", "w") as file:
-        file.create_dataset("y", (4,), "i4", fill_time="never")
-        layout = h5py.VirtualLayout((4,), "i4")
-        layout[:] = h5py.VirtualSource(".", "y", shape=(4,))
-        file.create_virtual_dataset("x", layout)
-    words = (
-        "x.h5:x is virtual, and y of it has 4 of 4 rows with values that were never written, and"
-    )
-    refused(words, "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
 
 
 @pytest.mark.parametrize("axes", [33, 70])

@@ -19,7 +19,7 @@ _END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and
 _MANY = 2**16 - 1  # what a zip file says if it has this number of members or more
 
 
-def open_npz(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_npz(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open a member of a .npz file."""
     name = choose(where, dict.fromkeys(npz_names(where.path), "")) + ".npy"
     with zipfile.ZipFile(where.path) as archive, archive.open(name) as member:

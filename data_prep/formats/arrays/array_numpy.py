@@ -22,7 +22,7 @@ from hpctrain.shards.types import Array
 VERSIONS = ((1, 0), (2, 0), (3, 0))  # of a .npy file
 
 
-def open_npy(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_npy(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open a .npy file."""
     if where.key:
         raise ConfigError(f"{where}: a .npy file holds one array, and takes no key")
@@ -34,7 +34,7 @@ def open_npy(where: Where, axis: int | None, external: bool, opened: ExitStack) 
     return _Flat(where, dtype, shape, axis, begin, fortran)
 
 
-def open_raw(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_raw(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open a file of raw numbers, whose key is DTYPE:SHAPE:SKIP."""
     if not where.key:
         raise ConfigError(

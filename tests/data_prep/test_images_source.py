@@ -234,80 +234,57 @@ def test_a_link_out_of_the_folder_is_refused(two, data_prep, tmp_path, link):
 
 def test_what_cannot_be_used_is_left_out_and_reported(two, data_prep):
     rows = [PATH, {"path": "../x", "label": "x"}, {"path": "b/1.png", "label": "y"}, PATH]
-    Path("src/b/1.png").write_bytes(b"no image")
+    Path("src/b/1.png").write_bytes(encoded(noise(9, 12)))
     path = write_list("src/list.csv", rows)
     assert data_prep("images", path, "OUT", "--on-error", "skip")[0] == 0
     assert len(read_back.rows("OUT")["label"]) == 1
     problems = [json.loads(line) for line in Path("OUT/problems.jsonl").read_text().splitlines()]
     assert [problem["record"] for problem in problems] == ["line 3", "line 5", "line 4 of list.csv"]
     assert problems[2]["file"] == "src/b/1.png"
+    assert "it has 9 x 12 pixels, the first image 8 x 12" in problems[2]["reason"]
     err = data_prep.refused("images", path, "ALL", "--on-error", "collect")
     assert "3 records could not be used" in err
     assert not Path("ALL/index.json").exists()
 
 
-CUT = encoded(smooth(64, 64), "JPEG")
-FLIPPED = bytearray(encoded(noise(8, 12)))
-FLIPPED[60] ^= 1
-FLIPPED = bytes(FLIPPED)
-ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
+PHOTO = encoded(smooth(64, 64), "JPEG")
+PNG = encoded(noise(8, 12))
+DEEP = deep(2, bytes(12))
+FRAMES = [Image.fromarray(noise(8, 12)) for _ in range(3)]
+MOVING = {"save_all": True, "append_images": FRAMES[1:]}
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("options", "content", "words"),
     [
-        (b"", "it is no JPEG, PNG or WebP, but an empty file; save it as PNG, or"),
-        (b"hello", "but 5 bytes"),
+        ({}, b"", "it is no JPEG, PNG or WebP, but an empty file; save it as PNG, or"),
+        ({}, b"hello", "but 5 bytes"),
         *(
-            (encoded(noise(8, 12), kind), "it is no JPEG, PNG or WebP")
+            ({}, encoded(noise(8, 12), kind), "it is no JPEG, PNG or WebP")
             for kind in ("PPM", "TIFF", "BMP", "GIF", "JPEG2000", "AVIF")
         ),
-        (CUT[:-200], "it cannot be decoded: image file is truncated"),
-        (CUT[:100], "cannot be"),
-        (encoded(noise(8, 12))[:-30], "it is cut off: the end of the PNG is missing"),
-        (encoded(noise(9, 12)), "it has 9 x 12 pixels, the first image 8 x 12"),
-        (encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
-        (deep(2, bytes(12)), "more than 8 bits a channel (Pillow's mode RGB): --mode L16"),
-        (deep(6, bytes(16)), "more than 8 bits a channel (Pillow's mode RGBA)"),
-        (encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
-        (png((50_000, 50_000), 8, 2, [bytes(6)] * 10), "its header says 50000 x 50000 pixels; --m"),
-        *(
-            (
-                encoded(ANIMATION[0], kind, save_all=True, append_images=ANIMATION[1:]),
-                "it is an animation of 3 images; save each",
-            )
-            for kind in ("PNG", "WEBP")
-        ),
+        ({}, PHOTO[:-200], "it cannot be decoded: image file is truncated"),
+        ({}, PHOTO[:100], "cannot be"),
+        ({}, PNG[:-30], "it is cut off: the end of the PNG is missing"),
+        ({}, PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:], "it is damaged: the checksum of its part"),
+        ({}, encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
+        ({}, DEEP, r"more than 8 bits a channel \(Pillow's mode RGB\): --mode L16"),
+        ({}, deep(6, bytes(16)), r"more than 8 bits a channel \(Pillow's mode RGBA\)"),
+        ({}, encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
+        ({}, png((50_000, 50_000), 8, 2, [bytes(6)] * 10), "its header says 50000 x 50000 pixels"),
+        ({}, encoded(FRAMES[0], "PNG", **MOVING), "it is an animation of 3 images; save each"),
+        ({}, encoded(FRAMES[0], "WEBP", **MOVING), "it is an animation of 3 images; save each"),
+        ({"encoded": True}, PHOTO[:-2], "it is cut off: the end of the JPEG is missing"),
+        ({"encoded": True}, PNG[:-13], "it is cut off: the end of the PNG is missing"),
+        ({"encoded": True}, DEEP, "more than 8 bits a channel, which the loader does not take"),
+        ({"encoded": True}, b"hello", "it is no JPEG"),
+        ({"mode": "L16"}, PNG, "it has 8 bits a channel, --mode L16 takes 16"),
+        ({"mode": "L16"}, DEEP, "it is not grey of 16 bits"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_images_are_named(two, data_prep, content, words):
-    two(content)
-    err = data_prep.refused("images", "src", "OUT", "--workers", 1)
-    assert words in err
-    assert err.startswith("data_prep: src/b/1.png: it")
-    assert data_prep("images", "src", "OUT", "--on-error", "skip", "--workers", 1)[0] == 0
-    assert read_back.rows("OUT")["label"].tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (CUT[:-2], "it is cut off: the end of the JPEG is missing"),
-        (CUT[:300], "it c"),
-        (encoded(noise(8, 12))[:-13], "it is cut off: the end of the PNG is missing"),
-        (FLIPPED, "it is damaged: the checksum of its part"),
-        (encoded(noise(8, 12), "WEBP")[:-9], "it c"),
-        (deep(2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),
-        (b"hello", "it is no JPEG"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_bad_encoded_images_are_named(two, data_prep, content, words):
-    two(content)
-    err = data_prep.refused("images", "src", "OUT", "--encoded", "--workers", 1)
-    assert words in err
-    assert err.startswith("data_prep: src/b/1.png: ")
+def test_images_that_cannot_be_used(options, content, words):
+    with pytest.raises(Unusable, match=words):
+        Pixels(**options).sample(content)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "progressive", "thumbnail", "PNG", "WEBP"])
@@ -335,8 +312,7 @@ def test_modes_become_rgb(mode):
 
 
 def test_the_first_of_a_phones_images():
-    more = {"save_all": True, "append_images": ANIMATION[1:], "quality": 100}
-    content = encoded(ANIMATION[0], "MPO", **more)
+    content = encoded(FRAMES[0], "MPO", **MOVING, quality=100)
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "MPO"
         first = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
@@ -352,9 +328,6 @@ def test_sixteen_bits():
     small = Pixels(mode="L16", size=(4, 6)).sample(encoded(values))
     assert small.shape == (1, 4, 6)
     assert (np.diff(small[0].astype(int), axis=0) > 0).all()
-    for content in (encoded(noise(8, 12)), deep(2, bytes(12))):
-        with pytest.raises(Unusable, match=r"takes 16|grey of 16 bits"):
-            Pixels(mode="L16").sample(content)
 
 
 def test_transparent_pixels():

@@ -164,4 +164,4 @@ def _of_node(
     for one in file_systems.checked("scratch", scratch, speed=disks):
         yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
     if asked.data and "://" not in asked.data:
-        yield from file_systems.readable("data.path", Path(asked.data), speed=disks)
+        yield file_systems.readable(Path(asked.data))

@@ -236,8 +236,7 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     checkpoint.best, checkpoint.keep_every, checkpoint.at_end = None, None, False
     checkpoint.every_steps = STEPS + 1
     tracking = config.tracking
-    tracking.enabled, tracking.upload = True, False
-    tracking.also, tracking.log_model = [], False
+    tracking.enabled, tracking.upload, tracking.also = True, False, []
     launch = config.launch
     launch.nodes, launch.wait, launch.rerun = estimate.layout.nodes, False, nothing.launch.rerun
     launch.time_min = minutes

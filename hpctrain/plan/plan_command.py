@@ -18,7 +18,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.estimates import node_weights, time_limit
+from hpctrain.estimates import time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
@@ -58,7 +58,6 @@ def main(argv: list[str]) -> int:
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype
-    from hpctrain.plan import by_kind
     from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measurement import Comparison, measure
     from hpctrain.plan.printing import show
@@ -84,13 +83,11 @@ def main(argv: list[str]) -> int:
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
-    warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
+    told = cautions(config) if asked.named or hardware is None else ()
+    warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
-    if config.launch.gpu_type:
-        for line in by_kind.lines(config, given.overrides):
-            console.print(f"launch.gpu_type {line}", soft_wrap=True)
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
@@ -188,7 +185,6 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
         config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
-    node_weights.pin(config)
     time_limit.pin(config)
     return config
 

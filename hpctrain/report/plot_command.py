@@ -1,4 +1,4 @@
-"""`python -m hpctrain plot RUN...`: draw the curves of runs from their journals, without a server.
+"""`python -m hpctrain report --plot RUN...`: draw the curves of runs from their journals.
 
 run directories ── journal ── curves ──┬── text in the terminal
                                        └── --out FILE.png or FILE.html
@@ -15,6 +15,7 @@ from rich.text import Text
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
+from hpctrain.report.tree import Curves
 from hpctrain.report.views import output
 from hpctrain.report.views.curves import Numbers, smoothed, thinned
 from hpctrain.runs.state.select import add_dir, select
@@ -32,7 +33,7 @@ Runs = Mapping[str, History]
 def main(argv: list[str]) -> int:
     """Draw the runs in `argv`."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain plot",
+        prog="python -m hpctrain report --plot",
         description="Draw the curves of runs in the terminal, or with --out as a file.",
     )
     parser.add_argument(
@@ -93,7 +94,7 @@ def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> N
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,
-        html_view.curves_page(title, drawn) if is_page else charts.png(drawn, title),
+        html_view.page(title, [Curves(drawn)]) if is_page else charts.png(drawn, title),
     )
     print(options.out)
 

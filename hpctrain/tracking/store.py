@@ -16,19 +16,17 @@ import errno
 import logging
 import os
 import re
-import signal
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hpctrain.child import run_module
 from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.secrets import mask
 from hpctrain.tracking import artifact_place
-from hpctrain.tracking.uploader_process import run_python_module
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
 _ELSEWHERE = (
     "Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
     "--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a local "
-    "disk; or set tracking.upload=false and upload later with `python -m hpctrain sync --uri URI`"
+    "disk; or set tracking.upload=false, and `hpctrain status --upload --uri URI` later"
 )
 
 
@@ -209,8 +207,8 @@ def initialise(uri: str, experiment: str) -> bool:
             log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)
         return True
     log.warning(
-        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries "
-        "them over once the store takes them",
+        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain status "
+        "--upload` carries them over once the store takes them",
         problem,
     )
     return False
@@ -274,12 +272,5 @@ def beside(path: Path, suffix: str) -> Path:
 def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
     given = "hpctrain.tracking.uploading.client", uri, experiment
     # MLflow derives the default experiment's artifact path from the working directory.
-    try:
-        code, said = run_python_module(*given, cwd=folder, timeout=_LOCK_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise TrackingError(f"tracking.uri={uri}: not ready after {_LOCK_SECONDS:g} s") from error
-    if code < 0:
-        killer = signal.Signals(-code).name
-        raise TrackingError(f"tracking.uri={uri}: {killer} has killed the process that makes it")
-    if code:
-        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {said}")
+    if why := run_module(*given, cwd=folder, timeout=_LOCK_SECONDS):
+        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {why}")

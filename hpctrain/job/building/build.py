@@ -95,9 +95,7 @@ def build(
 
     log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
-    watch = observers.build_watch(
-        *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
-    )
+    watch = observers.build_watch(train, effective, notes)
     train_step = TrainStep(
         model,
         task,
@@ -117,7 +115,7 @@ def build(
     meter = Meter(
         loader,
         account,
-        observers.build_slow_ranks(mesh, run, ranks, notes),
+        observers.build_slow_ranks(mesh, ranks, notes),
         parts.precision,
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
@@ -179,20 +177,12 @@ def report_every(train: TrainConfig, max_steps: int) -> int:
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
-    """Check that there is a weight for each node, and warn if it is that of another one."""
-    weights, hosts, here = parallel.weights, parallel.weights_hosts, list(ranks.hosts)
-    if weights is None:
-        return
-    if len(weights) != ranks.num_nodes:
+    """Check that there is a weight for each node."""
+    weights = parallel.weights
+    if weights is not None and len(weights) != ranks.num_nodes:
         raise ConfigError(
             f"parallel.weights={weights}: {len(weights)} numbers, but the job has "
             f"{ranks.num_nodes} nodes; give one for each"
-        )
-    if ranks.is_main and hosts and here and here != hosts:
-        log.warning(
-            "parallel.weights=%s was computed for %s, and this job has %s: the result is the "
-            "same, but its steps may take longer",
-            *(weights, ", ".join(hosts), ", ".join(here)),
         )
 
 

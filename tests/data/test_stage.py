@@ -23,13 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.places import origin
-from hpctrain.data.places.broadcast import broadcast
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.filesystem import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import DataError, LaunchError, StorageError
+from hpctrain.errors import DataError, StorageError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Shard
 from tests.data.store import FaultyStore
@@ -664,36 +663,3 @@ def test_copies_in_memory_are_removed(source, shards):
         second.close()
         assert list(Path(name).glob("*/*-*")) == []
         assert {p.name for p in Path(name).glob("*/*")} == {"lock", "boot"}
-
-
-# The parts of sbcast that work without Slurm
-
-
-def test_broadcast_files_are_checked_and_taken(source, shards, base, caplog):
-    with closing(Stage(source, base)) as stage:
-        for shard, change in [(shards[0], b""), (shards[1], b"?"), (shards[2], b"longer")]:
-            content = (source / shard.path).read_bytes()
-            content = content[: len(content) - len(change)] + change
-            if len(change) > 1:
-                content = content[:-9]  # incomplete
-            (stage.folder / f"{shard.digest[9:]}.sbcast").write_bytes(content)
-        for shard in shards[:3]:
-            assert right(stage.path(shard), shard)
-        assert stage.copied_bytes == shards[1].bytes + shards[2].bytes
-    assert "train-00001.h5: what sbcast has brought is not used" in caplog.text
-
-
-def test_a_broadcast_file_that_is_not_needed_is_removed(source, shards, base):
-    with closing(Stage(source, base)) as stage:
-        stage.path(shards[0])
-        again = stage.folder / f"{shards[0].digest[9:]}.sbcast"
-        again.write_bytes((source / shards[0].path).read_bytes())
-    with closing(Stage(source, base)) as stage:
-        stage.path(shards[0])
-    assert not again.exists()
-
-
-def test_no_broadcast_outside_a_job(source, shards, base, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(LaunchError, match="to the nodes of a Slurm job, and this is none"):
-        broadcast(base, source, shards)

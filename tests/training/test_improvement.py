@@ -86,7 +86,7 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
-    "data.val_splits=[train]",
+    "data.val_sets=[{name: train, split: train}]",
     "train.batch_size_ramp=[{global_batch_size: 16, steps: 12}, {global_batch_size: 32, steps: 4}]",
     *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
     *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.5, factor: 0.5}"),
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(
             "checkpoint.best_mode=min or max",
         ),
         (
-            "checkpoint.best=val/hard/los data.val_splits=[hard]",
+            "checkpoint.best=val/hard/los data.val_sets=[{name:hard,split:hard}]",
             "checkpoint.best=val/hard/los: did you mean val/hard/loss?",
         ),
         (

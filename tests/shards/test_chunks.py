@@ -126,20 +126,16 @@ def datasets(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(dataset=datasets(), single=st.booleans(), small=st.booleans())
-def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, single, small):
+@given(dataset=datasets(), small=st.booleans())
+def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, small):
     shape, chunks, dtype, name, rows, (start, stop) = dataset
     path = tmp_path_factory.mktemp("chunks") / "a.h5"
     data = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
     write(path, data, chunks, maxshape=[None] * len(shape), **FILTERS[name])
-    with pytest.MonkeyPatch.context() as patch:
-        if single:  # read single rows of uncompressed chunks, even of small chunks
-            patch.setattr("hpctrain.shards.storage.chunks.SINGLE_BYTES", 1)
-            patch.setattr("hpctrain.shards.storage.chunks.SINGLE_PART", 0)
-        chunked = read(path, ChunkCache(100 if small else 10**6))
-        compare(chunked, data, rows)
-        out = np.empty((stop - start, *shape[1:]), dtype)
-        chunked.copy(start, stop, out)
+    chunked = read(path, ChunkCache(100 if small else 10**6))
+    compare(chunked, data, rows)
+    out = np.empty((stop - start, *shape[1:]), dtype)
+    chunked.copy(start, stop, out)
     np.testing.assert_array_equal(out, data[start:stop])
 
 
@@ -163,16 +159,6 @@ def test_chunks_without_filters_and_without_data(tmp_path):
         dataset.id.write_direct_chunk((30, 0), shuffled, 0b10)  # shuffled only
     expected = np.repeat(np.array([7, 1, 3, 3, 7], "<u2"), 10)[:, None].repeat(2, axis=1)
     compare(read(path), expected, range(50))
-
-
-def test_few_rows_of_a_large_plain_chunk_are_read_alone(tmp_path):
-    data = np.arange(64 * 2048, dtype=np.int32).reshape(64, 2048)
-    cache = ChunkCache()
-    chunked = read(write(tmp_path / "a.h5", data, (32, 2048)), cache)
-    compare(chunked, data, [63, 5, 5])
-    assert cache.nbytes == 0
-    compare(chunked, data, range(64))
-    assert cache.nbytes == data.nbytes
 
 
 def test_without_chunks(tmp_path):

@@ -1,5 +1,4 @@
 import io
-import multiprocessing
 import os
 import pickle
 import sys
@@ -105,20 +104,6 @@ def test_it_is_pickled_without_its_handles(folder):
     dataset = HDF5Dataset(folder, "train", transform=negative)
     dataset[0]
     assert pickle.loads(pickle.dumps(dataset))[5] == {"label": -5}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_in_workers_that_are_spawned(folder, method):
-    dataset = HDF5Dataset(folder, "train", transform=negative)
-    dataset[0]
-    loader = DataLoader(
-        dataset,
-        batch_size=10,
-        num_workers=1,
-        multiprocessing_context=multiprocessing.get_context(method),
-    )
-    assert torch.cat([batch["label"] for batch in loader]).tolist() == [-i for i in range(COUNT)]
 
 
 # LoaderDataset: hpctrain's loader, whose iterations are epochs.

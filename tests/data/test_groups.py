@@ -9,7 +9,7 @@ from hpctrain.data.samplers.groups import divide
 from hpctrain.data.samplers.subset import of_groups
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.job.building.chosen_samples import held_out
-from hpctrain.shards.ragged import Ragged, hash_rows
+from hpctrain.shards.ragged import hash_rows
 
 
 def keys_of(sizes, seed=0):
@@ -90,12 +90,3 @@ def test_a_slice_of_groups():
     assert of_groups("::2", keys).tolist() == [0, 1, 4, 5]
     with pytest.raises(ConfigError, match="the slice '3:' of 3 samples holds none"):
         of_groups("3:", keys)
-
-
-def test_equal_values_have_equal_keys():
-    names = [np.frombuffer(name, np.uint8) for name in (b"ann", b"", b"ann", b"an")]
-    ragged = hash_rows(Ragged.of(names))
-    assert ragged[0] == ragged[2]
-    assert len({*ragged.tolist()}) == 3
-    rows = hash_rows(np.array([[1, 2], [1, 3], [1, 2]]))
-    assert rows[0] == rows[2] != rows[1]

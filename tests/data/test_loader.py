@@ -377,18 +377,6 @@ def test_an_iterator_that_ends_waits_for_nobody():
     assert len(reads) == 2
 
 
-def test_what_takes_long_is_read_in_small_groups():
-    reader = Loader(Numbers(100), global_batch_size=10)._prefetcher._reader
-    assert reader.steps_in(10**9, 0.25) == 1  # nobody knows yet
-    reader.batch_s = 0.001
-    assert reader.steps_in(10**9, 0.25) == batch_reader.MAX_STEPS
-    assert reader.steps_in(3 * 80, 0.25) == 3
-    reader.batch_s = 0.1
-    assert reader.steps_in(10**9, 0.25) == 2
-    reader.batch_s = 7.0
-    assert reader.steps_in(10**9, 0.25) == 1
-
-
 @pytest.mark.usefixtures("one_by_one")
 def test_the_thread_reads_no_more_than_it_may():
     reader = Numbers(1000)
@@ -487,11 +475,6 @@ def test_a_state_that_is_none(state):
     assert loader.state_dict() == {"consumed": 0}
 
 
-def test_pinning_without_cuda_changes_nothing():
-    loader = Loader(Numbers(10), global_batch_size=5, pin_memory=True, max_epochs=1)
-    assert sum(int(batch["mask"].sum()) for batch in loader) == 10
-
-
 def test_ten_billion_samples_from_the_middle():
     count = 10**10
     loader = Loader(Numbers(count), global_batch_size=1024, dp_rank=1023, dp_size=1024)
@@ -499,22 +482,6 @@ def test_ten_billion_samples_from_the_middle():
     (batch,) = take(loader, 1)
     position = np.array([count // 2 + 1023])
     assert batch == Order(count, 0)(3, position).tolist()
-
-
-def test_without_threads_groups_are_read_when_asked(monkeypatch):
-    """The first groups are small; each group is read when the one before it is used up."""
-    monkeypatch.setattr(prefetcher, "GROUP_WHEN_ASKED", 3 * 10 * 8)  # bytes of three batches
-    source = Numbers(1000)
-    loader = Loader(source, global_batch_size=10, shuffle=False, max_epochs=1, threads=0)
-    reads, ready, seen = [], [], []
-    for batch in loader:
-        reads.append(source.reads)
-        ready.append(loader.ready)
-        seen += batch["x"].tolist()
-    assert seen == list(range(1000))
-    assert reads[:9] == [1, 2, 2, 3, 3, 3, 4, 4, 4]
-    assert ready[:9] == [False, True, False, True, True, False, True, True, False]
-    assert left() == []
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -74,16 +74,6 @@ def test_any_range_of_positions_holds_the_shares(sets, length, start):
     assert np.abs(drawn - wanted).max() < 2 + len(sets) / 2
 
 
-def test_many_data_sets_of_equal_weight_are_spread():
-    counts = {f"set{i}": 100 for i in range(100)}
-    weights = dict.fromkeys(counts, 1.0) | {"set0": 400.0}
-    samples = Mixture(counts, weights, count=65_536)(0, np.arange(65_536))
-    large = (samples < 100).astype(int)
-    held = np.convolve(large, np.ones(100, int), "valid")
-    assert held.min() > 70  # 80 expected
-    assert held.max() < 90
-
-
 def test_without_weights_the_counts_weigh():
     mixture = Mixture({"large": 10_000, "small": 100, "none": 0})
     assert mixture.shares["small"] == pytest.approx(1 / 101, abs=1 / 65_536)

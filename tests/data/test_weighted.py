@@ -33,22 +33,6 @@ def test_within_a_class_no_sample_repeats_before_all_have_come(labels, rounds):
             assert np.array_equal(np.sort(drawn[start : start + len(members)]), members)
 
 
-def test_large_classes_are_shuffled_too():
-    labels = np.repeat([0, 1], [9000, 1000])
-    sampler = Balanced(labels, 0, count=36_000)
-    samples = everything(sampler)
-    assert np.bincount(samples).tolist() == [2] * 9000 + [18] * 1000
-    first, second = samples[samples < 9000].reshape(2, 9000)
-    assert (first == second).mean() < 0.01
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.05
-    # Classes of equal size have different orders, and the order of the classes differs per run.
-    many = Balanced(np.arange(20_000) % 20, 1)
-    runs = everything(many).reshape(-1, 20)
-    places = np.take_along_axis(runs // 20, np.argsort(runs % 20, axis=1), axis=1)
-    assert (places[:, 0] == places[:, 1]).mean() < 0.01
-    assert 0.03 < (runs[1:] % 20 == runs[:-1] % 20).mean() < 0.07
-
-
 @pytest.mark.parametrize(
     ("labels", "count", "message"),
     [

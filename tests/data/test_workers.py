@@ -110,14 +110,6 @@ def test_random_numbers_are_a_function_of_seed_epoch_and_position(one, two):
     assert (first.tolist() == second.tolist()) == same
 
 
-def test_streams_of_neighbours_are_independent():
-    random = SampleRandom()
-    numbers = np.array([random.at(0, 0, i).random(20) for i in range(5000)])
-    assert np.abs(np.corrcoef(numbers.T) - np.eye(20)).max() < 0.06
-    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.02
-    assert numbers.mean() == pytest.approx(0.5, abs=0.005)
-
-
 def test_batches_keep_their_values_while_they_are_held():
     with Workers(FIXED, worker_parts.same, 2) as workers:
         held = [run(workers, i, i + 10).result(60)["label"] for i in range(0, 90, 10)]
@@ -183,12 +175,6 @@ def test_closing_ends_a_worker_during_a_transform():
     with pytest.raises(DataError, match="are closed"):
         run(workers, 0, 2)
     workers.close()
-
-
-def test_closing_at_once():
-    for _ in range(5):
-        Workers(FIXED, worker_parts.same, 2).close()
-    assert children() == []
 
 
 @pytest.mark.parametrize(

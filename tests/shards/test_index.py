@@ -239,5 +239,5 @@ def test_any_provenance_of_a_writer_is_read(tmp_path, wrong):
     batches = [("train", {"x": np.arange(6)})]
     provenance = dict.fromkeys(("options", "left_out", "beside", "source"), wrong)
     write_shards(tmp_path / "set", batches, provenance=provenance)
-    assert main(["verify", str(tmp_path / "set")]) == 0
+    assert main(["inspect", str(tmp_path / "set"), "--verify"]) == 0
     assert not Index.load(tmp_path / "set").told("options")

@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
 
 from hpctrain.causes import named, one_line
@@ -12,7 +11,6 @@ from hpctrain.disk import text_of
 from hpctrain.job.summary import pages_of
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.account.time_parts import PARTS, Span
 from hpctrain.report.tree import Bars, Chart, Curves, Fact, Facts, Rows, Section, Sentences, number
 from hpctrain.runs.code import provenance
@@ -51,7 +49,6 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
         Fact("swept", account.swept),
         Fact("step", account.step),
         Fact("samples", account.samples),
-        Fact("slow_hosts", [asdict(each) for each in slow_hosts(account)]),
         Fact("metrics", {name: each.last() for name, each in metrics}),
     ]
     return [

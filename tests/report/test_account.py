@@ -11,7 +11,6 @@ import pytest
 from hpctrain.report import report_command
 from hpctrain.report.account import run_account
 from hpctrain.report.account.advice import notes
-from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.run_tree import tree
 from hpctrain.report.sweep_tree import shared_notes
 from hpctrain.report.tree import as_json
@@ -218,32 +217,6 @@ def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
     assert shown["notes"][0].startswith("GPU memory 22% used: `train.global_batch_size=1024` has ")
     assert shown["notes"][0].endswith("; or a quarter of the GPUs")
     assert any("GPU-hours were idle: `monitor.idle_action=stop`" in each for each in shown["notes"])
-
-
-def test_the_host_that_the_others_wait_for(tmp_path: Path) -> None:
-    """Rank 2 is on the second of two hosts, and the first host of the attempt after."""
-    hot = {"time": BEGIN, "metrics": {"gpu_0_throttled_by_heat": 1.0}}
-    cool = {"time": BEGIN, "metrics": {"gpu_0_throttled_by_heat": 0.0}}
-    reports = [metrics(1, n, n, perf_slowest_rank=2.0 if n < 10 else 1.0) for n in range(1, 13)]
-    reports += [metrics(2, 500 + n, n, perf_slowest_rank=1.0) for n in range(13, 19)]
-    run = write_run(
-        tmp_path / "run",
-        [
-            attempt(0, 500, world_size=4, nodes=2, hosts=["n1", "n2"]),
-            attempt(500, 1000, world_size=4, nodes=2, hosts=["n2", "n3"], first_step=12),
-        ],
-        [spent(1, 12, 12, compute=12), *reports, spent(2, 518, 18, compute=6)],
-        sensors={"n1": [cool], "n2": [hot], "n3": [cool]},
-    )
-    found = account(run)
-    shown = {each.host: (each.slowest, each.throttled) for each in slow_hosts(found)}
-    assert shown == {"n2": (15 / 18, 1.0), "n1": (3 / 18, 0.0), "n3": (0, 0.0)}
-    (note,) = (text for text in notes(found) if "slowest rank" in text)
-    assert note.startswith("n2 had the slowest rank in 83% of the reports: ")
-    assert "`+site.sbatch.exclude=n2`" in note
-    assert [each["host"] for each in as_json(tree(found))["slow_hosts"]] == ["n2", "n1", "n3"]
-    alone = write_run(tmp_path / "alone", [attempt(0, 100)], reports)
-    assert slow_hosts(account(alone)) == []
 
 
 DDP = {"dp_replicate": -1, "dp_shard": 1}

@@ -10,7 +10,6 @@ from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import SlowHost, slow_host
 from hpctrain.units import GIB
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
@@ -23,7 +22,7 @@ class _Seen:
 
     account: RunAccount
     share: dict[str, float]
-    slow: SlowHost | None  # the host that the others wait for
+    slow: list[str]  # the run's own notes on a slow rank
     memory: float  # the most of a GPU, in percent; NaN if no sensor tells it, as below
     use: float  # of the GPUs, in percent
     idle: float  # of the GPU-hours
@@ -82,8 +81,11 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str]], ...] = (
         ),
     ),
     (
-        lambda run: run.slow is not None,
-        lambda run: _host(run.slow),
+        lambda run: bool(run.slow),
+        lambda run: (
+            f"{'; '.join(run.slow)}: look at what it does there, or leave its node out "
+            "(`+site.sbatch.exclude=NODE`)"
+        ),
     ),
     (
         lambda run: run.share["checkpoint"] > max(0.05, run.share["lost"]),
@@ -132,7 +134,7 @@ def notes(account: RunAccount) -> list[str]:
     time = account.time
     if not account.spans:
         return ["the run has not begun: there is no time to account for"]
-    found = [*account.facts.record.noted("slow_rank")]
+    found = []
     if account.spans[-1].runs:
         found.append(f"the run is in progress: this is how it stands at step {account.step:,}")
     if not account.step:
@@ -152,7 +154,7 @@ def notes(account: RunAccount) -> list[str]:
     seen = _Seen(
         account,
         {name: seconds / time["allocated"] for name, seconds in time.items()},
-        slow_host(account),
+        account.facts.record.noted("slow_rank"),
         _known(account.usage.gpu_memory),
         _known(account.usage.gpu_use),
         idle / hours if idle and hours else math.nan,
@@ -163,16 +165,6 @@ def notes(account: RunAccount) -> list[str]:
 
 def _known(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _host(slow: SlowHost | None) -> str:
-    if slow is None:
-        return ""
-    return (
-        f"{slow.host} had the slowest rank in {100 * slow.slowest:.0f}% of the reports: "
-        f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "
-        f"it, `+site.sbatch.exclude={slow.host}` avoids it"
-    )
 
 
 def _requests(account: RunAccount) -> Iterator[str]:

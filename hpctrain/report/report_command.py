@@ -74,7 +74,7 @@ def _several(
     if options.html:
         from hpctrain.report.views import sweep_charts
 
-        charts += sweep_charts.scaling_charts(series) if series else []
+        charts += [sweep_charts.scaling_chart(series)] if series and series.points else []
         charts += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
         charts += [sweep_charts.search_chart(search.found, accounts)] if search else []
         charts += sweep_charts.sweep_charts(sweep)

@@ -36,13 +36,6 @@ def tree(
         Sentences("Scaling", "", scaling.lines() if scaling else []),
         Curves([*charts]),
         *(_trials(search) if search else [_runs(sweep)]),
-        Facts(
-            f"Variance of {sweep.metric} explained alone",
-            [
-                Fact("", None, key, f"{100 * share:.1f}%")
-                for key, share in ({} if search else sweep.importance()).items()
-            ],
-        ),
         Rows.of("Without a result", ["run", "values", "why"], _without(sweep, settings)),
         Sentences("Notes", "", shared_notes(accounts)),
     ]

@@ -136,7 +136,7 @@ def test_the_report_tells_whether_pruning_was_safe(
         assert "digits-00000005" in each
     assert text.count("failed: ValueError: no luck") == 1, "a pruned trial has a result"
     assert content.count("to rung ") == 3, "a line of the legend for each rung"
-    assert "Variance of" not in text
+    assert "What mattered" not in text
     told = json.loads(shown(capsys, report_command, "--dir", tmp_path, "2026", "--json"))
     assert (len(told["runs"]), told["search"]["best"]) == (24, 5)
 

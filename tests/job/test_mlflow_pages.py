@@ -81,10 +81,8 @@ def test_the_pages_of_a_sweep_a_run_and_a_failed_run(
     pictures = os.environ.get("HPCTRAIN_SCREENSHOTS")
     with Browser(tmp_path) as browser:
 
-        def see(address: str, *texts: str, click: str = "", shot: str = "") -> str:
+        def see(address: str, *texts: str, shot: str = "") -> str:
             browser.open(address)
-            if click:
-                browser.click(click)
             shown = browser.wait_for(*texts)
             if pictures and shot:
                 browser.screenshot(Path(pictures, f"{shot}.png"))
@@ -101,10 +99,6 @@ def test_the_pages_of_a_sweep_a_run_and_a_failed_run(
         see(
             page(parent), "1 of 2 finished, 1 failed", f"Best: {best} with val/accuracy", failed,
             "gradient is not finite since step", shot="sweep",
-        )  # fmt: skip
-        see(
-            page(parent, "artifacts"), "View as table", "FINISHED", "FAILED", "0.01",
-            click="sweep.json", shot="sweep-table",
         )  # fmt: skip
         see(
             page(best), best, "optimizer.lr", "Resume, status and logs:", "Finished",

@@ -115,20 +115,6 @@ class Browser:
             assert time.monotonic() < deadline, f"{missing} are not in:\n{shown}"
             time.sleep(0.2)
 
-    def click(self, text: str, seconds: float = 240) -> None:
-        """Click the innermost element with exactly this text, as soon as there is one."""
-        script = """(() => {
-            const all = [...document.querySelectorAll('a, button, [role], span, div')];
-            const found = all.filter(e => e.innerText && e.innerText.trim() === %s);
-            if (!found.length) return false;
-            found[found.length - 1].click();
-            return true;
-        })()""" % json.dumps(text)  # noqa: UP031 (braces)
-        deadline = time.monotonic() + seconds
-        while not self.run(script):
-            assert time.monotonic() < deadline, f"nothing says {text!r} in:\n{self.text()}"
-            time.sleep(0.2)
-
     def screenshot(self, file: Path) -> None:
         """Write a PNG of what the page shows."""
         file.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))

@@ -65,6 +65,8 @@ def test_postgresql_behind_a_server_that_is_killed(
     postgres: Postgres, tmp_path: Path, train: Start, sync: Sync
 ) -> None:
     artifacts = tmp_path / "artifacts"
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.yaml").write_text("seed: 1\n")
     with serving(MlflowServer(tmp_path, postgres.uri, artifacts=artifacts)) as server:
         assert initialise(server.uri, "exp", required=True)
         process = train(
@@ -89,4 +91,4 @@ def test_postgresql_behind_a_server_that_is_killed(
         assert postgres.ask(state) == "1 of 1 finished"
         again = sync("--from-start", tmp_path / "r")
         assert again.stdout == f"{tmp_path}/r: 0 points uploaded to {server.uri}\n"
-    assert list(artifacts.rglob("sweep.json"))
+    assert list(artifacts.rglob("config.yaml"))

@@ -172,10 +172,6 @@ class MlflowRun:
             return False
         return True
 
-    def send_to_parent(self, text: str, name: str) -> None:
-        """Send a text as a file of the sweep's run; an error is the caller's."""
-        Artifacts(self._meta.uri, self._parent_place).send_text(text, name)
-
     def show(self, metric: str) -> None:
         """Let our view of the experiment have a column for a metric; an error is the caller's."""
         tags = self._try(self._client.get_experiment, self.experiment_id).tags
@@ -220,7 +216,6 @@ class MlflowRun:
         uid, name = self._meta.parent_uid, self._meta.parent_name
         assert uid is not None
         run = self._call(self._find_or_create, uid, name or uid, start_time, None)
-        self._parent_place = run.info.artifact_uri
         return str(run.info.run_id)
 
     def _find_or_create(

@@ -180,10 +180,17 @@ def _figures(account: RunAccount) -> Iterator[Fact]:
     for what, costs in per.items():
         each = (f"{value:.3g} {_UNITS[name] or currency}" for name, value in costs.items() if value)
         yield Fact("", None, f"per {what}", ", ".join(each))
-    yield number("gpu_utilization_percent", usage.gpu_use, "GPU use", "{:.0f}%")
+    yield number(
+        "gpu_utilization_percent", usage.mean("utilization_percentage"), "GPU use", "{:.0f}%"
+    )
     yield number("gpu_memory_gib", account.gpu_memory_gib, "peak GPU memory", "{:.1f} GiB")
-    yield number("", usage.cores_use, "cores", "{:.0f}%")
-    yield number("memory_gb", usage.memory_gb, "peak memory", "{:.2f} GB of a node")
+    yield number("", usage.mean("cpu_utilization_percentage"), "cores", "{:.0f}%")
+    yield number(
+        "memory_gb",
+        usage.peak("system_memory_usage_megabytes", 1000),
+        "peak memory",
+        "{:.2f} GB of a node",
+    )
     text = f"{best['value']:.5g} at step {best['step']:,}" if best else ""
     yield Fact("best", best, f"best {best['metric']}" if best else "", text)
 

@@ -28,6 +28,7 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
+from hpctrain.units import GIB
 
 
 @dataclass
@@ -204,7 +205,7 @@ class RunAccount:
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
-        return most or self.usage.gpu_memory_gib
+        return most or self.usage.peak("memory_usage_megabytes", GIB / 1e6)
 
     @property
     def idle_gpu_hours(self) -> float | None:

@@ -7,7 +7,6 @@ from hpctrain.job.summary import pages_of
 from hpctrain.report import run_tree
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause, label
 from hpctrain.report.sweeps.scaling import Scaling
 from hpctrain.report.sweeps.seeds import Setting, ranking
@@ -27,7 +26,7 @@ def tree(
     charts: Sequence[Chart] = (),
 ) -> list[Section]:
     """Return the report of several runs; the settings are those of `--over`."""
-    said = search_trials.said(search) if search else sweep.answer()
+    said = search.said() if search else sweep.answer()
     return [
         Sentences("", "", [*ranking(settings), *said]),
         Facts("", [Fact("search", search.facts())] if search else []),

@@ -28,8 +28,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from msgspec import structs
+from scipy.stats import spearmanr
 
-from hpctrain.report.sweeps.parameters import rank_correlation
 from hpctrain.run_record import RunRecord
 from hpctrain.search.rule import Action, choose
 from hpctrain.search.trials import Found, Trial
@@ -260,11 +260,11 @@ def show_noise(grids: Sequence[Grid]) -> None:
             print(f"{place:3} {key}: {means[key]:.4f}, worse by {mean(apart):.4f} +- {half:.4f}")
     print(f"{equals} of {len(others)} others cannot be told from it (95%, pairs of equal seeds).")
     columns = [[each[key] for key in means] for each in by_seed]
-    told = mean(rank_correlation(a, b) for a, b in combinations(columns, 2))
+    told = mean(spearmanr(a, b).statistic for a, b in combinations(columns, 2))
     print(f"Rank correlation of the last values of two seeds: {told:.2f}.")
     for step in rungs:
         early = [[grid.at(step)[key] for key in means] for grid in grids]
-        told = mean(rank_correlation(a, b) for a, b in zip(early, columns, strict=True))
+        told = mean(spearmanr(a, b).statistic for a, b in zip(early, columns, strict=True))
         print(f"Rank correlation of the values at step {step} and the last ones: {told:.2f}.")
 
 

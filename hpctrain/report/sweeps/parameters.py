@@ -2,8 +2,8 @@
 
 The importance of a parameter is the part of the variance of the metric that its values explain
 alone: the correlation ratio of Fisher (Statistical Methods for Research Workers, 1925), the first
-order of a functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014). For a parameter whose values
-hardly repeat, as in a random search, it is the square of Spearman's rank correlation.
+order of a functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014). It says nothing of a
+parameter whose values hardly repeat, as in a random search.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import correlation, fmean
+from statistics import fmean
 
 from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
@@ -91,7 +91,7 @@ class Sweep:
         found = {}
         for key in self.keys:
             values = [account.swept.get(key, "") for account in self.finished]
-            if len(set(values)) > 1:
+            if 1 < len(set(values)) <= len(values) * 2 / 3:
                 found[key] = _explained(values, scores)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
@@ -120,8 +120,6 @@ def cause(account: RunAccount) -> str:
 
 
 def _explained(values: list[str], scores: list[float]) -> float:
-    if len(set(values)) > len(values) / 2 and all(map(_is_number, values)):
-        return rank_correlation([float(value) for value in values], scores) ** 2
     groups: dict[str, list[float]] = defaultdict(list)
     for value, score in zip(values, scores, strict=True):
         groups[value].append(score)
@@ -129,24 +127,3 @@ def _explained(values: list[str], scores: list[float]) -> float:
     total = sum((score - mean) ** 2 for score in scores)
     between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups.values())
     return between / total
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal values share the mean of their ranks."""
-    order = sorted(values)
-    first = {value: order.index(value) for value in set(values)}
-    return [first[value] + (order.count(value) - 1) / 2 for value in values]
-
-
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return Spearman's rank correlation; 0 if one side does not vary."""
-    if min(len({*left}), len({*right})) < 2:
-        return 0.0
-    return correlation(_ranks(left), _ranks(right))

@@ -47,7 +47,7 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
         freeze(config, run, *(words(argv) if argv else ()))
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
-    return run, _train_to_the_end(config, run, ranks, argv, again, began)
+    return run, _train_to_the_end(config, run, ranks, again, began)
 
 
 def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
@@ -98,7 +98,6 @@ def _train_to_the_end(
     config: Config,
     run: RunDir,
     ranks: RankInfo,
-    argv: list[str],
     again: bool = False,
     began: float | None = None,
 ) -> int:
@@ -122,7 +121,7 @@ def _train_to_the_end(
             if lost := purged(run):
                 log.warning("%s: %s", run.name, lost)
             _complete_upload(config.tracking, run)
-            show(config, run, argv)
+            show(config, run)
         return 0
     from hpctrain.runs.freeze import told
     from hpctrain.runs.terminal_log import kept
@@ -137,7 +136,7 @@ def _train_to_the_end(
             from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
-        show(config, run, argv)
+        show(config, run)
     return code
 
 

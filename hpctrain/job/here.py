@@ -91,7 +91,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
-        return _train_to_the_end(config, run, ranks, [], began=began)
+        return _train_to_the_end(config, run, ranks, began=began)
 
 
 def _train_to_the_end(

@@ -1,6 +1,5 @@
 """The pages of runs and sweeps: what they begin with, why attempts ended, and their charts."""
 
-import json
 import math
 import re
 from array import array
@@ -187,10 +186,3 @@ def test_runs_and_settings_have_one_order(tmp_path: Path, metric: str, best: str
     accounts = grid(tmp_path, by_one=True, metric=metric)
     assert settings(accounts, "seed", [metric])[0].values == {"optimizer.lr": best}
     assert Sweep.of(accounts, metric).finished[0].swept["optimizer.lr"] == best
-
-
-def test_a_folder_of_runs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grid(tmp_path / "r", by_one=True)
-    assert report_command.main([str(tmp_path / "r"), "--over", "seed", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["settings"]
-    assert [each["values"]["optimizer.lr"] for each in found] == ["0.01", "0.1"]

@@ -3,8 +3,6 @@
 import html.parser
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -180,31 +178,3 @@ def test_json_lists_every_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -
     for each in found:
         parts = sum(value for name, value in each["time"].items() if name != "allocated")
         assert parts == pytest.approx(each["time"]["allocated"]) == 100
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the package chromium")
-def test_a_browser_shows_the_page_on_a_phone_without_scrolling_sideways(
-    sweep: Path, tmp_path: Path
-) -> None:
-    report("--dir", sweep, "--html", tmp_path / "page.html")
-    # A window of a browser without a screen is at least 500 pixels wide; a frame is not.
-    (tmp_path / "phone.html").write_text(
-        '<iframe src="page.html" width="390" height="3000" onload="'
-        "const page = this.contentDocument.documentElement;"
-        "document.title = [page.scrollWidth, this.contentDocument.images.length,"
-        "this.contentDocument.querySelectorAll('svg').length].join(' ')\"></iframe>"
-    )
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path}/profile", "--allow-file-access-from-files"]
-    done = subprocess.run(
-        [*command, f"file://{tmp_path}/phone.html"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = re.search(r"<title>(\d+) 0 (\d+)</title>", done.stdout)
-    assert found is not None, done.stdout + done.stderr
-    assert int(found[1]) <= 390
-    assert int(found[2]) == 3

@@ -382,7 +382,7 @@ def test_env_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_TOKEN", TOKEN)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")  # AMD's names of what a job may see
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    shown = json.loads(run_module("hpctrain", "env", "--json").stdout)["environment"]
+    shown = json.loads(run_module("hpctrain", "doctor", "--env", "--json").stdout)["environment"]
     assert (shown["NCCL_SECRET"], shown["NCCL_DEBUG_FILE"]) == ("***", "/logs/***")
     assert (shown["ROCR_VISIBLE_DEVICES"], shown["HIP_VISIBLE_DEVICES"]) == ("0,1", "0")
 

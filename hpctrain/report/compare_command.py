@@ -171,7 +171,7 @@ def _metrics(
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain compare",
+        prog="python -m hpctrain report --compare",
         description="Show what differs between two runs, and the first step at which they part.",
         allow_abbrev=False,
     )

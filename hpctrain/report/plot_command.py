@@ -1,4 +1,4 @@
-"""`python -m hpctrain plot RUN...`: draw the curves of runs from their journals, without a server.
+"""`python -m hpctrain report --plot RUN...`: draw the curves of runs from their journals.
 
 run directories ── journal ── curves ──┬── text in the terminal
                                        └── --out FILE.png or FILE.html
@@ -33,7 +33,7 @@ Runs = Mapping[str, History]
 def main(argv: list[str]) -> int:
     """Draw the runs in `argv`."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain plot",
+        prog="python -m hpctrain report --plot",
         description="Draw the curves of runs in the terminal, or with --out as a file.",
     )
     parser.add_argument(

@@ -36,7 +36,7 @@ def tree(
         Curves([*charts]),
         *(_trials(search) if search else [_runs(sweep)]),
         Rows.of("Without a result", ["run", "values", "why"], _without(sweep, settings)),
-        Sentences("Notes", "", shared_notes(accounts)),
+        Sentences("Notes", "", _shared_notes(accounts)),
     ]
 
 
@@ -100,7 +100,7 @@ def _runs(sweep: Sweep) -> Rows:
     return Rows.of("Runs, best first", heads, [sweep.cells(each) for each in sweep.finished])
 
 
-def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
+def _shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
     """Return each note once, with the run that it is about, or with the number of runs.
 
     What looks wrong with a run that has a result comes first: its result may be worth nothing.

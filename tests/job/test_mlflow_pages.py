@@ -20,9 +20,7 @@ Train = Callable[..., Completed]
 def test_a_sweep_a_run_and_a_failed_run(
     train: Train, digits: Path, store: Path, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
-    # The plot of a data set belongs beside it, and then to each run.
     data = shutil.copytree(digits, tmp_path / "my-digits")
-    (data / "plot.png").write_bytes(b"a plot")
     train(
         *("-m", f"data.path={data}", "optimizer.lr=1e-2,1e10", "train.max_steps=20"),
         *("train.nonfinite=stop", "tracking.drain_s=400", "monitor.every_s=0.5"),
@@ -35,7 +33,7 @@ def test_a_sweep_a_run_and_a_failed_run(
     writer.write(1e9, metrics={"gpu_0_power_usage_watts": 321.0}, facts={"gpu_0": "NVIDIA H100"})
     writer.close()
     for run in (good, bad):
-        sync = [sys.executable, "-m", "hpctrain", "sync", str(run)]
+        sync = [sys.executable, "-m", "hpctrain", "status", "--upload", str(run)]
         subprocess.run(sync, check=True, stdout=subprocess.DEVNULL)
     with closing(sqlite3.connect(store)) as database:
 
@@ -64,5 +62,4 @@ def test_a_sweep_a_run_and_a_failed_run(
     note = tags[failed]["mlflow.note.content"]
     assert note.splitlines()[1].startswith("**Failed**: gradient is not finite since step")
     root = Path(place.removeprefix("file://"))
-    assert (root / "data" / "my-digits" / "plot.png").read_bytes() == b"a plot"
     assert {"config.yaml", "checkpoints.json", "logs"} < {path.name for path in root.iterdir()}

@@ -1,4 +1,4 @@
-"""Tests of `python -m hpctrain top`; GPUs are played by the stand-in for NVML, as there is none."""
+"""Tests of `hpctrain status --live`; GPUs are played by the stand-in for NVML."""
 
 import io
 import json

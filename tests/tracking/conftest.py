@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.child import python_module
 from hpctrain.tracking.store import beside
-from hpctrain.tracking.uploader_process import python_module
 from tests.conftest import copy_store
 from tests.tracking.new_tracker import SYNC
 
@@ -104,7 +104,7 @@ def train() -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function that runs `python -m hpctrain sync`."""
+    """A function that runs `python -m hpctrain status --upload`."""
 
     def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
         command = [*SYNC, *map(str, args)]

@@ -1,7 +1,7 @@
 """The parent run of a sweep in MLflow, and the runs that a sweep takes as they are.
 
     train alone ── "finished before" in a sweep ── run.json, journal/meta.json: the parent
-                                                └─ `hpctrain sync`, beside the submission: MLflow
+                                                └─ `status --upload`, beside the submission: MLflow
 
 MLflow shows a run under one parent only. A run keeps its first one: a later sweep with the same run
 does not take it away from the earlier sweep.
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.child import python_module
 from hpctrain.errors import TrackingError
 from hpctrain.launch.entry import Entry
 from hpctrain.runs import sweep_overrides
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.uploader_process import python_module
 
 _LOG = "mlflow.log"
 
@@ -78,7 +78,7 @@ def adopt(
     if not changed:
         return None
     # Importing mlflow and asking the store takes seconds.
-    command, env = python_module("hpctrain", "sync", *changed)
+    command, env = python_module("hpctrain", "status", "--upload", *changed)
     with suppress(OSError), (folder / _LOG).open("ab") as log:
         return subprocess.Popen(
             command,

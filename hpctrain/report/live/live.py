@@ -33,7 +33,7 @@ _HEADS = ("node", "device", "use", "last samples", "memory", "power", "temp")
 def main(argv: list[str]) -> int:
     """Show the run until it has ended, or once; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain top",
+        prog="python -m hpctrain status --live",
         description="Show what the nodes and GPUs of a run do: their use now and in the last "
         "samples, memory, power, temperature, and which node is slow. It reads only the run "
         "directory, so it works on a login node. Ctrl-C ends it; it ends with the run.",
@@ -81,7 +81,7 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
     if name is not None and are_folders([name]):
         folder = Path(name)
     elif name is not None:
-        return RunDir.open(latest_run(folder, name, "top"))
+        return RunDir.open(latest_run(folder, name, "status --live"))
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")

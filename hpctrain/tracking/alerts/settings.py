@@ -1,6 +1,6 @@
 """What a run has to say of its alerts: the file `journal/notify.json`, without the webhook itself.
 
-    {"variable": "HPCTRAIN_WEBHOOK", "kind": "slack", "on": ["failed"], "stalled_s": 1800.0}
+    {"variable": "HPCTRAIN_WEBHOOK", "on": ["failed"]}
 
 The address of a webhook is a secret, so only the variable that holds it is written.
 """
@@ -9,46 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from hpctrain.disk import write_atomically
-from hpctrain.errors import DamageError
-from hpctrain.record import Record, Seconds, read_owned, written
+from hpctrain.mailbox import Message
 
 
-class Settings(Record, frozen=True):
+class Settings(Message, frozen=True):
     """What is told, and where."""
 
+    BOX = "journal/notify.json"
+
     variable: str  # the variable of the environment that holds the address
-    kind: str  # the form of the messages: "slack", "discord", "ntfy", "teams" or "json"
     on: tuple[str, ...]  # the events that are told
-    stalled_s: Seconds  # a run that has recorded nothing for so many seconds is stalled
-
-    def write(self, run_dir: Path) -> None:
-        """Write the file."""
-        path = _path(run_dir)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, written(self), sync=False)
-
-    @classmethod
-    def read(cls, run_dir: Path) -> Settings | None:
-        """Read the file; None if there is none, or if somebody else has written it."""
-        try:
-            found, owner = read_owned(cls, _path(run_dir), parts=2)
-        except (FileNotFoundError, DamageError):
-            return None
-        return found if owner == os.geteuid() else None
 
 
 def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the variable of the environment that holds an address; None if none does."""
     return min((name for name, value in environ.items() if value == url), default=None)
-
-
-def remove(run_dir: Path) -> None:
-    """Remove the file of an attempt before: this one tells nothing."""
-    _path(run_dir).unlink(missing_ok=True)
-
-
-def _path(run_dir: Path) -> Path:
-    return run_dir / "journal" / "notify.json"

@@ -17,11 +17,10 @@ from hpctrain.tracking.final_status import UNRECORDED, with_cause
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
 from hpctrain.tracking.page.nodes import Nodes
-from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
-from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
-from hpctrain.tracking.uploading.publish import KINDS, WaitingFiles, publish, tolerant
+from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
+from hpctrain.tracking.uploading.publish import WaitingFiles
 from hpctrain.tracking.uploading.sweep_summary import NOTE, SweepSummary
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ class Upload:
         self._files = WaitingFiles(run_dir, ())
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
-        self._shown, self._has_view = "", False
         self.position = 0
         self.points = 0
         self._next_note = 0.0  # on the monotonic clock
@@ -98,7 +96,6 @@ class Upload:
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
         self._summary.update(run, self._meta, self.journal)
-        self._show_metric(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             note = partial(self._write_uploaded, run.run_id)
@@ -114,33 +111,6 @@ class Upload:
     def _files_are_due(self) -> bool:
         return self._files.is_due or (self.journal.ended and bool(self._files.positions))
 
-    def fill_in(self) -> None:
-        """Upload what MLflow lacks of the part of the journal before `position`."""
-        run = self._open()
-        present = run.points()
-        missing: list[Point] = []
-        tags: dict[str, str] = {}
-        for record in read_all(self._path, 0, self.position):
-            body = record.body
-            if body["kind"] == "metrics":
-                for point in self.journal.points(record):
-                    if stored(point) not in present:
-                        present.add(stored(point))
-                        missing.append(point)
-            elif body["kind"] == "params":
-                run.log_params(body["params"], self.position)
-            else:
-                if body["kind"] in KINDS:
-                    publish(run, self.run_dir, body)
-                tags |= self.journal.tags(record)
-        for source in (self._system, self._evaluations):
-            missing += [p for p in source.all_points() if stored(p) not in present]
-        for begin in range(0, len(missing), BATCH):
-            run.log_points(missing[begin : begin + BATCH], self.position)
-        self.points += len(missing)
-        # A tag that somebody has changed in MLflow stays as it is.
-        run.log_tags({k: v for k, v in tags.items() if k not in run.tags}, self.position)
-
     def close_killed(self) -> None:
         """Set the status KILLED, with the time of the last record as the end time."""
         run = self._open()
@@ -150,11 +120,6 @@ class Upload:
         run.log_tags({"hpctrain.reason": UNRECORDED, **tags}, self.position)
         self.journal.status, self.journal.why = "KILLED", UNRECORDED
         self._summary.update(run, self._meta, self.journal)
-
-    def _show_metric(self, run: MlflowRun) -> None:
-        if not self._shown and (metric := Row.of(self.run_dir, "", "", "", "").metric):
-            self._shown = metric
-            self._has_view = tolerant("the view of the experiment", lambda: run.show(metric))
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)
@@ -176,7 +141,6 @@ class Upload:
                 note = None  # of another run
             self._evaluations = EvaluationMetrics(self.run_dir, note.evaluations if note else ())
             self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
-            self._has_view = bool(note and note.has_view)
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -243,7 +207,6 @@ class Upload:
             samples=self._system.positions,
             evaluations=evaluated,
             waiting=self._files.positions,
-            has_view=self._has_view,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
+from hpctrain import child
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
-from hpctrain.tracking.uploader_process import begin_child
 from hpctrain.tracking.uploading.child_uploader import START_S
 from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
@@ -106,14 +106,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--uri", help="the store, which the tracker knows from its config")
     options = parser.parse_args(argv)
-    begin_child()
+    child.begin()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
         uploader = _Uploader(options.run_dir, options.poll, options.drain, options.uri)
         uploader.run()
     except GaveUp as end:
         why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
-        log.error("gave up%s; `python -m hpctrain sync %s` uploads the rest", why, options.run_dir)
+        log.error(
+            "gave up%s; `python -m hpctrain status --upload %s` uploads the rest",
+            why,
+            options.run_dir,
+        )
         return 1
     except TrackingError as error:
         log.error("%s", error)
@@ -122,7 +126,7 @@ def main(argv: list[str]) -> int:
         log.exception("the uploader failed")
         return 1
     if left := uploader.upload.left:
-        log.error("%s; `python -m hpctrain sync %s` tries again", left, options.run_dir)
+        log.error("%s; `python -m hpctrain status --upload %s` tries again", left, options.run_dir)
         return 1
     log.info("done")
     return 0

@@ -9,7 +9,7 @@ from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, cause, label
 from hpctrain.report.sweeps.scaling import Scaling
-from hpctrain.report.sweeps.seeds import Setting, ranking
+from hpctrain.report.sweeps.seeds import Setting
 from hpctrain.report.tree import Chart, Curves, Fact, Facts, Rows, Section, Sentences, number
 from hpctrain.search.standing import Standing
 from hpctrain.units import duration
@@ -28,7 +28,7 @@ def tree(
     """Return the report of several runs; the settings are those of `--over`."""
     said = search.said() if search else sweep.answer()
     return [
-        Sentences("", "", [*ranking(settings), *said]),
+        Sentences("", "", said),
         Facts("", [Fact("search", search.facts())] if search else []),
         Facts("", [*_totals(accounts), *_best(sweep)]),
         Rows(_INTERVAL, "settings" if settings else "", _settings(settings)),

@@ -288,8 +288,6 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
         )
     if account.history.damaged:
         found.append(f"{account.history.damaged} damaged places in the journal")
-    if account.gpu_hours and account.kwh is None:
-        found.append("energy: not every GPU tells its energy or its power")
     if account.gpu_hours and account.cost is None:
         machine = account.hardware
         if machine is None:
@@ -299,6 +297,4 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
                 f"cost: {machine.name} has no price; trainings with hardware={machine.name} "
                 "hardware.price.own='1.20 EUR' have yours"
             )
-    elif account.spans and not account.gpu_hours:
-        found.append("GPU-hours, energy and cost: the run has no GPUs")
     return found

@@ -28,7 +28,6 @@ PREFIX = "mlflow.hpctrain.sweep."  # MLflow's pages do not show tags that begin 
 BEGIN, END = "<!-- hpctrain: runs of the sweep -->", "<!-- hpctrain: end of the runs -->"
 _SHOWN = 20  # runs in the description
 _LONGEST = 200  # characters of a cause or a value
-_MOST_VALUES = 16
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,11 @@ class Row:
     name: str  # its name in MLflow
     run_id: str  # MLflow's id of it
     status: str  # MLflow's, such as FINISHED
-    swept: tuple[str, ...] = ()  # its swept values, such as `optimizer.lr=0.1`
     metric: str = ""
     # The last value of the metric; None if there is none, or if it is not finite.
     value: Finite | None = None
     # Which values of the metric are better: "lower" or "higher"; "" if its name does not tell.
     better: str = ""
-    best: Finite | None = None  # the best value of the metric so far
     step: int | None = None
     why: str = ""  # why the run has ended
 
@@ -57,16 +54,13 @@ class Row:
         values = {**progress.metrics, **(record.result or {})}
         main = progress.metric
         metric = main_metric(main, {key for key in values if _number(values[key]) is not None})
-        best = progress.best.value if progress.best and metric == main else None
         return cls(
             mask(name),
             run_id,
             status,
-            tuple(_short(text) for text in record.swept[:_MOST_VALUES]),
             metric,
             _number(values.get(metric)),
             better(metric) or "",
-            _number(best),
             progress.step if record.reached is None else record.reached,
             _short(why),
         )
@@ -112,12 +106,10 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 def tags(rows: Sequence[Row], asked: int) -> dict[str, str]:
     """Return the tags of the parent that people see, and by which they can search."""
     best = best_of(rows)
-    failed = [f"{row.name}: {row.why}" for row in rows if row.status == "FAILED"]
     return {
         "hpctrain.sweep.state": state(rows, asked),
         "hpctrain.sweep.best": f"{best.name}: {best.metric} {_shown(best.value)}" if best else "",
         "hpctrain.sweep.best_run_id": best.run_id if best else "",
-        "hpctrain.sweep.failed": "; ".join(failed)[:2000],
     }
 
 
@@ -160,7 +152,7 @@ def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
     if best:
         link = _link(best, experiment_id)
         lines += [f"Best: {link} with {best.metric} {_shown(best.value)}", ""]
-    lines += ["| run | status | step | metric | value | best | why |", "|" + " --- |" * 7]
+    lines += ["| run | status | step | metric | value | why |", "|" + " --- |" * 6]
     shown = [*rows[:_SHOWN]]
     shown += [row for row in rows[_SHOWN:] if row.status == "FAILED"][:_SHOWN]
     for row in shown:
@@ -170,7 +162,6 @@ def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
             "" if row.step is None else f"{row.step:,}",
             row.metric,
             f"**{_shown(row.value)}**" if row is best else _shown(row.value),
-            _shown(row.best),
             row.why,
         ]
         lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")

@@ -1,7 +1,7 @@
 """`python -m hpctrain report`: where the time, the GPUs and the energy of runs went.
 
 report RUN                 bars, figures and notes      --json       all numbers, a list of runs
-report SWEEP               best runs, what mattered     --html FILE  one page without network access
+report SWEEP               best runs, parameters        --html FILE  one page without network access
 report SWEEP --over seed   mean and interval
 """
 
@@ -76,7 +76,6 @@ def _several(
 
         charts += [sweep_charts.scaling_chart(series)] if series and series.points else []
         charts += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
-        charts += [sweep_charts.search_chart(search.found, accounts)] if search else []
         charts += sweep_charts.sweep_charts(sweep)
     return sweep_tree.tree(accounts, sweep, found, series, search, charts)
 

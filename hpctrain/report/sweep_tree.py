@@ -1,4 +1,4 @@
-"""What a report tells of several runs: the best, what mattered, seeds, scaling, and what failed."""
+"""What a report tells of several runs: the best, seeds, scaling, and what failed."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

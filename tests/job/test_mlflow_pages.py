@@ -60,6 +60,6 @@ def test_a_sweep_a_run_and_a_failed_run(
     assert tags[best]["hpctrain.node.node2"] == "gpu_0=NVIDIA H100"
     assert measured["system/node2/gpu_0_power_usage_watts"] == 321.0
     note = tags[failed]["mlflow.note.content"]
-    assert note.splitlines()[1].startswith("**Failed**: gradient is not finite since step")
+    assert note.splitlines()[1].startswith("**Failed**: non-finite: gradient is not finite since")
     root = Path(place.removeprefix("file://"))
     assert {"config.yaml", "checkpoints.json", "logs"} < {path.name for path in root.iterdir()}

@@ -172,8 +172,6 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
         "<code>python -m hpctrain experiment=digits optimizer.lr=0.010 seed=2</code>",
     ):
         assert text in answer[1], text
-    mattered = r"What mattered: <code>optimizer.lr</code> alone explains 9\d% of the variance, <co"
-    assert re.search(mattered, answer[1])
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,6 @@ def test_the_report_of_a_search(
         assert "device-hours" in each
         assert "digits-00000005" in each
     assert text.count("failed: ValueError: no luck") == 1, "a pruned trial has a result"
-    assert content.count("to rung ") == 3, "a line of the legend for each rung"
-    assert "What mattered" not in text
     told = json.loads(shown(capsys, report_command, "--dir", tmp_path, "2026", "--json"))
     assert (len(told["runs"]), told["search"]["best"]) == (24, 5)
 

@@ -9,8 +9,7 @@ from hpctrain.report.sweeps.parameters import Sweep, label
 from hpctrain.report.sweeps.scaling import Scaling
 from hpctrain.report.sweeps.seeds import Setting, estimate
 from hpctrain.report.tree import Chart
-from hpctrain.report.views.charts import line, name_axes, vertical
-from hpctrain.search.trials import Found
+from hpctrain.report.views.charts import line, name_axes
 
 _MOST_KEYS, _MOST_LINES = 6, 7
 _LONGEST = 40  # characters in a legend
@@ -21,27 +20,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     if not sweep.finished:
         return []
     varied = [key for key in sweep.keys if len({a.swept.get(key) for a in sweep.finished}) > 1]
-    keys = dict.fromkeys([*sweep.importance(), *varied])
-    return [_curves(sweep), *(_scatter(sweep, key) for key in [*keys][:_MOST_KEYS])]
-
-
-def search_chart(found: Found, accounts: Sequence[RunAccount]) -> Chart:
-    """Return the curves of all trials, with the rungs."""
-    rungs = {trial.run: trial.rung for trial in found.trials}
-
-    def draw(axes: Axes) -> None:
-        named = set[int]()
-        for account in sorted(accounts, key=lambda each: rungs.get(each.name, 0)):
-            series, rung = account.history.series(found.metric), rungs.get(account.name, 0)
-            name = "" if rung in named or not series.steps else f"to rung {rung}"
-            named.add(rung)
-            line(axes, series.steps, series.values, name, rung)
-        for rung in found.rungs:
-            vertical(axes, rung)
-        axes.set_xscale("log")
-        name_axes(axes, "step", found.metric)
-
-    return Chart(f"trials: {found.metric}; rungs are dotted", draw)
+    return [_curves(sweep), *(_scatter(sweep, key) for key in varied[:_MOST_KEYS])]
 
 
 def _curves(sweep: Sweep) -> Chart:

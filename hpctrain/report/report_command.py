@@ -31,13 +31,14 @@ def main(argv: Sequence[str]) -> int:
     accounts = read(paths)
     sweep = select.one_sweep(options.dir, options.runs)
     search = Standing.of(sweep, (each.facts for each in accounts))
-    if len(accounts) == 1 and not (options.over or search):
+    one = len(accounts) == 1 and not (options.over or search)
+    if one:
         title, sections = accounts[0].name, _one(accounts[0], options)
     else:
         title, sections = f"{len(accounts)} runs", _several(accounts, options, search)
     if options.json:
         told = [as_json(run_tree.tree(account)) for account in accounts]
-        more = as_json(sections) if options.over or search else {}
+        more = {} if one else as_json(sections)
         print_json({**more, "runs": told} if more else told)
     else:
         Console().print(terminal_view.show(title, sections))

@@ -32,11 +32,18 @@ def tree(
         Facts("", [Fact("search", search.facts())] if search else []),
         Facts("", [*_totals(accounts), *_best(sweep)]),
         Rows(_INTERVAL, "settings" if settings else "", _settings(settings)),
-        Sentences("Scaling", "", scaling.lines() if scaling else []),
+        *(_scaling(scaling) if scaling else []),
         Curves([*charts]),
         *(_trials(search) if search else [_runs(sweep)]),
         Rows.of("Without a result", ["run", "values", "why"], _without(sweep, settings)),
         Sentences("Notes", "", _shared_notes(accounts)),
+    ]
+
+
+def _scaling(series: Scaling) -> list[Section]:
+    return [
+        Rows(f"{series.kind.capitalize()} scaling", "scaling", series.rows()),
+        Sentences("Not in the series", "", series.left_out),
     ]
 
 

@@ -123,7 +123,7 @@ APART = {
     "metric_names": "",
     "terminal": "",
     "console": "terminal",
-    "progress_bar": "console",
+    "progress_bar": "",
     "yaml_file": "disk errors",
     "slow": "",
     "step_names": "",

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -17,6 +19,7 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
+from tests import forkserver
 from tests.data_prep.hand import Row, hand, options
 
 COMMAND = [sys.executable, "-m", "data_prep"]
@@ -255,6 +258,34 @@ def test_progress_of_both_passes(tmp_path, workers):
     assert first[-1].startswith("first pass: 1000/1000 samples, 0.0 MB, ")
     assert lines[-1].startswith("1000/1000 samples, 0.0 MB, ")
     assert lines[-1].endswith(", 0 s left")
+
+
+def read_all(controller):
+    """Return what a terminal shows until the last process has closed it."""
+    shown = b""
+    with suppress(OSError):  # EIO is the end
+        while read := os.read(controller, 65_536):
+            shown += read
+    return shown
+
+
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_progress_on_a_terminal(tmp_path, workers):
+    np.save(tmp_path / "y.npy", np.arange(1000))
+    controller, terminal = os.openpty()
+    words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "4KB"]
+    command = [*COMMAND, *words, "--split", "train=0.5,val=0.5", "--workers", workers]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    with ThreadPoolExecutor() as pool:  # the buffer of a terminal is small: it is read meanwhile
+        reading = pool.submit(read_all, controller)
+        try:
+            forkserver.run(command, stderr=terminal, env=environment, timeout=60, check=True)
+        finally:
+            os.close(terminal)
+        shown = reading.result()
+    os.close(controller)
+    for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b" s left"):
+        assert what in shown
 
 
 def test_help_is_quick_and_torch_is_never_loaded(tmp_path, numbers):

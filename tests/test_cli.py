@@ -48,7 +48,7 @@ def test_the_help_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()
-    assert {"rtx_pro_ws", "+scaling", "snapshot_max_mb,", "train."} <= {*words}
+    assert {"rtx_pro_ws", "+scaling", "train."} <= {*words}
 
 
 def test_a_full_disk_below_the_output_is_one_sentence() -> None:

@@ -92,7 +92,7 @@ def submit(
     script = sbatch_script(
         config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
     )
-    if cluster and config.launch.check:
+    if cluster:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
             sbatch.expected_start(script, config)
     try:

@@ -270,11 +270,10 @@ class Search:
         for note in notes([Entry([], config, RunDir(folder))], True):
             say(note, style="yellow")
         found = Found.of(folder)
-        if config.launch.check:
-            nowhere = folder / "workers" / "array-0"
-            text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
-            with suppress(UnreachableError):  # busy: the submission waits longer
-                say(f"a worker: {sbatch.expected_start(text, config)}")
+        nowhere = folder / "workers" / "array-0"
+        text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
+        with suppress(UnreachableError):  # busy: the submission waits longer
+            say(f"a worker: {sbatch.expected_start(text, config)}")
         sent = worker_arrays.submit_missing(folder, found, config, first=True)
         say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
         if not config.launch.wait:

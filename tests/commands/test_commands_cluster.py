@@ -357,7 +357,7 @@ SHORT = ("train.max_steps=1", "tracking=off")
 
 def wait_in_the_queue(train: Train, folder: Path) -> Path:
     """Submit a run that begins in an hour, as one that was requeued; return its directory."""
-    train("-m", *SHORT, "+site.sbatch.begin=now+1hour", "launch.check=false")
+    train("-m", *SHORT, "+site.sbatch.begin=now+1hour")
     (run,) = runs(folder / "runs")
     return run
 

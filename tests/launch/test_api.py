@@ -238,8 +238,8 @@ def test_the_keys_of_submitits_launcher_are_read(where: list[str], name: str) ->
     assert launch.max_running == 3
     assert launch.mem_gb == 5  # a key of ours on the command line has precedence
     assert (site.partition, site.qos, site.account, site.constraint) == ("p", "q", "a", "c")
-    assert (site.setup, site.srun, site.mail_user) == (["module load x"], ["--label"], "me")
-    assert site.sbatch == {"exclude": "n1", "comment": "hi"}
+    assert (site.setup, site.srun) == (["module load x"], ["--label"])
+    assert site.sbatch == {"exclude": "n1", "comment": "hi", "mail-user": "me"}
     assert "hydra.launcher.timeout_min=7 is read as launch.time_min=7" in notes
     assert any(line.startswith("hydra.launcher.max_num_timeout=4 is not needed") for line in notes)
     assert "hydra.launcher.mem_gb=3 has no effect: launch.mem_gb is given, too" in notes

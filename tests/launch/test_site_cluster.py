@@ -93,7 +93,7 @@ def test_slurm_reads_back_what_was_written(tmp_path: Path) -> None:
 )
 def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     # The values that this cluster does not have are removed: names, features and typed GPUs.
-    names = ("partition", "account", "qos", "constraint", "reservation", "licenses", "gpu_type")
+    names = ("partition", "account", "qos", "constraint", "gpu_type")
     shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     here = [f"site.{name}=null" for name in names]
     here += ["site.sbatch.gres=null"] * (file.stem == "mahti")
@@ -249,7 +249,7 @@ def test_paths_that_slurm_cannot_write_to_are_refused(train: Train, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_failing_setup_stops_the_job_and_teardown_keeps_the_exit_code(
+def test_a_failing_setup_stops_the_job_and_a_trap_keeps_the_exit_code(
     train: Train, tmp_path: Path
 ) -> None:
     marks = tmp_path / "marks"
@@ -257,8 +257,8 @@ def test_a_failing_setup_stops_the_job_and_teardown_keeps_the_exit_code(
         (("true", "model.in_features=3"), ("ls /none", "seed=1"))
     ):
         train(
-            "-m", "train.max_steps=2", "tracking=off", broken, f"site.setup=['{setup}']",
-            f"site.teardown=['echo done >>{marks}']", f"output_dir={tmp_path}/{number}",
+            "-m", "train.max_steps=2", "tracking=off", broken, f"output_dir={tmp_path}/{number}",
+            f"site.setup=[\"trap 'echo done >>{marks}' EXIT\", '{setup}']",
         )  # fmt: skip
         (run,) = runs(tmp_path / str(number))
         job = cluster.job_id(run)

@@ -190,7 +190,6 @@ def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:
         "launch.rerun=some": "launch.rerun=some: allowed are failed, queued, all, none",
         "launch.snapshot=yes": "launch.snapshot=yes: allowed are auto, git, off",
         "launch.max_running=0": "launch.max_running=0: it must be at least 1",
-        "launch.snapshot_max_mb=0": "launch.snapshot_max_mb=0.0: it must be greater than 0",
     }.items():
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
         done = run_module("hpctrain", "-m", "experiment=digits", *where, override, code=2)

@@ -159,10 +159,13 @@ def test_what_is_no_code_is_left_out_and_told(project: Path, tmp_path: Path) -> 
     assert "project/pkg/weights.npy" in tracked._files
 
 
-def test_too_much_code_is_refused_and_the_largest_named(project: Path, tmp_path: Path) -> None:
+def test_too_much_code_is_refused_and_the_largest_named(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "pkg" / "data.npy").write_bytes(bytes(3_000_000))
-    with pytest.raises(ConfigError, match=r"snapshot_max_mb=2: .*largest: .*data\.npy 3 MB"):
-        take(tmp_path, snapshot_max_mb=2)
+    monkeypatch.setattr(snapshot, "_LARGEST", 2e6)
+    with pytest.raises(ConfigError, match=r"at most 2 MB, .*largest: .*data\.npy 3 MB"):
+        take(tmp_path)
     assert take(tmp_path, snapshot="off") is None
     assert not (project / "runs").exists()
 

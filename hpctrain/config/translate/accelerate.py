@@ -57,7 +57,7 @@ KEYS: dict[str, Taken | str] = {
     "mixed_precision": Taken(
         {"no": "fp32", False: "fp32"} | {n: n for n in ("fp16", "bf16", "fp8")}
     ),
-    "debug": Taken(lambda on: "DETAIL" if on else None, "network.torch_debug", sets=True),
+    "debug": "site.env.TORCH_DISTRIBUTED_DEBUG=DETAIL compares the collectives of all ranks",
     "fsdp_config.fsdp_version": Taken(float),
     # Version 1 accepts a strategy by this name, too.
     "fsdp_config.fsdp_reshard_after_forward": Taken(_RESHARD | _STRATEGIES),
@@ -86,7 +86,7 @@ KEYS: dict[str, Taken | str] = {
     "same_network": "!network.interface chooses the network",
     "main_training_function": "!model, task and data are named by the config",
     "gpu_ids": "!Slurm assigns the GPUs; CUDA_VISIBLE_DEVICES chooses them here",
-    "enable_cpu_affinity": "srun binds ranks to cores: see site.cpu_bind",
+    "enable_cpu_affinity": "srun binds ranks to cores: site.srun=[--cpu-bind=cores]",
     "mpirun_config": "ranks are started by srun, not by mpirun",
     "ipex_config": "Intel's extension is not used",
     "fp8_config": "float8 is torchao's, with its own recipe",

@@ -63,7 +63,7 @@ _ZERO = {
     "override_module_apply": "!modules are not patched",
     "zenflow": "updates are never asynchronous",
     "log_trace_cache_warnings": "there is no such cache",
-    "enable_sanity_checks": "network.torch_debug=DETAIL compares the collectives of all ranks",
+    "enable_sanity_checks": "site.env.TORCH_DISTRIBUTED_DEBUG=DETAIL compares the collectives",
     "save_muon_momentum_buffer_in_memory": "there is no offload to NVMe",
 }
 WARMUP = "the warm-up is linear"

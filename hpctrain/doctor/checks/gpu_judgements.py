@@ -146,7 +146,7 @@ def numa(check: str, bus_id: str, devices: Path = _DEVICES) -> Finding:
     except (OSError, ValueError):
         return unknown(check, "the kernel does not tell which cores are near")
     near = len(cpus & local)
-    cure = "Set site.distribution=block:block and site.cpu_bind=cores."
+    cure = "Leave site.sbatch.distribution out, and set site.srun=[--cpu-bind=cores]."
     found = f"{near} of {len(cpus)} CPUs are near"
     return judged(check, near > 0 or not local, found, "CPUs of the same socket", cure)
 

@@ -13,8 +13,8 @@ from hpctrain.terminal import few
 
 # These keys act on the command that is typed, and not on the job.
 _OF_THE_COMMAND = {
-    *("name", "output_dir", "launch.rerun", "launch.snapshot", "launch.snapshot_max_mb"),
-    *("launch.wait", "launch.check", "launch.dry_run"),
+    *("name", "output_dir", "launch.rerun", "launch.snapshot"),
+    *("launch.wait", "launch.dry_run"),
 }
 
 

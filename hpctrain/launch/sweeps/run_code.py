@@ -21,7 +21,7 @@ def take_copies(entries: Sequence[Entry]) -> None:
             continue
         config = entry.config
         where = config.output_dir, config.data.path
-        key = *where, config.launch.snapshot, config.launch.snapshot_max_mb
+        key = *where, config.launch.snapshot
         if key not in taken:
             taken[key] = snapshot.take(config.launch, *where)
         entry.code, entry.keeps_code = taken[key], False

@@ -43,6 +43,7 @@ from hpctrain.runs.code.private_files import is_private
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"
+_LARGEST = 50e6  # bytes of a copy of the code
 _LARGE = 10e6  # bytes of a file that is no code, unless git tracks it
 PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -114,7 +115,7 @@ def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | No
             "launch.snapshot=auto, which copies only code in repositories; or launch.snapshot=off)"
         )
     used = [folder for repo in repos for folder in repo.used]
-    reader = _Reader(launch.snapshot_max_mb, [Path(output_dir), Path(data_path)], used)
+    reader = _Reader([Path(output_dir), Path(data_path)], used)
     for repo in repos:
         try:
             reader.read_repository(repo)
@@ -168,11 +169,10 @@ def _digest(files: dict[str, CopiedFile], imported: list[str]) -> str:
 class _Reader:
     """Reads the files of a snapshot. Over the size limit it only adds up their sizes."""
 
-    def __init__(self, limit_mb: float, left_out: list[Path], used: list[Path]) -> None:
+    def __init__(self, left_out: list[Path], used: list[Path]) -> None:
         self.files: dict[str, CopiedFile] = {}
         self._folders: list[str] = []
         self._has_package = False
-        self._limit = limit_mb * 1e6
         self._sizes: dict[str, int] = {}
         self._total = 0
         # The working tree may contain results and data that are not ignored: leave these out. But
@@ -267,7 +267,7 @@ class _Reader:
             self._sizes[str(full)] = facts.st_size
             self._total += facts.st_size
             # Over the limit, only the sizes are needed for the error message.
-            if self._total <= self._limit:
+            if self._total <= _LARGEST:
                 mode, module = facts.st_mode, None
                 if full.suffix == ".py":
                     module = Source(full, facts.st_mtime, facts.st_size)
@@ -276,14 +276,14 @@ class _Reader:
 
     def check(self) -> None:
         """Raise ConfigError if the files are over the size limit."""
-        if self._total <= self._limit:
+        if self._total <= _LARGEST:
             return
         largest = sorted(self._sizes.items(), key=lambda item: -item[1])[:3]
         shown = ", ".join(f"{path} {size / 1e6:.0f} MB" for path, size in largest)
         raise ConfigError(
-            f"launch.snapshot_max_mb={self._limit / 1e6:g}: the code has {len(self._sizes):,} "
-            f"files of {self._total / 1e6:,.0f} MB (largest: {shown}); list files that are no code "
-            "in .gitignore, raise the limit, or set launch.snapshot=off"
+            f"launch.snapshot: a copy of the code has at most {_LARGEST / 1e6:g} MB, and this one "
+            f"{self._total / 1e6:,.0f} MB in {len(self._sizes):,} files (largest: {shown}); list "
+            "files that are no code in .gitignore, or set launch.snapshot=off"
         )
 
 

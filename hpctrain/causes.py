@@ -118,7 +118,7 @@ _OF_CLASS = {
         (CODE, "Key Index Value Type Attribute Name Assertion FileNotFound Permission"),
         (CONFIG, "Config Misfit NoGpu"),
         (FILE_SYSTEM, "Storage InUse Damage"),
-        (TRACKING, "Tracking Refused Offline"),
+        (TRACKING, "Tracking Refused"),
         *((DATA, "Data"), (NON_FINITE, "Health"), (HOST_MEMORY, "Memory")),
         *((HANG, "LateRank"), (PORT, "PortTaken"), (NODE, "Node")),
     )
@@ -130,9 +130,7 @@ _NO_MESSAGE = re.compile(
     r'\n(  File "|Exception raised from |Search for `|(CUDA|HIP) kernel errors might ).*', re.DOTALL
 )
 # A class of ours, with which a text begins, says its cause as well.
-_OWN = re.compile(
-    r"(Config|Misfit|NoGpu|Data|Tracking|Refused|Offline|Node|PortTaken|InUse)Error: "
-)
+_OWN = re.compile(r"(Config|Misfit|NoGpu|Data|Tracking|Refused|Node|PortTaken|InUse)Error: ")
 # Torch's own words; a user's server of data resets its connections, too.
 _LIBRARY = re.compile(r"gloo/|NCCL|c10d|TCPStore", re.IGNORECASE)
 _OURS = str(Path(__file__).parent)

@@ -131,10 +131,6 @@ class RefusedError(TrackingError):
     """The store answers, and refuses: a wrong password or token, a deleted experiment."""
 
 
-class OfflineError(TrackingError):
-    """The store does not answer now."""
-
-
 def deleted_experiment(uri: str, experiment: str, number: str) -> RefusedError:
     """Return the error for an experiment that was deleted, with the command that restores it."""
     return RefusedError(

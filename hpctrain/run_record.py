@@ -168,7 +168,6 @@ class RunRecord(Record, frozen=True):
     provenance: str | None = None
     parent: dict[str, str | int | None] | None = None
     left_out: tuple[tuple[Count, Count], ...] = ()
-    rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
     preflight_requeues: Count = 0  # of older versions

@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import forkserver
-from tests.conftest import ignoring_sigint, linked_python
 
 FACTS = """\
 import json, os, random, signal, sys
@@ -127,12 +125,6 @@ def test_the_end_is_that_of_a_new_process(
         assert done.stdout == "out\n"
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "none_such"]
-    done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, f"{sys.executable}: No module named none_such\n")
-
-
 def test_signals_timeouts_and_groups(tmp_path: Path) -> None:
     program = "import time\nprint('up', flush=True)\ntime.sleep(100)"
     command = write(tmp_path, "sleeper", program)
@@ -170,31 +162,6 @@ def test_what_a_failed_test_leaves_is_ended(tmp_path: Path) -> None:
         forkserver.end_what_is_left()
         assert os.read(reading, 1) == b"", "its child, which could write, has ended, too"
         os.close(reading)
-
-
-def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
-    """`hpctrain -m` without a scheduler relies on this for Ctrl-C."""
-    program = "import signal\nprint(signal.getsignal(signal.SIGINT).__class__.__name__)"
-    command = write(tmp_path, "handler", program)
-    said = []
-    for how in (ignoring_sigint, nullcontext):
-        with how():
-            done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
-        said.append(done.stdout.strip())
-    assert said == ["Handlers", "builtin_function_or_method"]
-
-
-def test_another_python_is_not_the_one_of_the_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = linked_python(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(python))
-    command = [str(python), "-c", "import sys; print(sys.executable)"]
-    for words in (command, [str(python), "-m", "this"]):
-        with forkserver.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert not process.forked
-            said = process.communicate(timeout=60)[0]
-            assert said.startswith("The Zen") or said == f"{python}\n"
 
 
 def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
@@ -244,28 +211,6 @@ assert [rank.stdout for rank in done] == [f"preloaded {os.getpid()}\\n"] * 2, do
 left = subprocess.Popen([sys.executable, "-m", "hpctrain", "rank"], stdout=subprocess.DEVNULL)
 print(subprocess.run(["echo", "the end"], capture_output=True, text=True).stdout, end="")
 """
-
-
-def test_what_starts_ranks_forks_them(tmp_path: Path) -> None:
-    (tmp_path / "hpctrain").mkdir()
-    (tmp_path / "hpctrain" / "__init__.py").touch()
-    (tmp_path / "hpctrain" / "__main__.py").write_text(RANKS)
-    command = [sys.executable, "-m", "hpctrain", "-m", "seed=1,2"]
-    env = os.environ | {"PATH": str(tmp_path / "bin")}
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "echo").symlink_to("/bin/echo")
-    for _ in range(2):
-        done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
-
-
-def test_hash_seeds_differ_between_commands(tmp_path: Path) -> None:
-    command = write(tmp_path, "seed", "print(hash('a'))")
-    said = {
-        forkserver.run(command, capture_output=True, cwd=tmp_path).stdout
-        for _ in range(forkserver.SERVERS)
-    }
-    assert len(said) == forkserver.SERVERS
 
 
 def test_servers_end_with_the_tests(tmp_path: Path) -> None:

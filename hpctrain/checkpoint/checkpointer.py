@@ -32,7 +32,7 @@ from hpctrain.checkpoint import metadata_file
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
-from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
+from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.saving.committed import Committed
 from hpctrain.checkpoint.saving.proof import prove
 from hpctrain.checkpoint.saving.saves import Saves
@@ -102,7 +102,6 @@ class Checkpointer:
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
-        layout: Layout = lambda _: None,
         states: int = 2,
         staging: float = 0,
     ) -> None:
@@ -112,7 +111,7 @@ class Checkpointer:
         self._average, self._base = average, base
         self.model, self.wrong = model, ""
         trained = [plain_name(name) for name in model.names], model.parameters
-        self._optimizer = OptimizerState(optimizer, *trained, layout)
+        self._optimizer = OptimizerState(optimizer, *trained)
         self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
         self._finite, self._states, self._staging = FiniteValues(model.module), states, staging
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
@@ -128,6 +127,7 @@ class Checkpointer:
         If the disk, its quota or a limit allows no checkpoint, it is a StorageError. If saves would
         stop the training for long, the processes are started that write in the background.
         """
+        self._optimizer.flat()  # which refuses what a checkpoint cannot hold
         layout, differ = self.model.layout, self.model.replicas_differ
         weights = _bytes_of(self._state(model_only=True)["model"].values())
         trained = _bytes_of(self.model.parameters)

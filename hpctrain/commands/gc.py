@@ -7,7 +7,7 @@ Kinds of items; those with an option are listed only with this option:
     code         a code snapshot that no run uses    (--code: that only finished runs use)
     checkpoint   a checkpoint of a finished run, or of a trial that its search has pruned, older
                  than its newest complete one, which is not the best and waits for no evaluation
-    check        the job of a `doctor --nodes` that is over; its findings are in the history
+    check        the job of a `doctor --nodes` that is over; its findings were printed
     function     the job of another function that is over, with its results      (--functions)
     archived     a finished run that was repeated, kept under another name       (--archived)
     debug        a run of debug=fast, finished or not                            (--debug)

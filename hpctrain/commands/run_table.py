@@ -83,7 +83,8 @@ class Row:
             return left_behind(self.run.path) if self.state.name == "finished" else ""
         if self.state.name == "running":
             return note.problem
-        return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"
+        upload = f"`python -m hpctrain status --upload {self.run.path}`"
+        return f"{note.problem}; then {upload} uploads the rest"
 
     @property
     def changed_code(self) -> str:

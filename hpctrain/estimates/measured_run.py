@@ -55,10 +55,6 @@ class MeasuredRun:
     evaluation_s: float  # of one; 0 if there was none
     checkpoint_s: float  # of one, as the training feels it; 0 if there was none
     samples_per_epoch: int | None  # rounded to whole steps
-    # Seconds of work of each rank for one of its samples; empty if not measured (one rank, or
-    # GPUs).
-    rank_s: tuple[float, ...] = ()
-    hosts: tuple[str, ...] = ()  # of its last attempt, by rank
 
     @property
     def batch(self) -> BatchSizes:
@@ -115,8 +111,6 @@ def measured_run(path: Path) -> MeasuredRun:
         evaluation_s=told.median("perf/evaluation_s") or 0.0,
         checkpoint_s=told.median("perf/checkpoint_s") or 0.0,
         samples_per_epoch=int(batch * steps) if batch and steps else None,
-        rank_s=record.rank_s,
-        hosts=last.hosts,
     )
 
 

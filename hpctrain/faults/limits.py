@@ -1,6 +1,6 @@
 """How long a rank may be in a phase without a mark, learned from the run itself.
 
-    the last 20 times of a phase ── max(times x their median, 3 x the longest, floor) ── the limit
+    the last 20 times of a phase ── max(10 x their median, 3 x the longest, floor) ── the limit
 
 Without a few such times there is no limit, because nobody knows how long it takes to compile a
 model or to evaluate it for the first time. The times are kept in the run directory for the next
@@ -21,7 +21,7 @@ from hpctrain.marks import PHASES
 from hpctrain.record import Record, Seconds, read, written
 
 _KEPT, _ENOUGH = 20, 3
-_LONGEST_TIMES, _AFTER_DEATH = 3, 4
+_TIMES, _LONGEST_TIMES, _AFTER_DEATH = 10, 3, 4
 
 
 class _Known(Record, frozen=True):
@@ -34,11 +34,11 @@ class _Known(Record, frozen=True):
 class Limits:
     """The limits of the ranks of a node, in seconds.
 
-    `floor_s` and `times` are the keys of `hang`. No floor grows beyond `most_s`.
+    `floor_s` is the key of `hang`. No floor grows beyond `most_s`.
     """
 
-    def __init__(self, file: Path, floor_s: float, times: float, most_s: float) -> None:
-        self._file, self._floor_s, self._times, self._most_s = file, floor_s, times, most_s
+    def __init__(self, file: Path, floor_s: float, most_s: float) -> None:
+        self._file, self._floor_s, self._most_s = file, floor_s, most_s
         self._known = dict.fromkeys(PHASES, _Known())
         with suppress(FileNotFoundError, DamageError):  # then they are learned again
             self._known |= read(dict[str, _Known], file, parts=3)
@@ -53,7 +53,7 @@ class Limits:
         seconds = self._of(rank, phase)
         if len(seconds) < _ENOUGH:
             return None
-        usual = max(self._times * statistics.median(seconds), _LONGEST_TIMES * max(seconds))
+        usual = max(_TIMES * statistics.median(seconds), _LONGEST_TIMES * max(seconds))
         return max(usual, self.floor_s(phase))
 
     def floor_s(self, phase: int) -> float:

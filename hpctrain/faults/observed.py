@@ -55,7 +55,7 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
     if ranks.is_main:
         (logs.parent / "hang.json").unlink(missing_ok=True)  # of an attempt before
     short = replace(ranks, hosts=())  # an argument of a process must not be long
-    job = Job(ranks=short, floor_s=config.floor_s, times=config.times, timeout_s=timeout_s)
+    job = Job(ranks=short, floor_s=config.floor_s, timeout_s=timeout_s)
     over, started = threading.Event(), list[subprocess.Popen[bytes]]()
 
     def beat() -> None:

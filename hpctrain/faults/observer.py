@@ -64,7 +64,7 @@ class _Observer:
         self._run, self._job, self._folder = run, job, run / "logs" / FOLDER
         self._place, self._host = job.ranks, socket.gethostname()
         limits = self._folder / "limits.json"
-        self._limits = Limits(limits, job.floor_s, job.times, job.timeout_s)
+        self._limits = Limits(limits, job.floor_s, job.timeout_s)
         self._ranks: dict[int, Rank] = {}  # by local rank
         self._asked_stacks: set[int] = set()
         self._said: set[tuple[int, int, str]] = set()  # which slow ranks

@@ -62,11 +62,10 @@ class Place(Record, frozen=True):
 
 
 class Job(Record, frozen=True):
-    """What an observer must know: the rank that has started it, and the keys of the config."""
+    """What an observer must know: the rank that has started it, and the key of the config."""
 
     ranks: RankInfo
     floor_s: Seconds
-    times: float
     timeout_s: Seconds
     log_file: str = ""  # that of rank 0 in a terminal, if what is printed does not go into one
 

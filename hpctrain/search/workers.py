@@ -221,6 +221,10 @@ class Worker:
             run = Path(found.output_dir) / trial.run
             if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
                 pruned.append(str(run))
-        with suppress(OSError, subprocess.TimeoutExpired):  # `hpctrain sync` can do it later
+        with suppress(
+            OSError, subprocess.TimeoutExpired
+        ):  # `hpctrain status --upload` can do it later
             if pruned:
-                run_python_module("hpctrain", "sync", *pruned, cwd=self._folder, timeout=_UPLOAD_S)
+                run_python_module(
+                    "hpctrain", "status", "--upload", *pruned, cwd=self._folder, timeout=_UPLOAD_S
+                )

@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hpctrain.disk import is_own, owner_name
-from hpctrain.errors import OfflineError, RefusedError, TrackingError, deleted_experiment
+from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.secrets import mask
 from hpctrain.tracking import artifact_place
@@ -68,7 +68,7 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
 _ELSEWHERE = (
     "Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
     "--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a local "
-    "disk; or set tracking.upload=false and upload later with `python -m hpctrain sync --uri URI`"
+    "disk; or set tracking.upload=false, and `hpctrain status --upload --uri URI` later"
 )
 
 
@@ -186,12 +186,11 @@ def is_made(path: Path) -> bool:
     return bool(names)
 
 
-def initialise(uri: str, experiment: str, required: bool = False) -> bool:
+def initialise(uri: str, experiment: str) -> bool:
     """Create the store and the experiment unless they exist. Many processes may call it at once.
 
     The result is False if the store does not take the run now: then a warning says why, and the
-    journal keeps everything until it does. With `required` (`tracking.required`) this is an
-    OfflineError, or a RefusedError. An unusable store is always a TrackingError.
+    journal keeps everything until it does. An unusable store is a TrackingError.
     """
     check_uri(uri)
     try:
@@ -202,20 +201,16 @@ def initialise(uri: str, experiment: str, required: bool = False) -> bool:
         elif experiment_id(uri, experiment) is None:
             _create_sqlite(uri, experiment)
     except RefusedError as error:
-        if required:
-            raise RefusedError(f"{error} (tracking.required=true)") from error
         problem = str(error)
     except OSError as error:
         problem = f"tracking.uri={uri} does not answer now ({error})"
-        if required:
-            raise OfflineError(f"{problem}, and tracking.required=true") from error
     else:
         if theirs := others_store(uri):
             log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)
         return True
     log.warning(
-        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries "
-        "them over once the store takes them",
+        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain status "
+        "--upload` carries them over once the store takes them",
         problem,
     )
     return False

@@ -1,4 +1,4 @@
-"""`python -m hpctrain sync [RUN_DIR...]`: upload to MLflow what the uploader has not."""
+"""`python -m hpctrain status --upload [RUN_DIR...]`: upload to MLflow what the uploader has not."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     TrackingError at the end.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain sync",
+        prog="python -m hpctrain status --upload",
         description="Upload the params, metrics and tags of runs that are not in MLflow yet.",
     )
     parser.add_argument(
@@ -50,11 +50,6 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         "--check",
         action="store_true",
         help="ask the store also about runs that seem to be uploaded completely",
-    )
-    parser.add_argument(
-        "--from-start",
-        action="store_true",
-        help="compare the whole journal with the store, and upload what the store lacks",
     )
     parser.add_argument(
         "--uri", help="upload to this store, now and later, instead of the store of the run"
@@ -80,9 +75,7 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
             for path, (status, reason) in ended(unclear).items():
                 final_status.close(path, status, reason)
         quiet = options.watch is not None
-        return sync(
-            run_dirs, check=options.check, from_start=options.from_start, uri=uri, quiet=quiet
-        )
+        return sync(run_dirs, check=options.check, uri=uri, quiet=quiet)
 
     if options.watch is None:
         return once()
@@ -140,16 +133,14 @@ _OF_COPY = re.compile(r"[0-9a-f]{16}$|\.")  # `RunDir.code_copy`, also one that 
 def sync(
     run_dirs: Iterable[Path],
     check: bool = False,
-    from_start: bool = False,
     uri: str | None = None,
     quiet: bool = False,
 ) -> int:
     """Upload what is missing in the store, print one line per run, and return the exit code 0.
 
-    `check` asks the store even where `uploaded.json` says that everything is there. `from_start`
-    compares the whole journal with the store. `uri` is the store to use, now and later, instead of
-    the one in `meta.json`: an absolute path or a server. A TrackingError is raised when all are
-    done.
+    `check` asks the store even where `uploaded.json` says that everything is there. `uri` is the
+    store to use, now and later, instead of the one in `meta.json`: an absolute path or a server. A
+    TrackingError is raised when all are done.
     """
     if uri:
         check_uri(uri)
@@ -166,9 +157,9 @@ def sync(
                     meta.write(run_dir)
                 except OSError as error:
                     raise TrackingError(f"the run cannot be written: {error}") from error
-            asked = check or from_start or final_status.has_died_here(run_dir)
+            asked = check or final_status.has_died_here(run_dir)
             done = not asked and is_uploaded(run_dir, meta)
-            outcome = _DONE if done else _upload(run_dir, meta, from_start, uri)
+            outcome = _DONE if done else _upload(run_dir, meta, uri)
             if not (quiet and outcome in _NOTHING):
                 print(printable(f"{run_dir}: {outcome}"), flush=True)
         except TrackingError as error:
@@ -180,7 +171,7 @@ def sync(
     return 0
 
 
-def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str:
+def _upload(run_dir: Path, meta: Meta, uri: str | None) -> str:
     check_uri(meta.uri)
     # The warnings of mlflow do not help the user here.
     warnings.simplefilter("ignore")
@@ -204,8 +195,6 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
             alerts.look()
             upload = Upload(run_dir, pause, uri)
             upload.drain()
-            if from_start:
-                upload.fill_in()
             note = ""
             if upload.journal.writer_died:
                 final_status.close(run_dir, "KILLED", final_status.UNRECORDED)

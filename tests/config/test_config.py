@@ -157,10 +157,6 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
         ("data.train_split=trian", "data.train_split=trian: /"),
         ("tracking.uri=file:///x", "tracking.uri"),
-        (
-            "tracking={required: true, upload: false}",
-            "with tracking.upload=false: nothing would be",
-        ),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
         ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match: without it, this key"),
         ("train.lora.alpha=32", "train.lora.alpha=32.0 needs train.lora.match"),
@@ -178,14 +174,6 @@ def test_bad_value(
         check(composer.typed(["experiment=digits", *where, override]))
     assert message in str(caught.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_model_for_mlflow_needs_the_last_checkpoint(composer: Composer) -> None:
-    config = composer.typed(["experiment=digits", "checkpoint.at_end=false"])
-    validate(config)
-    config.tracking.log_model = True
-    with pytest.raises(ConfigError, match="MLflow would get no model of the end"):
-        validate(config)
 
 
 def test_options_of_another_optimizer_are_removed_as_the_error_says(composer: Composer) -> None:

@@ -78,7 +78,7 @@ HOW = {
 }
 logs, how = Path(sys.argv[1]), sys.argv[2]
 ranks = RankInfo("single", job_id="7", step_id=2)
-with observed(HangConfig(floor_s=1.5, times=2.0), logs, ranks, 60):
+with observed(HangConfig(floor_s=1.5), logs, ranks, 60):
     marks.begin_step()
     for step in range(1, 40):
         time.sleep(0.1)
@@ -170,7 +170,7 @@ def two_ranks(folder: str, how: str, timeout_s: float = 100.0) -> str:
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s)) for _ in range(2)]
     sys.path.insert(0, folder)
     try:
-        with observed(HangConfig(1.5, 2.0), run / "logs", place, 60):
+        with observed(HangConfig(1.5), run / "logs", place, 60):
             marks.open_page().where = partial(where, 2, stacks)
             marks.begin_step()
             for step in range(1, 25):
@@ -347,7 +347,7 @@ def waits_in_long_work(folder: str) -> str | None:
 def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> None:
     (tmp_path / "logs" / "observed").mkdir(parents=True)
     file = tmp_path / "logs" / "observed" / "limits.json"
-    limits = Limits(file, 30.0, 10.0, 600.0)
+    limits = Limits(file, 30.0, 600.0)
     assert limits.limit(0, marks.SAVE) is None  # nobody knows how long the first one takes
     for seconds in (1.0, 8.0, 9.0, 7.0):
         limits.learn(0, marks.SAVE, 1.0)
@@ -356,10 +356,10 @@ def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> 
     assert limits.limit(0, marks.SAVE) == 30.0
     assert limits.limit(1, marks.SAVE) == 75.0
     limits.save()
-    again = Limits(file, 30.0, 10.0, 600.0)
+    again = Limits(file, 30.0, 600.0)
     assert again.limit(0, marks.SAVE) == 75.0  # of the rank that takes the longest
     again.died(marks.SAVE, 80.0)
-    third = Limits(file, 30.0, 10.0, 600.0)
+    third = Limits(file, 30.0, 600.0)
     assert third.limit(0, marks.SAVE) is None
     assert third.limit(0, marks.STEP) == 30.0
     for _ in range(30):
@@ -372,14 +372,14 @@ def test_limits_are_learned_kept_and_forgotten_after_a_death(tmp_path: Path) -> 
     third.learn(0, marks.STEP, 40.0)  # once, as a hook of every thousandth step
     assert third.limit(0, marks.STEP) == 120.0
     file.write_text("{")
-    assert Limits(file, 30.0, 10.0, 600.0).limit(0, marks.STEP) is None
+    assert Limits(file, 30.0, 600.0).limit(0, marks.STEP) is None
 
 
 def test_a_node_is_not_silent_while_steps_are_made(tmp_path: Path) -> None:
     """A step needs the ranks of all nodes: only the files of the other node do not come."""
     key = AttemptKey("7", 0, 2)
     ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, job_id="7", step_id=2)
-    job = Job(ranks=ranks, floor_s=30.0, times=10.0, timeout_s=600.0)
+    job = Job(ranks=ranks, floor_s=30.0, timeout_s=600.0)
     one = _Observer(tmp_path, job)
     one._seen = {1: (_Node(key=key, beat=1, host="b", ranks=(1,), ended=0, hangs=()), 100.0)}
     one._stepped = 120.0
@@ -443,7 +443,7 @@ def frozen_cgroup() -> Iterator[Callable[[int | None], None]]:
 
 
 def test_the_observer_of_a_run_ends_when_its_ranks_train_another_one(tmp_path: Path) -> None:
-    job = Job(ranks=RankInfo("slurm"), floor_s=30.0, times=10.0, timeout_s=600.0)
+    job = Job(ranks=RankInfo("slurm"), floor_s=30.0, timeout_s=600.0)
     observer, page, me = _Observer(tmp_path, job), marks.open_page(), Process.current()
     observer._folder.mkdir(parents=True)
 

@@ -34,7 +34,7 @@ def test_a_stopped_rank_of_another_node_is_named(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"), prepend=":")
     train(
         *("-m", "train.max_steps=100000", "+hooks=[{_target_: hanging.Stop}]"),
-        *("launch.nodes=2", "tracking.upload=false", "hang.floor_s=3", "hang.times=2"),
+        *("launch.nodes=2", "tracking.upload=false", "hang.floor_s=3"),
     )
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)

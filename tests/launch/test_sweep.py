@@ -251,17 +251,3 @@ def test_a_folder_and_a_link_to_it_are_one(
     assert "the same run as" in done.stderr
     (run,) = runs(tmp_path / "runs")
     assert len(run_json(run)["attempts"]) == 1
-
-
-def test_a_store_that_is_required_and_not_there_ends_a_command_before_anything_is_written(
-    train: Train, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    away = ("tracking.uri=http://127.0.0.1:9", "tracking.required=true")
-    done = train("-m", "seed=1,2", *away, code=7, **no_sbatch)
-    assert "tracking.uri=http://127.0.0.1:9 does not answer now" in done.stderr
-    assert not (tmp_path / "runs").exists()
-    done = train(*away, code=7)
-    assert "and tracking.required=true" in done.stderr
-    assert "importing torch" in done.stderr
-    (run,) = runs(tmp_path / "runs")
-    assert run_json(run)["attempts"] == []

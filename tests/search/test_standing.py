@@ -129,11 +129,9 @@ def test_the_report_tells_whether_pruning_was_safe(
         "Order of the 8 trials at step 10 and at step 30: rank correlation 1.00 (95% interval 0.99 "
         "to 1.00); the order is stable, so pruning was safe."
     )
-    mattered = r"among the best at step 10: `?optimizer.lr`? \d+%, `?model.hidden`? \d+%"
     content = re.sub("</?code>", "", page.read_text())
     for each in (text, content):
         assert safe in each
-        assert re.search(mattered, each)
         assert "device-hours" in each
         assert "digits-00000005" in each
     assert text.count("failed: ValueError: no luck") == 1, "a pruned trial has a result"

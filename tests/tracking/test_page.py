@@ -4,7 +4,6 @@ import json
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -34,14 +33,6 @@ DATA = {
     "samples": {"train": 1415},
     "fields": {"image": {"dtype": "uint8", "shape": [8, 8]}},
 }
-# Twice: as an uploader does, and as if the position in the store had been lost.
-UPLOADS = """
-import sys
-from hpctrain.tracking.sync import main
-from tests.tracking.new_tracker import SYNC, new_tracker
-main([sys.argv[1]])
-main(["--from-start", sys.argv[1]])
-"""
 
 
 def write_run(run: Path) -> None:
@@ -93,9 +84,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
         stolen = {"kind": "artifact", "attempt": 1, "time": 1.0, "file": "../mlflow.db", "to": "x"}
         journal.write(json.dumps(stolen) + "\n")
 
-    done = subprocess.run(
-        [sys.executable, "-c", UPLOADS, str(run)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*SYNC, str(run)], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
     assert f"{vanished.relative_to(run)} is not in MLflow: it has vanished" in done.stderr

@@ -142,19 +142,8 @@ def monitoring(monitor: MonitorConfig) -> Iterator[str]:
         )
 
 
-def tracked(tracking: TrackingConfig, notify: NotifyConfig, *, at_end: bool) -> Iterator[str]:
-    """Yield what is wrong in `tracking` and `notify`; `at_end` is whether the end is saved."""
-    for key, on in (("enabled", tracking.enabled), ("upload", tracking.upload)):
-        if tracking.required and not on:
-            yield (
-                f"tracking.required=true with tracking.{key}=false: nothing would be sent to the "
-                "store that it requires"
-            )
-    if tracking.log_model and not at_end:
-        yield (
-            "tracking.log_model=true with checkpoint.at_end=false: MLflow would get no model of "
-            "the end of the run; give one of them"
-        )
+def tracked(tracking: TrackingConfig, notify: NotifyConfig) -> Iterator[str]:
+    """Yield what is wrong in `tracking` and `notify`."""
     if notify.url is None:
         return
     # Its address is not written anywhere, and somebody sends.
@@ -169,7 +158,7 @@ def tracked(tracking: TrackingConfig, notify: NotifyConfig, *, at_end: bool) -> 
     if not tracking.enabled:
         yield (
             "notify.url needs tracking.enabled=true: the journal is what tells about a run "
-            "(tracking.upload=false keeps it from MLflow; then `sync` sends the messages)"
+            "(tracking.upload=false keeps it from MLflow; `status --upload` sends the messages)"
         )
 
 

@@ -2,7 +2,7 @@
 
 The dataclasses own every default; `conf/` only has the choices that a user names, and the values
 in which they differ from the defaults. `key.py` explains how a key is declared, and
-`python -m hpctrain keys` prints them. A section with a `_target_` (model, task, optimizer,
+`python -m hpctrain --help keys` prints them. A section with a `_target_` (model, task, optimizer,
 transforms) takes anything that can be imported.
 """
 

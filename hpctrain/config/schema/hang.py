@@ -13,13 +13,8 @@ class HangConfig:
 
     floor_s: float | None = key(
         30.0,
-        "A rank hangs if it does not get on for this time, and for hang.times as long as usual: in "
-        "a step, a batch of an evaluation, a checkpoint. Null watches nothing.",
+        "A rank hangs if it does not get on for this time, and for 10 times as long as usual: in a "
+        "step, a batch of an evaluation, a checkpoint. Null watches nothing.",
         unit="seconds",
         at_least=1,
-    )
-    times: float = key(
-        10.0,
-        "A rank hangs only if it takes this many times as long as the median of the last 20 times.",
-        at_least=2,
     )

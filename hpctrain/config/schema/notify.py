@@ -22,24 +22,13 @@ class NotifyConfig:
     url: str | None = key(
         None,
         "Messages go to this webhook of Slack, Discord, ntfy or Teams, or to any server that takes "
-        "JSON. It is a secret: say ${oc.env:HPCTRAIN_WEBHOOK}, and export that variable.",
-    )
-    kind: str = key(
-        "auto",
-        "The messages have the form of this service. auto knows it by the host in the URL, and "
-        "takes json for an unknown one.",
-        choices=("auto", "slack", "discord", "ntfy", "teams", "json"),
+        "JSON; its host says which. It is a secret: say ${oc.env:HPCTRAIN_WEBHOOK}, and export "
+        "that variable.",
     )
     on: list[str] = key(
         [*EVENTS],
-        "These events are told: the run has failed or was killed, it makes no step, a metric is "
-        "not finite, something looks wrong (train.watch, or a slow rank), its devices are idle, it "
-        'has finished. In a file write "on".',
+        "These events are told: the run has failed or was killed, it logs nothing for "
+        "half an hour, a metric is not finite, something looks wrong (train.watch, or a slow "
+        'rank), its devices are idle, it has finished. In a file write "on".',
         check=_check_events,
-    )
-    stalled_minutes: float = key(
-        30.0,
-        "A running run is stalled if it has logged nothing for this time.",
-        unit="minutes",
-        above=0,
     )

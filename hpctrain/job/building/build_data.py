@@ -56,9 +56,7 @@ class DataBuilder:
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
         self._samples = ChosenSamples(config.data, config.seed)
-        self._of_evaluation = EvaluationTransforms(
-            config.data, device, config.seed, shown=ranks.is_main
-        )
+        self._of_evaluation = EvaluationTransforms(config.data, device, config.seed)
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.estimates import cautions, node_weights, time_limit
+from hpctrain.estimates import cautions, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
@@ -23,11 +23,6 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
     yield from filter(None, map(time_limit.note, chosen.values()))
-    yield from dict.fromkeys(
-        node_weights.note(entry.config)
-        for entry in entries
-        if any(text.startswith(f"parallel.weights={node_weights.AUTO}") for text in entry.overrides)
-    )
     yield from filter(
         None,
         dict.fromkeys(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpctrain import secrets
 from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError, LaunchError, OfflineError, StorageError, TrackingError
+from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
 from hpctrain.launch.output import say
@@ -90,7 +90,7 @@ class Submission:
                 trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
             if self._cluster:
                 self.room.check(todo)
-            _prepare_tracking(todo, self._cluster)
+            _prepare_tracking(todo)
         except (ConfigError, LaunchError, TrackingError):
             self.discard()
             raise
@@ -162,19 +162,11 @@ def _withdraw(entry: Entry, archived: Path | None) -> None:
         archived.rename(entry.run.path)
 
 
-def _prepare_tracking(todo: list[Entry], cluster: bool) -> None:
+def _prepare_tracking(todo: list[Entry]) -> None:
     """Check the stores, and create experiments; the first job makes a SQLite store."""
-    needed = stores([entry for entry in todo if entry.config.tracking.required])
     for uri, experiment in stores(todo):
-        if not (store.is_server(uri) or store.sqlite_path(uri).exists()):
-            continue
-        try:
-            store.initialise(uri, experiment, (uri, experiment) in needed)
-        except OfflineError as error:
-            if not cluster:
-                raise
-            # Some login nodes do not reach what the compute nodes do.
-            say(f"{error}: each job asks again before it trains, and fails if it is so there")
+        if store.is_server(uri) or store.sqlite_path(uri).exists():
+            store.initialise(uri, experiment)
 
 
 def stores(entries: Sequence[Entry]) -> dict[tuple[str, str], None]:

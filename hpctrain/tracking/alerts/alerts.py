@@ -3,7 +3,7 @@
     status FAILED                            failed, or nan if a number was not finite
     a metric that is not finite              nan
     a note                                   note
-    no record for notify.stalled_minutes     stalled
+    no record for half an hour               stalled
     hang.json                                stalled
     monitor/NODE.idle                        idle
     status FINISHED                          finished
@@ -35,6 +35,7 @@ from hpctrain.tracking.page.links import known_pages
 
 log = logging.getLogger(__name__)
 
+_STALLED_S = 30 * 60.0
 _OLD_S = 24 * 3600.0  # `sync` of a run that has ended before does not wake anybody
 
 
@@ -59,9 +60,9 @@ class Alerts:
             self._position = record.end
         if not self._running:
             return
-        if self._clock() - self._last > self._settings.stalled_s:
-            minutes = self._settings.stalled_s / 60
-            self._tell("stalled", f"nothing was logged for {minutes:g} minutes", self._clock())
+        if self._clock() - self._last > _STALLED_S:
+            minutes = f"{_STALLED_S / 60:g} minutes"
+            self._tell("stalled", f"nothing was logged for {minutes}", self._clock())
         for when, text in samples.idle(self._run_dir).values():
             if when >= self._began:
                 self._tell("idle", text, when)
@@ -141,8 +142,7 @@ class Alerts:
             "path": str(self._run_dir),
             "page": page,
         }
-        kind = kind_of(url) if settings.kind == "auto" else settings.kind
-        return send(url, kind, title, text, facts)
+        return send(url, kind_of(url), title, text, facts)
 
     def _told(self) -> dict[str, float]:
         return read_known(dict[str, Time], self._notified, parts=2) or {}

@@ -1,6 +1,6 @@
 """What a run has to say of its alerts: the file `journal/notify.json`, without the webhook itself.
 
-    {"variable": "HPCTRAIN_WEBHOOK", "kind": "slack", "on": ["failed"], "stalled_s": 1800.0}
+    {"variable": "HPCTRAIN_WEBHOOK", "on": ["failed"]}
 
 The address of a webhook is a secret, so only the variable that holds it is written.
 """
@@ -13,16 +13,14 @@ from pathlib import Path
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.record import Record, Seconds, read_owned, written
+from hpctrain.record import Record, read_owned, written
 
 
 class Settings(Record, frozen=True):
     """What is told, and where."""
 
     variable: str  # the variable of the environment that holds the address
-    kind: str  # the form of the messages: "slack", "discord", "ntfy", "teams" or "json"
     on: tuple[str, ...]  # the events that are told
-    stalled_s: Seconds  # a run that has recorded nothing for so many seconds is stalled
 
     def write(self, run_dir: Path) -> None:
         """Write the file."""

@@ -55,12 +55,6 @@ class SystemMetrics:
         self.positions = ahead  # lines without values need not be stored
         return count
 
-    def all_points(self) -> Iterator[Point]:
-        """Yield the values of all samples that were uploaded."""
-        for node, sample in samples.new(self._run_dir, {}):
-            if sample.end <= self.positions.get(node, 0):
-                yield from _points(node, sample)
-
     def _send(
         self, run: MlflowRun, batch: list[Point], position: int, ahead: dict[str, int]
     ) -> None:
@@ -93,10 +87,6 @@ class EvaluationMetrics:
             run.log_points(points[begin : begin + BATCH], position)
         self.uploaded |= new
         return len(points)
-
-    def all_points(self) -> Iterator[Point]:
-        """Yield the values of all results that were uploaded."""
-        return self._points(sorted(self.uploaded))
 
     def _points(self, steps: Iterable[int]) -> Iterator[Point]:
         for step in steps:

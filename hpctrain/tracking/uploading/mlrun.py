@@ -9,10 +9,8 @@ that is killed repeats at most one batch, and no value is stored twice.
 
 import getpass
 import logging
-import math
 import os
 import random
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -119,16 +117,6 @@ class MlflowRun:
         for batch in full:
             self._log_batch(metrics=batch)
         self._log_batch(metrics=last, tags=self._tags({**(notes or {}), _POSITION: str(position)}))
-
-    def points(self) -> set[Point]:
-        """Return all points that MLflow has, each as `stored` returns it."""
-        run = self._call(self._client.get_run, self.run_id)
-        found = set()
-        for key in run.data.metrics:
-            for metric in self._call(self._client.get_metric_history, self.run_id, key):
-                point = Point(key, metric.value, metric.timestamp / 1000, metric.step)
-                found.add(stored(point))
-        return found
 
     def log_params(self, params: dict[str, str], position: int) -> None:
         """Log params, then store the position.
@@ -289,16 +277,6 @@ class MlflowRun:
         from mlflow.entities import RunTag
 
         return [RunTag(clean_key(key), _shorten(value, _TAG)) for key, value in tags.items()]
-
-
-def stored(point: Point) -> Point:
-    """Return the point as MLflow stores it: cleaned key, milliseconds, no infinity, a None as NaN.
-
-    NaN is not equal to itself, so that such points could not be compared.
-    """
-    value: Any = min(max(point.value, -sys.float_info.max), sys.float_info.max)
-    value = None if math.isnan(point.value) else value
-    return Point(clean_key(point.key), value, _milliseconds(point.time), point.step)
 
 
 def _user() -> str:

@@ -20,8 +20,8 @@ from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
-from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
-from hpctrain.tracking.uploading.publish import KINDS, WaitingFiles, publish, tolerant
+from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
+from hpctrain.tracking.uploading.publish import WaitingFiles, tolerant
 from hpctrain.tracking.uploading.sweep_summary import NOTE, SweepSummary
 
 log = logging.getLogger(__name__)
@@ -113,33 +113,6 @@ class Upload:
     @property
     def _files_are_due(self) -> bool:
         return self._files.is_due or (self.journal.ended and bool(self._files.positions))
-
-    def fill_in(self) -> None:
-        """Upload what MLflow lacks of the part of the journal before `position`."""
-        run = self._open()
-        present = run.points()
-        missing: list[Point] = []
-        tags: dict[str, str] = {}
-        for record in read_all(self._path, 0, self.position):
-            body = record.body
-            if body["kind"] == "metrics":
-                for point in self.journal.points(record):
-                    if stored(point) not in present:
-                        present.add(stored(point))
-                        missing.append(point)
-            elif body["kind"] == "params":
-                run.log_params(body["params"], self.position)
-            else:
-                if body["kind"] in KINDS:
-                    publish(run, self.run_dir, body)
-                tags |= self.journal.tags(record)
-        for source in (self._system, self._evaluations):
-            missing += [p for p in source.all_points() if stored(p) not in present]
-        for begin in range(0, len(missing), BATCH):
-            run.log_points(missing[begin : begin + BATCH], self.position)
-        self.points += len(missing)
-        # A tag that somebody has changed in MLflow stays as it is.
-        run.log_tags({k: v for k, v in tags.items() if k not in run.tags}, self.position)
 
     def close_killed(self) -> None:
         """Set the status KILLED, with the time of the last record as the end time."""

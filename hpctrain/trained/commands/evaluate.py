@@ -116,7 +116,7 @@ def _upload(path: Path) -> None:
     if code:
         print(
             f"the result is not in MLflow yet ({said}); nothing is lost: "
-            f"`python -m hpctrain sync {path}` uploads it",
+            f"`python -m hpctrain status --upload {path}` uploads it",
             file=sys.stderr,
         )
 

@@ -24,10 +24,10 @@ from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
+from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.submission import Submission, stores
 from hpctrain.launch.sweeps.sweep_parent import Parent, adopt
-from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
@@ -152,8 +152,8 @@ class Sweep:
     def _checked(self, cluster: bool) -> list[str]:
         """Check all runs, name them and give them their code; return the batch scripts."""
         self._refuse_wrong()
-        # Patterns that match nothing: this takes longer than all other checks.
-        self._wrong = [(entry.overrides, error) for entry, error in unmatched(self.entries)]
+        # What must be imported: this takes longer than all other checks.
+        self._wrong = [(entry.overrides, error) for entry, error in refused(self.entries)]
         self._refuse_wrong(len(self._wrong))
         name_apart(self.entries)
         swept = sweep_overrides.values_of([entry.overrides for entry in self.entries])

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from hpctrain.disk import is_own
 from hpctrain.errors import DamageError
+from hpctrain.mailbox import Message
 from hpctrain.record import (
     Count,
     Finite,
@@ -25,7 +26,6 @@ from hpctrain.record import (
     convert,
     matching,
     read,
-    read_known,
 )
 
 log = logging.getLogger(__name__)
@@ -113,8 +113,10 @@ class Attempt(Keyed, frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Hang(Keyed, frozen=True, kw_only=True):
+class Hang(Keyed, Message, frozen=True, kw_only=True):
     """The content of hang.json: why the ranks of an attempt do not get on (`faults.observer`)."""
+
+    BOX = "hang.json"
 
     sentence: str
     rank: Count
@@ -132,7 +134,7 @@ class Hang(Keyed, frozen=True, kw_only=True):
     @classmethod
     def of(cls, run: Path, key: AttemptKey, since: float) -> Hang | None:
         """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
-        found = read_known(cls, run / "hang.json")
+        found = cls.get(run)
         return found if found and found.key == key and found.time >= since else None
 
 

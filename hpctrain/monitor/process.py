@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain import child
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.monitor.cgroup import JobCgroup
@@ -28,7 +29,6 @@ from hpctrain.monitor.sensors import Sensors
 from hpctrain.run_record import Progress
 from hpctrain.runs.state import stop_request
 from hpctrain.tracking import samples
-from hpctrain.tracking.uploader_process import begin_child
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Run the monitor of this node."""
     options = parsed(argv)
-    begin_child()
+    child.begin()
     try:
         _Monitor(options).run()
     except Exception:

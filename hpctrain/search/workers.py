@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import logging
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.child import run_module
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.lock import file_lock
 from hpctrain.record import read
@@ -35,7 +35,6 @@ from hpctrain.search.trials import GOAL, Found, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
-from hpctrain.tracking.uploader_process import run_python_module
 
 if TYPE_CHECKING:
     import optuna
@@ -221,10 +220,8 @@ class Worker:
             run = Path(found.output_dir) / trial.run
             if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
                 pruned.append(str(run))
-        with suppress(
-            OSError, subprocess.TimeoutExpired
-        ):  # `hpctrain status --upload` can do it later
+        with suppress(OSError):  # `hpctrain status --upload` can do it later
             if pruned:
-                run_python_module(
+                run_module(
                     "hpctrain", "status", "--upload", *pruned, cwd=self._folder, timeout=_UPLOAD_S
                 )

@@ -109,8 +109,8 @@ def _refused(part: Part, csv: Csv, error: str) -> DataError:
         return DataError(f"{where}: {why[:200]}")
     name = list(csv.types)[int(column)]  # its place in the file
     return DataError(
-        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {csv.types[name]}, the type of "
-        f"the first rows; --cast {name}=text takes all as text, --cast {name}=float64 all as floats"
+        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {csv.types[name]}, the type "
+        f"of the first rows; --cast {name}=text takes all as text, --cast {name}=float64 all as floats"
     )
 
 

@@ -32,7 +32,6 @@ from hpctrain.report.tree import Sentences
 from hpctrain.report.views import html_view
 from hpctrain.slurm.script import sbatch_script
 from hpctrain.tracking.meta import Meta
-from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -417,24 +416,6 @@ def test_a_training_that_fails_leaves_no_trace_of_it(
     assert "Traceback (most recent call last)" in log
     assert uploaded_runs(store) == 1
     assert_nowhere(tmp_path / "runs", failed.stdout, failed.stderr)
-
-
-@pytest.mark.slow
-@pytest.mark.slurm
-@pytest.mark.usefixtures("store")
-def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
-    train: Train, tmp_path: Path, told: dict[str, str]
-) -> None:
-    cluster.require()
-    common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    done = train(*common, "launch.wait=true", code=4, **told)
-    states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
-    assert states == ["failed", "finished"]
-    (script,) = tmp_path.glob("runs/sweeps/*/array-0/job.sh")
-    assert 'export OTHER_TOKEN="${MY_API_TOKEN}"' in script.read_text()
-    logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/*.rank0.log"))
-    assert "logging in with ***" in logs
-    assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
 
 
 @pytest.mark.usefixtures("environment")

@@ -1,7 +1,6 @@
 """What a sweep does before it uses a scheduler: composing, arrays and names."""
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,12 +162,6 @@ def test_a_budget_stops_a_submission(train: Train, tmp_path: Path) -> None:
     done = train("-m", "seed=1,2", *budget, "launch.dry_run=true", code=2)
     assert "may take 2 GPU-hours, so nothing was queued" in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_dry_run_sends_to_stdout_the_script_and_nothing_else(train: Train) -> None:
-    done = train("-m", "seed=1,2", "launch.dry_run=true")
-    assert done.stdout.startswith("#!/bin/bash\n")
-    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
 def test_rerun(train: Train, tmp_path: Path) -> None:

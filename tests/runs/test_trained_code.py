@@ -267,31 +267,6 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
 
 
 @pytest.mark.slow
-def test_a_sweep_resume_and_evaluate_say_it(
-    train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
-) -> None:
-    train(*OWN, code=1, STOP="yes")
-    (run,) = runs(project / "runs")
-    edit(project / "helper.py", "mean", "amax")
-    evaluated = run_module("hpctrain", "evaluate", run.name, cwd=project)
-    assert f"{run.name} was trained with other code than that of now: {CHANGED}" in evaluated.stderr
-    said = f"{run.name}: the code has changed: {CHANGED}"
-    dry = train("-m", *OWN, "launch.dry_run=true", **no_sbatch)
-    assert said in dry.stderr
-    resumed = run_module("hpctrain", "resume", run.name, cwd=project, **no_sbatch)
-    assert said in resumed.stderr
-    (log,) = (run / "logs").glob("*_log.out")
-    assert CHANGED in log.read_text(), "the job says it, too"
-    edit(project / "helper.py", "amax", "sum")
-    again = train("-m", *OWN, **no_sbatch)
-    assert "since attempt 2" in again.stderr
-    assert "launch.rerun=all" in again.stderr
-    train("-m", *OWN, "launch.rerun=all", **no_sbatch)
-    assert len(run_json(run)["attempts"]) == 1
-    assert run_json(Path(f"{run}.1"))["attempts"][1]["code_changed"] == CHANGED
-
-
-@pytest.mark.slow
 def test_a_job_that_runs_from_its_copy_has_not_changed(
     train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
 ) -> None:

@@ -8,8 +8,7 @@ from rich.console import Group
 
 from hpctrain.commands.run_table import Row, problems, table
 from hpctrain.console import Cell, Console, print_json
-from hpctrain.errors import ConfigError
-from hpctrain.runs.state.select import add_arguments, functions_in, one_sweep, parted, select
+from hpctrain.runs.state.select import add_arguments, one_sweep, select
 from hpctrain.runs.state.state import STATES, UNDER_WAY, judged
 from hpctrain.search.standing import Standing
 
@@ -41,18 +40,6 @@ def main(argv: list[str]) -> int:
         "Ctrl-C ends it",
     )
     options = parser.parse_args(argv)
-    functions, others = parted(options.dir, options.runs)
-    if functions and (others or options.watch is not None):
-        raise ConfigError(
-            f"{functions[0].name}: status shows jobs of functions without runs beside them, and "
-            "without --watch; `logs NAME -f` follows one"
-        )
-    if functions:
-        from hpctrain.commands import function_jobs
-
-        told = [*map(function_jobs.facts, functions)]
-        print_json(told) if options.json else Console().print(function_jobs.table(told))
-        return 0
     try:
         while _show(options) and options.watch is not None:
             time.sleep(options.watch)
@@ -91,11 +78,6 @@ def _show(options: argparse.Namespace) -> bool:
     else:
         most = len(rows) if options.all else _ROWS
         console.print(table(rows, _where(options), console.width, most))
-        if not options.runs and functions_in(options.dir):
-            from hpctrain.commands import function_jobs
-
-            if queued := function_jobs.in_queue(options.dir):
-                console.print(function_jobs.table([*map(function_jobs.facts, queued)]))
     return _under_way(rows, search)
 
 

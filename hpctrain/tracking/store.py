@@ -15,7 +15,6 @@ Every process imports this module and few need HTTP, so `server` is imported ins
 import errno
 import logging
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -25,21 +24,16 @@ from hpctrain.child import run_module
 from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
+from hpctrain.mounts import TABLE, mount_of
 from hpctrain.secrets import mask
 from hpctrain.tracking import artifact_place
 
 log = logging.getLogger(__name__)
 
-# SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
-_NETWORK_FILE_SYSTEMS = re.compile(
-    r"nfs\d?|lustre|gpfs|mmfs|beegfs|fhgfs|ceph|cifs|smb\w*|9p|afs|panfs|pvfs2|orangefs|wekafs|ocfs2|"
-    r"gfs2|glusterfs|fuse\.(ceph|dfuse|sshfs|glusterfs|juicefs|rclone|s3fs|gcsfuse)"
-)
-
 _LOCK_SECONDS = 120.0
 
 
-def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
+def check_uri(uri: str, mounts: Path = TABLE) -> None:
     """Check that a store with this URI can work; the TrackingError says what to do instead."""
     if is_server(uri):
         if (masked := mask(uri)) != uri:
@@ -57,9 +51,9 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
             raise TrackingError(
                 f"tracking.uri={uri}: {path}: a link in this path leads to itself"
             ) from None
-    kind = file_system(path, mounts)
-    if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
-        why = f"{path} is on a network file system ({kind}), where SQLite loses data"
+    # SQLite needs locks and memory maps that are consistent between hosts.
+    if (mount := mount_of(path, mounts)).kind == "network":
+        why = f"{path} is on a network file system ({mount.type}), where SQLite loses data"
         raise TrackingError(f"tracking.uri={uri}: {why}. {_ELSEWHERE}")
 
 
@@ -97,26 +91,6 @@ def sqlite_path(uri: str) -> Path:
             f"http(s)://HOST:PORT of an MLflow server{hint}"
         )
     return Path(path)
-
-
-def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """Return the type of the file system of `path`, which need not exist; "" if unknown."""
-    path = Path(os.path.realpath(path))  # `resolve` raises for a loop of links
-    best, kind = -1, ""
-    try:
-        table = mounts.read_text(errors="surrogateescape")
-    except OSError:
-        return ""
-    for line in table.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        # Blanks in a mount point are written as octal escapes.
-        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[1])
-        # A later mount on the same mount point hides the earlier one.
-        if path.is_relative_to(point) and len(point) >= best:
-            best, kind = len(point), fields[2]
-    return kind
 
 
 def experiment_id(uri: str, experiment: str) -> str | None:

@@ -20,7 +20,6 @@ from hpctrain.tracking.store import (
     beside,
     check_uri,
     experiment_id,
-    file_system,
     initialise,
     resolve_uri,
 )
@@ -29,60 +28,15 @@ from hpctrain.tracking.uploading.client import explain
 from tests.tracking.new_tracker import new_tracker
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
-MOUNTS = r"""
-/dev/sda1 / ext4 rw 0 0
-mds1@tcp:/scratch /lustre/scratch lustre rw,flock 0 0
-nas:/home /home nfs4 rw 0 0
-/dev/nvme0n1 /home/local xfs rw 0 0
-nas:/odd /my\040data nfs rw 0 0
-/dev/sdb1 /stack ext4 rw 0 0
-srv:/x /stack fuse.sshfs rw 0 0
-tmpfs /lustre/scratchy tmpfs rw 0 0
-broken
-"""
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Path:
-    path = tmp_path / "mounts"
-    path.write_text(MOUNTS)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/lustre/scratch/me/mlflow.db", "lustre"),
-        ("/lustre/scratchy/mlflow.db", "tmpfs"),
-        ("/lustre/mlflow.db", "ext4"),
-        ("/home/me/a/b/mlflow.db", "nfs4"),
-        ("/home/local/me/mlflow.db", "xfs"),
-        ("/home/local/../me/mlflow.db", "nfs4"),
-        ("/my data/mlflow.db", "nfs"),
-        ("/stack/mlflow.db", "fuse.sshfs"),
-    ],
-)
-def test_the_longest_mount_decides(mounts: Path, path: str, kind: str) -> None:
-    assert file_system(Path(path), mounts) == kind
-    uri = f"sqlite:///{path}"
-    if kind in ("ext4", "xfs", "tmpfs"):
-        check_uri(uri, mounts)
-    else:
-        with pytest.raises(TrackingError, match=rf"\({re.escape(kind)}\).*mlflow server.*sync"):
-            check_uri(uri, mounts)
-
 
 def test_a_link_to_a_network_file_system_is_seen_through(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to("far")
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"a / ext4 rw 0 0\nb {tmp_path}/far gpfs rw 0 0\n")
-    with pytest.raises(TrackingError, match="gpfs"):
+    mounts.write_text(f"8 1 0:8 / / rw - ext4 a rw\n9 8 0:9 / {tmp_path}/far rw - gpfs b rw\n")
+    with pytest.raises(TrackingError, match=r"\(gpfs\).*mlflow server.*sync"):
         check_uri(f"sqlite:///{tmp_path}/near/mlflow.db", mounts)
-
-
-def test_no_mount_table_refuses_nothing(tmp_path: Path) -> None:
-    check_uri("sqlite:////x/mlflow.db", tmp_path / "absent")
+    check_uri(f"sqlite:///{tmp_path}/mlflow.db", mounts)
 
 
 @pytest.mark.parametrize(

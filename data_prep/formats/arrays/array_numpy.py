@@ -20,8 +20,8 @@ from data_prep.formats.arrays.array_base import (
     check_dtype,
 )
 from data_prep.formats.opening import way
-from hpctrain.data.places.filesystem import kind_of
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.storage.scratch import Undecodable, load
 from hpctrain.shards.types import Array
 

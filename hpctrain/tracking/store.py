@@ -1,13 +1,12 @@
-"""The MLflow store, named by a URI: check the URI, see whether the store is ready, create it.
+"""The MLflow store, named by a URI: check the URI, and see whether the store is ready.
 
     check_uri("sqlite:////data/mlflow.db")     a local file
     check_uri("http://tracking:5000")          a server
-    initialise(uri, "mnist")                   once before the first job; later calls take 1 ms
+    check_store(uri, "mnist")                  before a run: 1 ms
 
 This module does not import mlflow, which takes seconds and 14,000 file-system calls. It talks to a
-server by plain HTTP, and to a SQLite store with the standard library. Only a SQLite store that does
-not exist is created with mlflow, by one subprocess: if many processes opened a new store at once,
-all of them would migrate its schema and most would fail.
+server by plain HTTP, and to a SQLite store with the standard library. What is not there, the first
+uploader makes, which imports mlflow anyway (`uploading.client`).
 
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
@@ -17,10 +16,9 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.child import run_module
 from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
@@ -30,7 +28,7 @@ from hpctrain.tracking import artifact_place
 
 log = logging.getLogger(__name__)
 
-_LOCK_SECONDS = 120.0
+_LOCK_SECONDS, _PATIENCE_S = 120.0, 1.0
 
 
 def check_uri(uri: str, mounts: Path = TABLE) -> None:
@@ -158,8 +156,8 @@ def is_made(path: Path) -> bool:
     return bool(names)
 
 
-def initialise(uri: str, experiment: str) -> bool:
-    """Create the store and the experiment unless they exist. Many processes may call it at once.
+def check_store(uri: str, experiment: str) -> bool:
+    """Check that the uploader of a run can use a store; it makes what is not there.
 
     The result is False if the store does not take the run now: then a warning says why, and the
     journal keeps everything until it does. An unusable store is a TrackingError.
@@ -169,9 +167,9 @@ def initialise(uri: str, experiment: str) -> bool:
         if is_server(uri):
             from hpctrain.tracking import server
 
-            server.initialise(uri, experiment)
+            server.experiment_id(uri, experiment)
         elif experiment_id(uri, experiment) is None:
-            _create_sqlite(uri, experiment)
+            _check_sqlite(uri)
     except RefusedError as error:
         problem = str(error)
     except OSError as error:
@@ -195,18 +193,15 @@ def others_store(uri: str) -> str:
     return f"this store belongs to {owner}"
 
 
-def _create_sqlite(uri: str, experiment: str) -> None:
+def _check_sqlite(uri: str) -> None:
+    """Check that an uploader can make a SQLite store here, or an experiment in it."""
     path = sqlite_path(uri).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Other processes wait here. Then the store is ready and they need not import mlflow.
-        with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
+        with suppress(TimeoutError), write_lock(uri, _PATIENCE_S):  # else somebody writes there now
             if why := why_no_locks(path.parent, alone=True):
                 raise TrackingError(f"tracking.uri={uri}: SQLite needs locks; {why}. {_ELSEWHERE}")
-            if experiment_id(uri, experiment) is None:
-                with write_lock(uri):
-                    is_made(path)  # raises at once if the store is unusable; MLflow takes seconds
-                _initialise_sqlite(uri, experiment, path.parent)
+            is_made(path)
     except PermissionError as error:
         raise TrackingError(_not_ours(uri, path, error)) from error
     except OSError as error:
@@ -241,10 +236,3 @@ def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
 def beside(path: Path, suffix: str) -> Path:
     """Return the path of a hidden file in the folder of `path`: `.NAME.SUFFIX`."""
     return path.with_name(f".{path.name}.{suffix}")
-
-
-def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
-    given = "hpctrain.tracking.uploading.client", uri, experiment
-    # MLflow derives the default experiment's artifact path from the working directory.
-    if why := run_module(*given, cwd=folder, timeout=_LOCK_SECONDS):
-        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {why}")

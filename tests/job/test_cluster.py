@@ -161,19 +161,6 @@ def test_preempted_requeued_resumed(
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
-@pytest.mark.slow  # tests/slurm/test_queue.py guards what it needs without a cluster
-def test_a_preemption_while_the_first_run_makes_the_store(train: Train, tmp_path: Path) -> None:
-    train("-m", "train.max_steps=5", "site.partition=preemptible")
-    run = only_run(tmp_path)
-    job, lock = cluster.job_id(run), tmp_path / "runs" / ".mlflow.db.init.lock"
-    cluster.wait_for(lock.exists, 60, "the process that makes the store")
-    cluster.tool("preempt", job)
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the stop")
-    attempt = run_json(run)["attempts"][-1]
-    assert (attempt["cause"], attempt["verdict"]) == ("preempted", "requeue")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
-
-
 POISONED = """\
 import torch.distributed as dist
 from hpctrain.tasks import Classification

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.tracking.store import initialise
+from hpctrain.tracking.store import check_store
 from tests.postgres import Postgres
 from tests.tracking.mlflow_server import MlflowServer, serving
 from tests.tracking.token_proxy import TOKEN, TokenProxy
@@ -32,7 +32,7 @@ def test_a_server_with_a_token(
     with serving(server), TokenProxy(server.port) as proxy:
         # With a wrong token the run trains, nothing is sent, and what is wrong is said.
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong-token-of-somebody")
-        assert not initialise(proxy.uri, "exp")
+        assert not check_store(proxy.uri, "exp")
         process = train(tmp_path / "r", proxy.uri, begin=0, end=50, metrics=METRICS, drain=60.0)
         text = process.communicate(timeout=500)[0]
         assert process.returncode == 0
@@ -44,7 +44,7 @@ def test_a_server_with_a_token(
         assert "401" in refused.stderr
         # With the right one `sync` brings everything, and the next run is live.
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
-        assert initialise(proxy.uri, "exp")
+        assert check_store(proxy.uri, "exp")
         done = sync(tmp_path / "r")
         assert "500 points uploaded" in done.stdout, done.stderr
         process = train(tmp_path / "s", proxy.uri, begin=0, end=50, metrics=METRICS, drain=400.0)
@@ -64,7 +64,7 @@ def test_postgresql_behind_a_server_that_is_killed(
 ) -> None:
     artifacts = tmp_path / "artifacts"
     with serving(MlflowServer(tmp_path, postgres.uri, artifacts=artifacts)) as server:
-        assert initialise(server.uri, "exp")
+        assert check_store(server.uri, "exp")
         process = train(
             tmp_path / "r", server.uri, begin=0, end=600, sleep=0.01, metrics=METRICS,
             params={"text": "ü" * 7000}, nodes=2, drain=400.0, parent="p",

@@ -23,8 +23,6 @@ from hpctrain.config.keys import row, select
 from hpctrain.config.metric_registry import registered
 from hpctrain.gone import table
 
-_WITHOUT_OPTIONS = ("freeze", "run")  # they take overrides, or one run directory
-
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the text of a page with the generated parts; MkDocs calls this for each page."""
@@ -84,11 +82,12 @@ def commands() -> Iterator[str]:
     """Yield the help text of each command."""
     yield "\n## python -m hpctrain\n"
     yield _block(_help(hpctrain.cli.main, "hpctrain", "--help"))
-    listed = hpctrain.cli.HELP.partition("Commands\n")[2].partition("\nChoices")[0]
-    for name in re.findall(r"^  (\S+)", listed, re.M):
-        if name not in _WITHOUT_OPTIONS:
-            yield f"\n### hpctrain {name}\n"
-            yield _block(_help(hpctrain.cli.main, "hpctrain", name, "--help"))
+    yield _block(_help(hpctrain.cli.main, "hpctrain", "--help", "all"))
+    for name in hpctrain.cli.COMMANDS:
+        for form in ("", *hpctrain.cli.FORMS.get(name, ())):
+            words = [name, form] if form else [name]
+            yield f"\n### hpctrain {' '.join(words)}\n"
+            yield _block(_help(hpctrain.cli.main, "hpctrain", *words, "--help"))
     yield "\n## python -m data_prep\n"
     yield _block(_help(data_prep.cli.main, "data_prep", "--help"))
     for name in data_prep.cli.COMMANDS:

@@ -1,6 +1,6 @@
 """The command line: train here, submit a sweep, or run one of the commands.
 
-A command is the first argument (`hpctrain env`). Without one, Hydra reads all the arguments
+A command is the first argument (`hpctrain status`). Without one, Hydra reads all the arguments
 (`experiment=digits optimizer.lr=1`). Heavy imports are inside the functions, so that no command on
 a login node waits for torch or mlflow.
 """
@@ -12,7 +12,6 @@ import os
 import re
 import select
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -24,93 +23,40 @@ from hpctrain import __version__, gone
 from hpctrain.disk import umask
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.faults import early_signals
+from hpctrain.help import ALL, show
 from hpctrain.rendezvous.leaving import exit_at_once_if_group_is_open
 from hpctrain.secrets import mask
 from hpctrain.terminal import exact, guard, harmless, indented
 
-HELP = """\
-hpctrain: from a config to finished, trustworthy training runs on Slurm
-
-  python -m hpctrain experiment=digits           train here in this process
-  torchrun --nproc-per-node 2 -m hpctrain experiment=digits     with 2 ranks
-  python -m hpctrain -m experiment=digits optimizer.lr=1e-3,1e-2
-                                                 submit one job per value
-  sbatch slurm/train.sbatch experiment=digits    submit one job, no submitit
-
-If a run was stopped (Ctrl-C, preemption, kill -9), the same command resumes it
-from its last checkpoint.
-
-Commands
-  env [--json]         the ranks, hosts and Slurm variables of this process
-  freeze OVERRIDES     check a config, write its run directory, print its path
-  run RUN_DIR          train a frozen run directory; --until-step K pauses it
-  sync [RUN_DIR...]    upload to MLflow what it does not have yet
-  status [RUN|SWEEP]   show the states of the runs; --watch repeats it
-  top [RUN]            live: what the nodes and GPUs of a run do; --once --json
-  logs RUN             show the output of a run, or why it failed; -f follows it
-  cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
-  resume [RUN|SWEEP]   start runs again that failed or were preempted
-  branch RUN           make a run that goes on from a checkpoint of another one
-  evaluate RUN         the metrics of a checkpoint, on any split and data set
-  predict RUN DATA OUT write what the model says of each sample as HDF5 shards
-  export RUN OUT       write weights as safetensors; --merge adds its adapters
-  checkpoints [RUN]    list the checkpoints of runs; --verify reads their files
-  gc                   list what can be deleted; only --delete deletes it
-  report [RUN|SWEEP]   where the time and GPU-hours went, and what to change
-  compare RUN RUN      show what differs, and at which step two runs part
-  generate RUN PROMPT  let a trained language model continue a text
-  bench OVERRIDES      measure loader, steps and links; --against FILE compares
-  doctor               check versions, Slurm, storage; --nodes N: in a job
-  plan OVERRIDES       tell memory, time and cost of a run before it is queued
-  plot RUN...          draw curves in the terminal, or --out FILE.png|.html
-  keys [SECTION|WORD]  list the sections of the config; show or search its keys
-  metrics [GROUP|NAME] print unit and meaning of everything that a run measures
-  from-deepspeed FILE  translate a DeepSpeed config for conf/experiment
-  from-accelerate FILE translate a config of Hugging Face Accelerate likewise
-
-Choices (NAME=CHOICE)
-{groups}
-Values (KEY=VALUE)
-{keys}
-  python -m hpctrain keys                          lists the sections
-  python -m hpctrain keys train                    shows the keys of one
-  python -m hpctrain experiment=digits --cfg job   prints the values of a config
-
---config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own
-options; --version.
-
-Exit codes: 0 finished or paused, 1 the training raised an exception, 2 config,
-3 data, 4 scheduler, 5 ranks or ports, 6 run directory, 7 tracking, 8 a number
-is not finite, 9 a node fails its checks, 130 saved and stopped by Ctrl-C, 143
-saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
-"""
-
-
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
-    "env": "hpctrain.rendezvous.report",
     "status": "hpctrain.commands.status",
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",
     "resume": "hpctrain.commands.resume",
-    "branch": "hpctrain.trained.commands.branch",
     "evaluate": "hpctrain.trained.commands.evaluate",
     "predict": "hpctrain.trained.commands.predict",
     "export": "hpctrain.trained.commands.export",
-    "checkpoints": "hpctrain.commands.checkpoints",
-    "gc": "hpctrain.commands.gc",
     "report": "hpctrain.report.report_command",
-    "compare": "hpctrain.report.compare_command",
-    "generate": "hpctrain.trained.commands.generate",
-    "bench": "hpctrain.bench.bench",
-    "doctor": "hpctrain.doctor.command",
     "plan": "hpctrain.plan.plan_command",
-    "top": "hpctrain.report.live.live",
-    "keys": "hpctrain.config.keys",
-    "plot": "hpctrain.report.plot_command",
-    "metrics": "hpctrain.config.metric_command",
-    "from-deepspeed": "hpctrain.config.translate.deepspeed",
-    "from-accelerate": "hpctrain.config.translate.accelerate",
+    "doctor": "hpctrain.doctor.command",
+    "bench": "hpctrain.bench.bench",
+    "gc": "hpctrain.commands.gc",
+}
+# An option that makes another command of it, wherever it stands: the module gets the others.
+FORMS = {
+    "status": {
+        "--live": "hpctrain.report.live.live",
+        "--checkpoints": "hpctrain.commands.checkpoints",
+        "--upload": "hpctrain.tracking.sync",
+    },
+    "resume": {"--branch": "hpctrain.trained.commands.branch"},
+    "predict": {"--prompt": "hpctrain.trained.commands.generate"},
+    "report": {
+        "--compare": "hpctrain.report.compare_command",
+        "--plot": "hpctrain.report.plot_command",
+    },
+    "doctor": {"--env": "hpctrain.rendezvous.report"},
 }
 
 
@@ -123,7 +69,7 @@ _OTHER_WORDS = {
         "status": "list ls ps runs show",
         "resume": "continue restart requeue",
         "evaluate": "eval test validate",
-        "top": "watch monitor",
+        "status --live": "watch monitor",
         "logs": "log tail",
         "-m KEY=VALUE": "submit launch sweep",
         "KEY=VALUE alone": "train fit",
@@ -192,21 +138,20 @@ def _nobody_reads() -> bool:
 def _dispatch(argv: list[str]) -> int:
     ranks: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
-        "work": partial(_command, "hpctrain.job.worker"),  # a rank of a worker of a search
-        "call": partial(_command, "hpctrain.job.call"),  # a rank of hpctrain.submit_function
+        "work": partial(_module, "hpctrain.job.worker"),  # a rank of a worker of a search
+        "call": partial(_module, "hpctrain.job.call"),  # a rank of hpctrain.submit_function
     }
     commands: dict[str, Callable[[list[str]], int]] = {
+        **{name: partial(_command, name) for name in COMMANDS},
         "freeze": _freeze,
         **ranks,
-        "sync": _sync,
-        **{name: partial(_command, module) for name, module in COMMANDS.items()},
     }
     if "LOCAL_RANK" in os.environ:  # torch.distributed.launch says it on the command line, too
         argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
-    without_help = first not in commands or first in ("freeze", *ranks)
-    if {"--help", "-h"} & {first, *argv} and without_help:
-        return _help()
+    if {"--help", "-h"} & {first, *argv} and first not in COMMANDS:
+        guard()
+        return show(argv[1:] if first in ("--help", "-h") else [])
     if "--version" in argv and first not in commands:  # Hydra would print its own
         print(f"hpctrain {__version__}")
         return 0
@@ -230,32 +175,27 @@ def _dispatch(argv: list[str]) -> int:
     return _train(argv)
 
 
-def _help() -> int:
-    from hpctrain.config.composing.choices import as_typed, groups, sections
-    from hpctrain.yaml_file import conf_dir
-
-    listed = [f"{as_typed(n):<12} {', '.join(found)}" for n, found in groups(conf_dir()).items()]
-    columns = ["\n".join(map(_folded, lines)) for lines in (listed, sections())]
-    print(HELP.format(groups=columns[0] + "\n", keys=columns[1]), end="")
-    return 0
-
-
-def _folded(line: str) -> str:
-    """Return a name and its words in 80 columns, indented."""
-    return textwrap.fill(
-        line, 79, initial_indent="  ", subsequent_indent=15 * " ", break_on_hyphens=False
-    )
+def _command(name: str, argv: list[str]) -> int:
+    """Run a command in the form that its options choose."""
+    forms = FORMS.get(name, {})
+    form = next((word for word in argv if word in forms), None)
+    if form is None:
+        try:
+            return _module(COMMANDS[name], argv)
+        finally:
+            if forms and {"-h", "--help"} & {*argv}:
+                print("\nother forms (each with --help):")
+                print(*re.findall(rf"^  {name} --?.*|^  {name} RUN --.*", ALL, re.M), sep="\n")
+    return _module(forms[form], [word for word in argv if word != form])
 
 
-def _sync(argv: list[str]) -> int:
-    from hpctrain.runs.state.state import ended_for_good
-    from hpctrain.tracking.sync import main as sync
+def _module(module: str, argv: list[str]) -> int:
+    main = import_module(module).main
+    if module == "hpctrain.tracking.sync":
+        from hpctrain.runs.state.state import ended_for_good
 
-    return sync(argv, ended_for_good)
-
-
-def _command(module: str, argv: list[str]) -> int:
-    code: int = import_module(module).main(argv)
+        main = partial(main, ended=ended_for_good)
+    code: int = main(argv)
     return code
 
 

@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,8 @@ def _hang(*_: Any) -> None:
 def run(arguments: list[str]) -> Outcome:
     """Run a command in this process as `python -m hpctrain` or `python -m data_prep` does."""
     from data_prep.cli import main as data_prep
-    from hpctrain.cli import COMMANDS, _sync
+    from hpctrain.cli import _command
+    from hpctrain.config.translate.__main__ import main as translate
     from hpctrain.errors import HpctrainError
 
     name, *rest = arguments
@@ -210,7 +211,7 @@ def run(arguments: list[str]) -> Outcome:
     if name == "data_prep":
         main = data_prep
     else:
-        main = _sync if name == "sync" else import_module(COMMANDS[name]).main
+        main = translate if name == "translate" else partial(_command, name)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     signals = signal.SIGALRM, signal.SIGPROF
     before = [signal.signal(each, _hang) for each in signals]
@@ -239,7 +240,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     part, *rest = damaged_file.relative_to(house).parts
     runs, data = str(house / "runs"), str(house / "digits")
     if part == "digits":
-        tools = [["data_prep", tool, data] for tool in ("verify", "stats", "head")]
+        tools = [["data_prep", "inspect", data, *tool] for tool in (["--verify"], ["--head", "5"])]
         where = [f"data.path={data}", f"output_dir={runs}"]
         few = [*where, "parallel.device=cpu", "train.max_steps=2", "tracking.enabled=false"]
         predict = ["predict", str(house / "runs" / "other"), data, str(house / "new")]
@@ -247,7 +248,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
         return [*tools, ["data_prep", "inspect", data], ["plan", "experiment=digits", *where],
                 predict, bench]  # fmt: skip
     if part == "bench.json":
-        few = ["--data-only", "--steps", "5", "--warm-up", "1", "--against", str(damaged_file)]
+        few = ["--data-only", "--steps", "5", "--against", str(damaged_file)]
         return [["bench", "experiment=digits", f"data.path={data}", "parallel.device=cpu", *few]]
     digits = ["plan", "experiment=digits", f"data.path={house / 'digits'}", f"output_dir={runs}"]
     if part == "hardware.yaml":
@@ -255,13 +256,10 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     if part == "conf":
         own = [f"hydra.searchpath=[{house / 'conf'}]", "hardware=own"]
         return [[*digits, *own]]
-    if part == "predicted":
-        one = str(next(path for path in (house / "runs").glob("digits-*")))
-        return [["predict", one, data, str(house / "predicted"), "--shard-samples", "100"]]
     if part == "accelerate.yaml":
-        return [["from-accelerate", str(damaged_file)]]
+        return [["translate", str(damaged_file)]]
     if part == "deepspeed.json":
-        return [["from-deepspeed", str(damaged_file)]]
+        return [["translate", str(damaged_file)]]
     if rest[0] == "doctor":
         return [["doctor", "--history", f"output_dir={runs}"]]
     if rest[0] == "sweeps":
@@ -270,10 +268,18 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     one, other = str(house / "runs" / rest[0]), str(house / "runs" / "other")
     every = [
         *(["status", runs], ["status", one], ["logs", one], ["cancel", one], ["cancel", "--all"]),
-        *(["checkpoints", one, "--verify"], ["gc", "--dir", runs, "--delete"], ["report", one]),
-        *(["report", runs, "--html", f"{runs}/out.html"], ["compare", one, other]),
-        *(["top", one, "--once"], ["plot", one, "--metric", "train/loss"]),
-        *(["plan", "--from-run", one], ["branch", one, "optimizer.lr=0.5"], ["sync", one]),
+        *(
+            ["status", "--checkpoints", one, "--verify"],
+            ["gc", "--dir", runs, "--delete"],
+            ["report", one],
+        ),
+        *(["report", runs, "--html", f"{runs}/out.html"], ["report", "--compare", one, other]),
+        *(["status", "--live", one, "--once"], ["report", "--plot", one]),
+        *(
+            ["plan", "--from-run", one],
+            ["resume", "--branch", one, "seed=9"],
+            ["status", "--upload", one],
+        ),
         *(["evaluate", one], ["export", one, f"{runs}/exported"], ["resume", one]),
     ]
     return every

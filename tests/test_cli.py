@@ -1,6 +1,7 @@
 """The parts of the command line that have no other test."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import hpctrain
 from hpctrain import cli
 from hpctrain.errors import ConfigError
+from hpctrain.help import ALL
 from tests.conftest import run_module
 
 
@@ -39,20 +41,50 @@ def test_the_version_is_ours_and_not_hydras(
 def test_a_word_for_a_command_that_has_another_name(word: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         cli._dispatch([word])
-    assert str(caught.value).startswith(f"{word}: no such command; {hint}commands are freeze, run")
+    assert str(caught.value).startswith(f"{word}: no such command; {hint}commands are status, logs")
     assert word not in cli.COMMANDS
 
 
-def test_the_help_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli._dispatch(["--help"]) == 0
+@pytest.mark.parametrize(
+    ("words", "most", "some"),
+    [
+        (["--help"], 40, {"train.max_steps=2000", "doctor"}),
+        (["experiment=digits", "-h"], 40, {"train.max_steps=2000"}),
+        (["--help", "all"], 400, {"rtx_pro_ws", "+scaling", "dry_run", "train.", "--upload"}),
+        (["--help", "seed"], 30, {"seed", "int"}),
+        (["--help", "perf/"], 60, {"perf/mfu_percent"}),
+    ],
+)
+def test_the_help_fits_a_terminal(
+    words: list[str], most: int, some: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._dispatch(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    words = " ".join(lines).split()
-    assert {"rtx_pro_ws", "+scaling", "snapshot_max_mb,", "train."} <= {*words}
+    assert len(lines) <= most
+    assert some <= {*" ".join(lines).split()}
+    assert words[1:] not in ([], ["all"]) or max(map(len, lines)) <= 80
+
+
+def test_all_commands_and_forms_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = ALL.partition("What jobs")[0]
+    for name in cli.COMMANDS:
+        forms = cli.FORMS.get(name, {})
+        for form in forms:
+            assert re.search(rf"^  {name} (RUN )?{form} ", commands, re.M)
+            with pytest.raises(SystemExit):
+                cli._dispatch([name, form, "--help"])
+            assert capsys.readouterr().out.startswith(f"usage: python -m hpctrain {name} {form} ")
+        with pytest.raises(SystemExit):
+            cli._dispatch([name, "--help"])
+        said = capsys.readouterr().out
+        assert all(form in said for form in forms)
+    assert len(re.findall(r"^  \w", commands, re.M)) == len(cli.COMMANDS) + sum(
+        map(len, cli.FORMS.values())
+    )
 
 
 def test_a_full_disk_below_the_output_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "hpctrain", "metrics"]
+    command = [sys.executable, "-m", "hpctrain", "--help", "metrics"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=-1, text=True, check=False)
     said = "error: standard output: cannot be written (No space left on device)\n"

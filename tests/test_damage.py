@@ -27,10 +27,6 @@ num_machines: 2
 num_processes: 8
 fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_offload_params: false}
 """
-HISTORY = (
-    '{"time": 1767225600.0, "host": "node3", "by": "doctor", "verdict": "fail", "findings": '
-    '[{"check": "GPU 0: ECC", "verdict": "fail", "found": "2"}], "figures": {"read_mb_s": 1.0}}\n'
-)
 FAILURE = (
     '{"error": "OSError: gone", "time": 1767225600.0, "host": "node3", "job_id": "17", '
     '"restart_count": 0}'
@@ -38,10 +34,6 @@ FAILURE = (
 NOTIFY = '{"variable": "SLACK", "kind": "slack", "on": ["failed"], "stalled_s": 600.0}'
 RECORDED = '{"step": 20, "time": 1767225600.0, "metrics": {"val/loss": 0.5}, "checkpoint": ""}'
 ASKED = '{"step": 40, "tries": 1, "job_id": "17", "given_up": false}'
-PREDICTED = (
-    '{"count": 100, "bytes": 4096, "digest": "xxh3_128:0", "fields": '
-    '{"prediction": ["float32", [10]]}}'
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +49,6 @@ def house(
     shutil.copytree(trained, runs / "other")
     shutil.copytree(digits, folder / "digits")
     (runs / "doctor").mkdir()
-    (runs / "doctor" / "history.jsonl").write_text(HISTORY)
     (runs / "doctor" / "excluded.json").write_text('{"node3": {"time": 1.0, "why": "ECC"}}')
     (runs / "sweeps" / "one").mkdir(parents=True)
     listed = {"run": str(runs / trained.name), "name": trained.name, "swept": ["seed=0"]}
@@ -76,12 +67,9 @@ def house(
     cpu = Path("conf/hardware/cpu.yaml").read_text()
     (folder / "conf" / "hardware" / "own.yaml").write_text(cpu)
     (folder / "hardware.yaml").write_text(cpu)
-    (folder / "predicted").mkdir()
-    (folder / "predicted" / "prediction.json").write_text('{"shard_samples": 128}')
-    (folder / "predicted" / ".val-00000.h5.json").write_text(PREDICTED)
     (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
     (folder / "accelerate.yaml").write_text(ACCELERATE)
-    few = ["--data-only", "--steps", "5", "--warm-up", "1", "--save", str(folder / "bench.json")]
+    few = ["--data-only", "--steps", "5", "--save", str(folder / "bench.json")]
     where = [f"data.path={digits}", "parallel.device=cpu"]
     run_module("hpctrain", "bench", "experiment=digits", *where, *few)
     return folder

@@ -39,9 +39,8 @@ from hpctrain.config.keys import select
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
-from hpctrain.config.validate import validate
+from hpctrain.config.translate.__main__ import main as translate
 from hpctrain.doctor.command import settings
-from hpctrain.plan.plan_command import composed_for
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
@@ -53,8 +52,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The words that begin a command; every other line of a block of commands is an error.
 PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", "apt-get")
 SHELL = ("git clone ", "cd ", "source ", "export ", "mkdir ", "chgrp ", "chmod ", "grep ")
-TRANSLATE = ("from-deepspeed", "from-accelerate")
-OF_TRAINED = ("branch", "export", "evaluate", "predict")
+OF_TRAINED = ("export", "evaluate", "predict")
 FILES = (".py", ".md", ".sbatch", ".yaml", ".json")
 # Groups of configs that have no other choices than ours.
 GROUPS = ("parallel", "precision", "scheduler", "optimizer", "tracking", "hardware", "debug")
@@ -275,34 +273,32 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", prefix, _]:
             assert find_spec("torch.distributed.flight_recorder.fr_trace") is not None
             assert prefix in (ROOT / "hpctrain/rendezvous/flight_recorder.py").read_text()
-        case ["python", "-m", "data_prep", "sample", *_] | [
-            "python",
-            "-m",
-            "hpctrain",
-            "generate",
-            *_,
-        ]:
+        case ["python", "-m", "data_prep", "sample", *_]:
             pass  # the slow test runs what takes minutes
+        case ["python", "-m", "hpctrain", "predict", *rest] if "--prompt" in rest:
+            pass
         case ["python", "-m", "data_prep", *rest]:
             call(lambda: data_prep(rest))
         case ["python", "-m", "hpctrain", "status", "--watch"]:
             pass  # --watch would wait for a run
-        case ["python", "-m", "hpctrain", "sync", *rest]:
-            call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
-        case ["python", "-m", "hpctrain", "compare", *rest]:
-            call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
+        case ["python", "-m", "hpctrain", "status", "--upload", *rest]:
+            call(
+                hpctrain, "status", "--upload", *rest, code=7
+            )  # accepted, but no run here was tracked
+        case ["python", "-m", "hpctrain", "report", "--compare", *rest]:
+            # It is accepted, but both are one run.
+            call(hpctrain, "report", "--compare", *named(rest, run), code=2)
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             call(hpctrain, *rest, "launch.dry_run=true")
-        case ["python", "-m", "hpctrain", *rest] if {
-            "launch.time_min=auto",
-            "parallel.weights=auto",
-        } & {*rest}:
+        case ["python", "-m", "hpctrain", *rest] if "launch.time_min=auto" in rest:
             call(hpctrain, *rest, code=2)  # accepted, but nothing was measured
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
             own = "site=mine" in rest and "--config-dir" not in rest
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", command, *rest] if command in OF_TRAINED:
             call(hpctrain, command, *named(rest, run), code=6)  # accepted, but nothing was trained
+        case ["python", "-m", "hpctrain", "resume", "--branch", *rest]:
+            call(hpctrain, "resume", "--branch", *named(rest, run), code=6)
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "plan", *rest] if "--measure" in rest:
@@ -313,25 +309,22 @@ def accept(words: list[str], run: Path) -> None:
             assert "no run directory" in call(hpctrain, "plan", *rest, code=2)
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
-        case ["python", "-m", "hpctrain", "bench", *rest] if "--sample-shape" in rest:
-            shape = rest[rest.index("--sample-shape") + 1]  # tests/bench measures
-            validate(composed_for([word for word in rest if "=" in word], None, shape), 1)
         case ["python", "-m", "hpctrain", "bench", *rest]:
             checked([word for word in rest if "=" in word], 1)  # tests/bench measures
-        case ["python", "-m", "hpctrain", "plot", *rest]:
+        case ["python", "-m", "hpctrain", "report", "--plot", *rest]:
             if not journal_path(run).exists():
                 journal = Journal(run)
                 journal.append("metrics", step=1, metrics={"train/loss": 1.0})
                 journal.close()
-            call(hpctrain, "plot", *named(rest, run))
+            call(hpctrain, "report", "--plot", *named(rest, run))
         case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
             settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
-        case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:
-            call(hpctrain, command, *rest)
+        case ["python", "-m", "hpctrain.config.translate", *rest]:
+            call(lambda: translate(rest))
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):
-            if not {"experiment=stdlib_lm", "experiment=flow"} & {*rest}:  # the data takes a minute
+            if "experiment=stdlib_lm" not in rest:  # the data takes a minute
                 checked(rest, 1)
         case ["python", "-m", "hpctrain", *rest]:
             call(hpctrain, *named(rest, run))
@@ -536,12 +529,10 @@ def test_the_trainings_of_a_page(name: str, folder: Path) -> None:
             words[:1] = ["python", "-m", "torch.distributed.run"]
         if words[0] != "python" or "parallel=zero3" in words or _CLUSTER.search(text):
             continue
-        if {"--watch", "index", "generate"} & {*words}:
+        if {"--watch", "index", "--prompt"} & {*words}:
             continue
         trained = runs(folder / "runs")
         words = [trained[0].name if w.startswith("digits-3fa") else w for w in words]
-        if "experiment=flow" in words or {"sample", "flow"} <= {*words}:
-            continue  # tests/tasks/test_evolution.py trains it
         more = lm_steps if "experiment=stdlib_lm" in words else []
         command = [sys.executable, *words[1:], *more]
         done = forkserver.run(command, capture_output=True, text=True, cwd=folder, timeout=400)

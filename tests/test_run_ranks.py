@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from tests import ranks
-from tests.ranks import POOL, RanksError, run_ranks
+from tests.ranks import RanksError, run_ranks
 
 
 def total(factor: int) -> tuple[int, int, float]:
@@ -37,10 +37,6 @@ def hang(which: int) -> None:
         time.sleep(1000)
 
 
-def what_is_not_pickled() -> object:
-    return lambda: 0
-
-
 def surroundings() -> tuple[str | None, str, int]:
     return os.environ.get("HPCTRAIN_TEST_RANKS"), os.getcwd(), torch.get_num_threads()
 
@@ -49,31 +45,6 @@ def surroundings() -> tuple[str | None, str, int]:
 def test_results_come_by_rank(n: int) -> None:
     whole = n * (n + 1) / 2
     assert run_ranks(total, n, 10) == [(rank, n, 10 * whole) for rank in range(n)]
-
-
-def test_many_calls_need_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.ranks.RENEW", 100)
-    POOL.replace()
-    run_ranks(total, 2, 1)
-    before = POOL.started
-    processes = {rank.process.pid for rank in POOL.ranks}
-    for _ in range(20):
-        run_ranks(total, 2, 1)
-    assert POOL.started == before
-    assert {rank.process.pid for rank in POOL.ranks} == processes
-    assert all(rank.process.forked for rank in POOL.ranks)
-
-
-def test_new_processes_replace_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.ranks.RENEW", 2)
-    POOL.replace()
-    seen = []
-    for _ in range(4):
-        run_ranks(total, 2, 1)
-        seen.append({rank.process.pid for rank in POOL.ranks})
-    assert seen[0] == seen[1]
-    assert seen[2] == seen[3]
-    assert not seen[0] & seen[2]
 
 
 @pytest.mark.parametrize("then_wait", [False, True])
@@ -85,25 +56,9 @@ def test_an_exception_is_told_with_its_rank(then_wait: bool) -> None:
     assert len(run_ranks(total, 2, 1)) == 2
 
 
-def test_each_failing_rank_is_told() -> None:
-    with pytest.raises(RanksError) as caught:
-        run_ranks(what_is_not_pickled, 2)
-    for rank in range(2):
-        assert f"rank {rank} of 2: Traceback" in str(caught.value)
-
-
 def test_a_rank_that_is_killed() -> None:
     with pytest.raises(RanksError, match=r"rank 1 of 2: the process ended with -9"):
         run_ranks(end, 2, 1, signal.SIGKILL)
-    assert len(run_ranks(total, 2, 1)) == 2
-
-
-def test_a_rank_that_ended_between_two_calls() -> None:
-    run_ranks(total, 2, 1)
-    POOL.ranks[0].process.kill()
-    POOL.ranks[0].process.wait()
-    with pytest.raises(RanksError, match=r"rank 0 of 2: the process ended with -9"):
-        run_ranks(total, 2, 1)
     assert len(run_ranks(total, 2, 1)) == 2
 
 

@@ -34,7 +34,6 @@ def test_skipped_then():
     mark.touch()
     assert False
 """
-DIES = "import os\ndef test_dies(): os._exit(3)\n"
 
 
 def run(folder: Path, *options: str) -> tuple[Completed, Completed]:
@@ -83,29 +82,6 @@ def test_a_test_that_fails_twice_is_a_failure(tmp_path: Path) -> None:
         "FAILED TWICE: test_skipped.py::test_skipped_then (skipped in the second try)",
     ]
     assert "NEVER" in second.stdout
-
-
-@pytest.mark.slow
-def test_a_crash_is_not_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "test_flaky.py").write_text(FLAKY)
-    (tmp_path / "test_other.py").write_text(DIES)
-    first, second = run(tmp_path, "-n", "1")
-    assert first.returncode == second.returncode == 1
-    assert "no ordinary failure: test_other.py::test_dies" in second.stdout
-    assert not said(second)
-
-
-@pytest.mark.parametrize("options", [(), ("-n", "1")])
-def test_a_file_that_cannot_be_imported_is_not_tried_again(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    (tmp_path / "test_flaky.py").write_text(FLAKY)
-    (tmp_path / "test_other.py").write_text("import none_such\n")
-    first, second = run(tmp_path, *options)
-    assert first.returncode == (1 if options else 2)
-    assert second.returncode == 1
-    assert "no ordinary failure: test_other.py\n" in second.stdout
-    assert not said(second)
 
 
 @pytest.mark.parametrize(

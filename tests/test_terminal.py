@@ -152,7 +152,7 @@ def shown_on_terminal(*arguments: str) -> str:
     [
         ["status"],
         ["logs", "\x1b"],
-        ["checkpoints"],
+        ["status", "--checkpoints"],
         ["gc"],
         ["cancel", "\x1b"],
         ["status", f"no{EVIL}"],  # an error of ours
@@ -199,22 +199,25 @@ def test_logs_are_exact_in_a_file_and_harmless_on_a_terminal(planted: Path) -> N
 
 
 def test_keys_of_foreign_configs(tmp_path: Path) -> None:
-    file = tmp_path / f"a{EVIL}\nmodel: evil".replace("/", "")
+    file = tmp_path / f"a{EVIL}\nmodel: evil.json".replace("/", "")
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}, f"k{EVIL}\nb": EVIL}))
     for more in ([], ["--overrides"]):
-        found = shown("hpctrain", "from-deepspeed", str(file), *more, cwd=tmp_path)
+        found = shown("hpctrain.config.translate", str(file), *more, cwd=tmp_path)
         assert SEEN in found
         assert not COMMAND.search(found)
         assert "\nmodel: evil" not in found  # such a line would be a key of the file that is made
     file.write_text(json.dumps({f"k{EVIL}\nerror: all is well": EVIL}))
-    found = shown("hpctrain", "from-deepspeed", str(file), cwd=tmp_path)
+    found = shown("hpctrain.config.translate", str(file), cwd=tmp_path)
     assert SEEN in found
     assert not COMMAND.search(found)
     assert "\nerror: all is well" not in found
     file.write_text("[" * 100_000)
-    said = {"from-deepspeed": "nested too deeply", "from-accelerate": "maximum nesting depth"}
-    for command, why in said.items():
-        assert why in shown("hpctrain", command, str(file), cwd=tmp_path)
+    file.with_suffix(".yaml").write_text("[" * 100_000)
+    said = {".json": "nested too deeply", ".yaml": "maximum nesting depth"}
+    for suffix, why in said.items():
+        path = str(file.with_suffix(suffix))
+        found = shown("hpctrain.config.translate", path, cwd=tmp_path)
+        assert why in found
         assert "Traceback" not in found
 
 

@@ -111,11 +111,11 @@ _READERS = {
     ".fts": "astropy.io.fits.getdata",
     ".nii": "nibabel.load",
     ".mgz": "nibabel.load",
-    ".mat": "scipy.io.loadmat",
+    ".mat": "mat73.loadmat for `save -v7.3`, otherwise scipy.io.loadmat",
+    ".h5ad": "anndata.read_h5ad",
     ".dcm": "pydicom.dcmread",
     ".nrrd": "nrrd.read",
 }
-_MATLAB_5 = b"MATLAB 5.0 MAT-file"
 
 
 def way(path: str) -> str:
@@ -128,20 +128,6 @@ def way(path: str) -> str:
     return (
         f"write a function that reads it ({reader}) and yields samples, and convert with "
         "`python -m data_prep python FILE.py:function OUT`"
-    )
-
-
-def matlab_5(path: str) -> str:
-    """Return what to do with a .mat file that is not HDF5; "" for other files."""
-    try:
-        with open(path, "rb") as file:
-            if file.read(len(_MATLAB_5)) != _MATLAB_5:
-                return ""
-    except OSError:
-        return ""
-    return (
-        "is a MATLAB file of version 5 to 7, which is not HDF5. Save it with `save -v7.3` in "
-        f"MATLAB, or {way('x.mat')}"
     )
 
 

@@ -11,14 +11,12 @@ Array2D … Array5D       the same shape; variable-length if the first axis has 
 Image                   as in `images`: decoded, or kept with --encoded. Without --mode and --size,
                         the first image decides them; the mode is then L or RGB
 
-dict, list of dicts     each key as a feature of its own, DICT.KEY
-decimals                what --cast DICT.KEY=DTYPE says
 
-Other features, such as Audio and Video, are an error that names them: use --drop.
+Other features, such as Audio and Video, are an error that names them: use --drop. So are dicts:
+`dataset.flatten()` in Python makes a feature of each key, before save_to_disk.
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,7 +30,7 @@ from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.opening import naming, one_line
 from data_prep.formats.samples import Unusable
-from data_prep.formats.tables import nested, tables
+from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, listed
 from data_prep.formats.tables.columns import Column, Taken
 from data_prep.libraries import library
@@ -56,7 +54,7 @@ folder=FOLDER : path
 --drop NAME,… ...
     take all columns except these
 --cast NAME=DTYPE ...
-    the dtype to store, such as price=float64
+    the dtype to store, such as price=float32
 """,
     partial(pixels.add_arguments, mode=""),
     writing(""),
@@ -69,9 +67,8 @@ class _Saved:
     """The contents of a folder."""
 
     folder: str  # absolute path
-    # The library's features, by name. Those in a dict have the names DICT.KEY.
-    features: Mapping[str, Any]
-    schema: Any  # the Arrow schema of the files, and of the members of structs
+    features: Mapping[str, Any]  # the library's features, by name
+    schema: Any  # the Arrow schema of the files
     splits: Mapping[str, Sequence[str]]  # the files of each split; a Dataset has only the split ""
 
 
@@ -98,31 +95,14 @@ def _load(folder: Path) -> _Saved:
             f"{folder} has an order beside its rows, as old versions of datasets wrote it; load "
             "and save it again"
         )
-    found = [each for item in first.features.items() for each in _members(*item)]
-    for name, count in Counter(name for name, _ in found).items():
-        if count > 1:
-            raise DataError(f"{folder} has the feature {name!r} twice; rename one of them")
     return _Saved(
         folder=str(folder.absolute()),
-        features=dict(found),
-        schema=nested.with_nodes(first.features.arrow_schema),
+        features=first.features,
+        schema=first.features.arrow_schema,
         splits={
             name: [file["filename"] for file in split.cache_files] for name, split in splits.items()
         },
     )
-
-
-def _members(name: str, feature: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a feature; those in a dict, or in a list of dicts, have the names DICT.KEY."""
-    inside = getattr(feature, "feature", None)  # of a list
-    if isinstance(feature, dict) and feature:
-        for key, member in feature.items():
-            yield from _members(f"{name}.{key}", member)
-    elif isinstance(inside, dict) and inside:
-        for key, member in inside.items():
-            yield from _members(f"{name}.{key}", replace(feature, feature=member))
-    else:
-        yield name, feature
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,9 @@ digits   scikit-learn's 1,797 handwritten digits: image uint8[1, 8, 8] of 0 to 1
 stdlib   the source of Python's standard library, each file is a document: text and path as
          variable-length uint8 (UTF-8); train 90 %, val 10 %. With --train-bpe, also tokens, as
          `python -m data_prep text` writes them; the tokenizer is trained on the train split alone
-flow     decaying turbulence in two dimensions, computed by this command; each trajectory is a
-         sample: vorticity float32[steps, size, size], viscosity float32; train 90 %, val 10 %
 
     sample digits data/digits
     sample stdlib data/stdlib --train-bpe 4096
-    sample flow data/flow --size 128 --trajectories 1000 --seed 1
 """
 
 import argparse
@@ -31,7 +28,6 @@ from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.sources import flow
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -43,22 +39,13 @@ SKIPPED = {
     *("__pycache__", "lib2to3"),
 }
 _DOCUMENTS = 256  # documents in a block
-SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1", "flow": "train=0.9,val=0.1"}
+SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1"}
 ARGUMENTS = f"""
 name={{{",".join(SPLITS)}}}
 {writing("")}
 [stdlib]
 --train-bpe VOCABULARY : int
     also write tokens, of a byte-level BPE with this number of tokens
-[flow]
---size N : int
-    number of points along each side of the grid (default: {flow.SIZE})
---steps N : int
-    number of snapshots in a trajectory (default: {flow.STEPS})
---trajectories N : int
-    number of trajectories, which are the samples (default: {flow.TRAJECTORIES})
---seed N : int
-    seed of the random initial fields (default: 0)
 """
 
 
@@ -69,16 +56,10 @@ def prepare(args: argparse.Namespace) -> None:
 
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the data set that the command line names."""
-    numbers = {name: vars(args)[name] for name in ("size", "steps", "trajectories", "seed")}
-    given = {name: number for name, number in numbers.items() if number is not None}
-    if given and args.name != "flow":
-        raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")
     if args.train_bpe is not None and args.name != "stdlib":
         raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
     if args.train_bpe is not None and not args.quiet:
         print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
-    if args.name == "flow":
-        return flow.flow(options, **given)
     return stdlib(options, vocabulary=args.train_bpe) if args.name == "stdlib" else digits(options)
 
 
@@ -180,7 +161,7 @@ def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Optio
     )
     content = tokens.trained(texts, vocabulary)
     name = f"BPE of {vocabulary} tokens, trained on the {first} split"
-    return tokens.of_content(content, name, True, tokens.EOD)
+    return tokens.of_content(content, name, tokens.EOD)
 
 
 def _bytes(text: bytes) -> Array:

@@ -12,9 +12,7 @@ dates, times     int64 in the unit of the column's type, which is in the provena
 text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
                  sorted values, whose names are in the index
 lists            fixed-size lists: (n, k); other lists: variable-length
-structs          each member is a column: s.x; the members of a list of structs are lists
-decimals         what --cast NAME=DTYPE says; a float is rounded, an integer is exact
-maps, others     cannot be stored: use --drop
+structs, others  cannot be stored (nor decimals): use --drop
 
 An integer column of Parquet keeps the category names that `export` has written with it.
 
@@ -22,10 +20,11 @@ A row cannot be used if it has a null and --null gives no value for it, or an in
 fit or that a float would round (--cast may round floats to a smaller float). Messages give the
 number of such a row, from 1, without the header. --on-error says what happens then.
 
-CSV has no types: the values in the first MiB decide the types for all rows. In a column of numbers,
+CSV has no types: the values in the first MiB decide the types for all rows, and another value, or a
+row with too few or too many, is refused, whatever --on-error says. In a column of numbers,
 007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
---cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8, or what its byte order mark
-says (Excel writes one for UTF-16), or what --encoding says. A row must fit in --block.
+--cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8; files in other encodings
+are refused.
 """
 
 import argparse
@@ -38,12 +37,12 @@ import numpy as np
 from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
-from data_prep.formats.tables import csv_text, tables
+from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed, names_of
 from data_prep.formats.tables.columns import Column, Taken, numbers_of, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.tables import without
-from data_prep.options import Options, pairs, parse_size, writing
+from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -68,13 +67,6 @@ sources=SRC+ : path
     CSV: what separates values (default: a comma; .tsv: a tab)
 --header NAME,…
     CSV: the column names, if the first line has none
---encoding NAME =
-    CSV: encoding of files without a byte order mark, such as cp1252 (default: utf-8)
---block SIZE
-    CSV: how much text is read at once; a row must fit in it, and the first such block decides the
-    types (default: 4MiB, 1MiB for the types; more if there are many columns)
---no-quotes
-    CSV: treat " as an ordinary character
 {files.OUTSIDE}
 {writing()}
 """
@@ -110,7 +102,7 @@ class Table(Source):
         self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
     ) -> Iterator[Block]:
         """Yield the rows of a batch that can be used; report the others in their order."""
-        batch, bad = rows.batch, dict(rows.bad)
+        batch, bad = rows.batch, dict[int, str]()
         by_value = self.column and not split
         numbers = numbers_of(batch, columns)
         taken: dict[str, Taken] = {}
@@ -122,9 +114,8 @@ class Table(Source):
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
             bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
-        problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
-        for number, why in sorted(problems):
-            reading.bad(path, f"row {number}", why)
+        for row, why in sorted(bad.items()):
+            reading.bad(path, f"row {rows.number(row)}", why)
         if len(bad) == batch.num_rows:
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
@@ -157,16 +148,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         null=pairs("--null", args.null, empty=True),
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
-    block = parse_size(args.block, "--block") if args.block else 0
-    if block and not 2**20 <= block <= 2**30:
-        raise ConfigError(f"--block {args.block}: from 1MiB to 1GiB")
-    csv = Csv(
-        delimiter=args.delimiter,
-        names=tuple(listed([args.header or ""])),
-        quotes=not args.no_quotes,
-        encoding=csv_text.check_encoding(args.encoding),
-        block=block,
-    )
+    csv = Csv(delimiter=args.delimiter, names=tuple(listed([args.header or ""])))
     found = files.find(args.sources, tables.PATTERNS, args.allow_outside)
     first, *others = paths = [file.path for file in found.files]
     with naming(paths):
@@ -213,7 +195,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             "cast": dict(choice.cast),
             "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
-            "csv": [csv.delimiter, csv.names, csv.quotes, csv.encoding],
+            "csv": [csv.delimiter, csv.names],
         },
         folders=[str(source) for source in args.sources],
         about={

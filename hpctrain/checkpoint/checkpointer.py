@@ -32,8 +32,8 @@ from hpctrain.checkpoint import metadata_file
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
-from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
-from hpctrain.checkpoint.saving.committed import Committed, Readers
+from hpctrain.checkpoint.optimizer_state import OptimizerState
+from hpctrain.checkpoint.saving.committed import Committed
 from hpctrain.checkpoint.saving.proof import prove
 from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
@@ -78,12 +78,12 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    the multiples of `keep_every` and of the steps that `kept` returns. Rank 0 asks the `readers`
-    which they need. A checkpoint that has an `average` is loaded into these tensors. `base` is the
-    digest of the weights that the adapters of the model (LoRA) belong to: then its frozen
-    parameters are neither saved nor loaded. "" saves the whole model. The optimizer keeps about
-    `states` tensors for a parameter. `staging` are the bytes of memory that a copy of this rank's
-    part may take, while it is written in the background; 0 lets saves stop the training.
+    the multiples of `keep_every` and of the steps that `kept` returns. A checkpoint that has an
+    `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
+    the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
+    the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
+    bytes of memory that a copy of this rank's part may take, while it is written in the background;
+    0 lets saves stop the training.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -102,19 +102,16 @@ class Checkpointer:
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
-        readers: Readers | None = None,
-        layout: Layout = lambda _: None,
         states: int = 2,
         staging: float = 0,
     ) -> None:
-        self.readers, self.ranks = readers or Readers(), ranks
-        self.committed = Committed(folder, keep, keep_every, kept, self.readers)
-        self.saves = Saves(self.committed, ranks, self.readers)
+        self.ranks, self.committed = ranks, Committed(folder, keep, keep_every, kept)
+        self.saves = Saves(self.committed, ranks)
         self.path = self.committed.path
         self._average, self._base = average, base
         self.model, self.wrong = model, ""
         trained = [plain_name(name) for name in model.names], model.parameters
-        self._optimizer = OptimizerState(optimizer, *trained, layout)
+        self._optimizer = OptimizerState(optimizer, *trained)
         self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
         self._finite, self._states, self._staging = FiniteValues(model.module), states, staging
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
@@ -130,6 +127,7 @@ class Checkpointer:
         If the disk, its quota or a limit allows no checkpoint, it is a StorageError. If saves would
         stop the training for long, the processes are started that write in the background.
         """
+        self._optimizer.flat()  # which refuses what a checkpoint cannot hold
         layout, differ = self.model.layout, self.model.replicas_differ
         weights = _bytes_of(self._state(model_only=True)["model"].values())
         trained = _bytes_of(self.model.parameters)

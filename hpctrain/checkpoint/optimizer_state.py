@@ -9,25 +9,18 @@ what such a step does not make. Here nothing is called: a state is saved as it i
 as it was saved, with the same dtypes.
 """
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 
-Place = tuple[DeviceMesh, Sequence[Placement]]
-Layout = Callable[[str], Mapping[str, Place | None] | None]
-"""The places of the states that an optimizer makes for a parameter, by the parameter's name.
-
-The keys are those of the states. None in place of a place is a tensor that is no DTensor.
-"""
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 _INNER = (torch.Tensor, list, tuple, dict)
 
@@ -35,8 +28,7 @@ _INNER = (torch.Tensor, list, tuple, dict)
 class OptimizerState:
     """The state of an optimizer, to be saved and loaded.
 
-    `names` are those of the parameters in the plain model, which the optimizer may have. `layout`
-    tells what it makes; None where that is not known.
+    `names` are those of the parameters in the plain model, which the optimizer may have.
     """
 
     def __init__(
@@ -44,9 +36,8 @@ class OptimizerState:
         optimizer: torch.optim.Optimizer,
         names: Sequence[str],
         parameters: Sequence[torch.nn.Parameter],
-        layout: Layout = lambda _: None,
     ) -> None:
-        self._optimizer, self._layout = optimizer, layout
+        self._optimizer = optimizer
         self._parameters = dict(zip(names, parameters, strict=True))
         self._names = {id(p): name for name, p in self._parameters.items()}
 
@@ -71,10 +62,10 @@ class OptimizerState:
                 found |= {f"param_groups.{names[index]}.{key}": v for key, v in own.items()}
         return {key: self._checked(key, value) for key, value in found.items()}
 
-    def numbers(self, *, every: bool = False) -> dict[str, float]:
+    def numbers(self) -> dict[str, float]:
         """Return the numbers in the groups, which all ranks that have a group have alike.
 
-        With `every` they are named by each parameter of a group, and not by the first one alone.
+        They are named by the first parameter of the group.
         """
         found: dict[str, float] = {}
         names = iter(self._listed())
@@ -83,8 +74,7 @@ class OptimizerState:
             for key, value in group.items() if own else ():
                 single = isinstance(value, torch.Tensor) and value.numel() == 1
                 if isinstance(value, bool | int | float | np.generic) or single:
-                    number = float(local(value))
-                    found |= {f"{name}.{key}": number for name in own[: None if every else 1]}
+                    found[f"{own[0]}.{key}"] = float(local(value))
         return found
 
     def check_numbers(self) -> None:
@@ -115,10 +105,14 @@ class OptimizerState:
                 made.setdefault(own[place], {})[key.removeprefix(f"{place}.")] = entry
         for name, entries in made.items():
             if kind not in ("", self.kind):
-                self._check(name, entries.keys(), kind)
+                raise ConfigError(
+                    f"optimizer: the checkpoint has the state of {kind}, and this run has "
+                    f"{self.kind}: go on with that optimizer, or begin a run from the weights "
+                    "alone (checkpoint.init_from)"
+                )
             for rest, entry in entries.items():
                 key = f"state.{name}.{rest}"
-                found[key] = self._empty(name, rest, entry, now.get(key))
+                found[key] = self._empty(name, entry, now.get(key))
         firsts = {f"param_groups.{name}" for name in self._firsts()}
         found |= {key: _tensor(e) for key, e in saved.items() if owner(key, firsts) is not None}
         return found
@@ -156,34 +150,16 @@ class OptimizerState:
         groups = [group["params"] for group in self._optimizer.param_groups]
         return [self._names[id(group[0])] if group else "" for group in groups]
 
-    def _empty(self, name: str, rest: str, entry: Any, now: Any) -> Any:
+    def _empty(self, name: str, entry: Any, now: Any) -> Any:
         """Return a tensor for an entry, with the layout that the optimizer would give it."""
         if not isinstance(entry, TensorStorageMetadata):
             return None
         size, dtype, parameter = entry.size, entry.properties.dtype, self._parameters[name]
         if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (size, dtype):
             return now
-        alike = size == parameter.shape
-        if place := (self._layout(name) or {}).get(rest):
-            whole = torch.empty(size, dtype=dtype, device=parameter.device)
-            return distribute_tensor(whole, *place, src_data_rank=None)
-        if alike and rest not in (self._layout(name) or {}):
+        if size == parameter.shape:
             return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        return torch.empty(size, dtype=dtype, device=parameter.device if alike else "cpu")
-
-    def _check(self, name: str, saved: Collection[str], kind: str) -> None:
-        """Refuse the state of another class if this one keeps other values."""
-        known = self._layout(name)
-        if known is None or set(known) != set(saved):
-            keeps = (
-                "" if known is None else f", which keeps {', '.join(sorted(known)) or 'nothing'}"
-            )
-            raise ConfigError(
-                f"optimizer: the checkpoint has the state of {kind}, with "
-                f"{', '.join(sorted(saved))} for a parameter, and this run has {self.kind}{keeps}: "
-                "go on with that optimizer, or begin a run from the weights alone "
-                "(checkpoint.init_from)"
-            )
+        return torch.empty(size, dtype=dtype)
 
     def _checked(self, key: str, value: Any) -> Any:
         if isinstance(value, np.generic):

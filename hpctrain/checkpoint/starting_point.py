@@ -75,11 +75,11 @@ def compare(
     """Return which stored weights belong to which of a model, possibly on the meta device."""
     own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
     facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
-    computes = Computed.of(module)
+    computes = _Computed.of(module)
     if stages is not None:
         for part, names, patterns in objects.all_gather((facts, *computes), stages):
             facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
-            computes = Computed([*computes.names, *names], [*computes.patterns, *patterns])
+            computes = _Computed([*computes.names, *names], [*computes.patterns, *patterns])
     return match(
         weights.shapes,
         {name: shape for name, (shape, _) in facts.items()},
@@ -91,7 +91,7 @@ def compare(
     )
 
 
-class Computed(NamedTuple):
+class _Computed(NamedTuple):
     """What a model computes itself, so that a stored one is not needed.
 
     Older files have buffers that are no part of a model's weights any more: the frequencies of a
@@ -103,7 +103,7 @@ class Computed(NamedTuple):
     patterns: Sequence[str]
 
     @classmethod
-    def of(cls, module: nn.Module) -> Computed:
+    def of(cls, module: nn.Module) -> _Computed:
         """Return what a model, or a stage of it, computes itself."""
         saved = {plain_name(name) for name in module.state_dict()}
         names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]

@@ -1,4 +1,4 @@
-"""`python -m hpctrain checkpoints [RUN|SWEEP...]`: list the checkpoints of runs, or verify them.
+"""`python -m hpctrain status --checkpoints [RUN...]`: list checkpoints, or verify them.
 
 The manifest of a checkpoint says everything but whether its files are as they were written.
 """
@@ -92,7 +92,7 @@ class Row:
 def main(argv: list[str]) -> int:
     """Print the table; return the exit code: 1 if a checkpoint is damaged."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain checkpoints",
+        prog="python -m hpctrain status --checkpoints",
         description="List the checkpoints of runs, the newest first: step, epoch, time, size, "
         "ranks, why it is kept, metric. The exit code is 1 if one is damaged.",
     )

@@ -7,7 +7,7 @@ Kinds of items; those with an option are listed only with this option:
     code         a code snapshot that no run uses    (--code: that only finished runs use)
     checkpoint   a checkpoint of a finished run, or of a trial that its search has pruned, older
                  than its newest complete one, which is not the best and waits for no evaluation
-    check        the job of a `doctor --nodes` that is over; its findings are in the history
+    check        the job of a `doctor --nodes` that is over; its findings were printed
     function     the job of another function that is over, with its results      (--functions)
     archived     a finished run that was repeated, kept under another name       (--archived)
     debug        a run of debug=fast, finished or not                            (--debug)
@@ -36,7 +36,6 @@ from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
-from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, searches_of
@@ -247,11 +246,9 @@ def _pruned(folder: Path) -> set[str]:
 
 def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
     folder, kept = run.path / "checkpoints", 0
-    best = best_step(run.path, run.record)
-    waiting = [one.step for one in without_result(run.path) if not one.given_up]
-    needed = {*map(step_name, (best, *waiting))}
+    best = step_name(best_step(run.path, run.record))
     for path in () if folder.is_symlink() else checkpoints(folder):
-        if path.name in needed:
+        if path.name == best:
             continue
         if kept < keep:
             kept += _is_complete(path)

@@ -161,7 +161,7 @@ def _say_how_to_prolong(run: Facts, overrides: list[str]) -> None:
     typed = shlex.join(other or ["train.max_steps=N"])
     print(
         f"With {typed} it is another run, which goes on from the checkpoints of this one:\n"
-        f"  python -m hpctrain branch {shlex.quote(run.name)} {typed}"
+        f"  python -m hpctrain resume --branch {shlex.quote(run.name)} {typed}"
     )
 
 

@@ -10,7 +10,6 @@ from rich.console import Group
 from rich.text import Text
 
 from hpctrain.console import Cell, Table, shortened
-from hpctrain.runs.budget import standings
 from hpctrain.runs.chosen_checkpoint import purged
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -84,19 +83,8 @@ class Row:
             return left_behind(self.run.path) if self.state.name == "finished" else ""
         if self.state.name == "running":
             return note.problem
-        return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"
-
-    @property
-    def waiting_evaluations(self) -> str:
-        """Which evaluations have no result; "" if none, or while the run itself sees to them."""
-        steps = self.run.unevaluated
-        if not steps or self.state.name == "running":
-            return ""
-        command = f"python -m hpctrain evaluate {self.run.path} --record --step {steps[0]}"
-        return (
-            f"no evaluation yet of step {', '.join(map(str, steps))}: their jobs wait, run or have "
-            f"failed; `{command}` evaluates here"
-        )
+        upload = f"`python -m hpctrain status --upload {self.run.path}`"
+        return f"{note.problem}; then {upload} uploads the rest"
 
     @property
     def changed_code(self) -> str:
@@ -154,7 +142,6 @@ class Row:
             "eta_s": self.eta_s,
             "upload_problem": self.upload_problem,
             "changed_code": self.changed_code,
-            "unevaluated": self.run.unevaluated,
             "metric": None if main_metric is None else main_metric[0],
             "best": None if found is None else {"value": found[0], "step": found[1]},
             "metrics": values,
@@ -181,26 +168,16 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
     for row in shown:
         drawn.add_row(*row.cells(f"{shared} "))
     told = _reasons(shown, width, swept=_COLUMNS.index("swept") not in drawn.shown(width))
-    lines = [*map(Cell, budgets(rows)), *told[:reasons], *problems(shown)]
+    lines = [*told[:reasons], *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([drawn] if shown else []), *([note] if note else []), *lines)
 
 
-def budgets(rows: list[Row]) -> list[str]:
-    """Return a line for each budget to which runs belong."""
-    return [str(each) for each in standings([(row.run, row.state) for row in rows])]
-
-
 def problems(rows: list[Row]) -> list[Text]:
     """Return a line for each of the first problems that a run has beside its state."""
-    found = [
-        (row.run.name, text)
-        for row in rows
-        for text in filter(None, (row.upload_problem, row.waiting_evaluations))
-    ]
-    found += [(row.run.name, text) for row in rows if (text := row.changed_code)]
-    found += [(row.run.name, text) for row in rows if (text := row.purged)]
+    kinds = ("upload_problem", "changed_code", "purged")
+    found = [(r.run.name, text) for kind in kinds for r in rows if (text := getattr(r, kind))]
     lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:PROBLEMS]]
     if len(found) > PROBLEMS:
         lines.append(Text(f"… {len(found) - PROBLEMS} more runs have such a problem (--json)"))

@@ -1,12 +1,11 @@
-"""`python -m hpctrain keys`: the sections of the config, and what the schema says about keys.
+"""What `python -m hpctrain --help NAME` says of keys: what the schema knows about them.
 
-keys              the sections, each with its number of keys and its meaning
-keys optimizer    the keys of a section; keys optimizer.lr: one key
-keys warmup       the keys that have this word in their name or meaning
-keys --all        every key
+--help optimizer         the keys of a section
+--help optimizer.lr      one key
+--help warmup            the keys that have this word in their name or meaning
+--help keys              every key
 """
 
-import argparse
 import difflib
 import json
 import sys
@@ -20,36 +19,14 @@ from hpctrain.errors import ConfigError
 COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
 
 
-def main(argv: list[str]) -> int:
-    """Print the sections or the chosen keys; keys are a table on a terminal, otherwise lines."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain keys",
-        description="Print the sections of the config, or the keys of the named sections with "
-        "their type, default, unit, allowed values and meaning. A key with the mark `identity` "
-        "decides the result: another value makes another run. Into a pipe or a file there is one "
-        f"line per key, with tabs between {', '.join(COLUMNS)}.",
-    )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="SECTION|KEY|WORD",
-        help="a WORD is searched in the names and meanings of all keys; with several words a key "
-        "must have each of them; the names that other tools have for a key find it, too",
-    )
-    parser.add_argument("--all", action="store_true", help="print every key")
-    given = parser.parse_args(argv)
-    if given.all and given.names:
-        parser.error(f"--all prints every key: leave out {' '.join(given.names)}")
-    if not given.all and not given.names:
-        _print_sections()
-        return 0
-    chosen = select(given.names)
+def show(names: Sequence[str]) -> None:
+    """Print the chosen keys: a table on a terminal, otherwise one line per key with tabs."""
+    chosen = select([] if [*names] == ["keys"] else names)
     if sys.stdout.isatty():
         _print_table(chosen)
     else:
         for key in chosen:
             print("\t".join(row(key)))
-    return 0
 
 
 def select(names: Sequence[str]) -> list[Member]:
@@ -92,26 +69,6 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
         f"{' '.join(words)}: no such key or section, and no key has "
         f"{'these words' if len(words) > 1 else 'this word'} in its meaning; {hint}the top level "
         f"has {top}"
-    )
-
-
-def _print_sections() -> None:
-    from hpctrain.console import Cell, Console, Table
-
-    top = [member for member in all_members() if "." not in member.name]
-    sections, commands = Table("", "", "", right=(1,)), Table("", "")
-    for member in (member for member in top if member.is_section):
-        sections.add_row(member.name, str(len(select([member.name]))), member.rule.text)
-    outside = ", ".join(member.name for member in top if not member.is_section)
-    for arguments, meaning in (
-        ("optimizer", "the keys of a section"),
-        ("optimizer.lr", "one key"),
-        ("warmup", "the keys with this word in name or meaning"),
-        ("--all", f"all {len(all_keys())} keys"),
-    ):
-        commands.add_row(Cell(f"python -m hpctrain keys {arguments}", no_wrap=True), meaning)
-    Console(highlight=False).print(
-        sections, f"\nKeys outside of sections: {outside}\n", commands, sep="\n"
     )
 
 

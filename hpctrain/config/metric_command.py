@@ -1,6 +1,5 @@
-"""`python -m hpctrain metrics [GROUP|NAME...]`: what a run measures, with units and meanings."""
+"""What `python -m hpctrain --help GROUP/` says: what a run measures, with units and meanings."""
 
-import argparse
 import difflib
 import sys
 from collections.abc import Sequence
@@ -9,24 +8,17 @@ from hpctrain.config.metric_registry import Metric, registered
 from hpctrain.errors import ConfigError
 
 
-def main(argv: list[str]) -> int:
-    """Print the named metrics, or all of them: as a table on a terminal, otherwise by line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain metrics",
-        description="Print every metric that a run may have, with its unit and meaning. Words in "
-        "capitals stand for names and numbers that differ. Into a pipe or a file there is one line "
-        "per metric, with tabs between metric, unit and meaning.",
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="GROUP|NAME", help="such as perf or perf/mfu_percent"
-    )
-    chosen = _select(parser.parse_args(argv).names)
+def show(names: Sequence[str]) -> None:
+    """Print the named metrics, or those of `perf/`, or all: a table, or into a file by line.
+
+    Words in capitals stand for names and numbers that differ from run to run.
+    """
+    chosen = _select([] if [*names] == ["metrics"] else [name.rstrip("/") for name in names])
     if sys.stdout.isatty():
         _print_table(chosen)
     else:
         for metric in chosen:
             print("\t".join(metric))
-    return 0
 
 
 def _select(names: Sequence[str]) -> list[Metric]:

@@ -128,10 +128,6 @@ MFU_PERCENT = _metric(
     "the peak of all devices in the format that computes. Attention counts as a whole square. An "
     "unknown device or model has none, and neither has one of which a part is not trained.",
 )
-HFU_PERCENT = _metric(
-    "perf/hfu_percent [%]",
-    "Hardware FLOPs utilisation: the same with what activation checkpointing computes again.",
-)
 MEMORY_PEAK_GIB = _metric(
     "perf/memory_peak_gib [GiB]",
     "The most memory of a GPU that tensors have needed at a time so far; the largest of all ranks.",

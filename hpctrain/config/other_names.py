@@ -1,7 +1,7 @@
 """The names that other tools have for our keys: who types one is told what it is here.
 
 python -m hpctrain experiment=digits accumulate_grad_batches=4   did you mean train.accumulate?
-python -m hpctrain keys gradient_clip_val                        the lines of train.clip_norm
+python -m hpctrain --help gradient_clip_val                        the lines of train.clip_norm
 
 docs/migrate.md has whole tables, and says what has no key here.
 """

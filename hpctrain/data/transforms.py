@@ -38,7 +38,7 @@ class Transform(Protocol):
     """The interface of a batch transform; see the module.
 
     A random transform has an attribute `random = True`: an evaluation leaves it out. `random =
-    False` says that it never draws. Without the attribute it is tried (`hpctrain.data.randomness`).
+    False` says that it never draws. Any other is tried (`hpctrain.data.randomness`).
     """
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:

@@ -6,18 +6,15 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from tempfile import TemporaryDirectory
 
-import msgspec
 from omegaconf import OmegaConf
 
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
-from hpctrain.console import Console, Table
-from hpctrain.doctor import comparison, history, login, table
+from hpctrain.doctor import comparison, exclusion, login, table
 from hpctrain.doctor.checks import scheduler
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import Finding, worst
@@ -52,7 +49,6 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="submit a job that checks N nodes: GPUs, limits, links, and measured speed",
     )
-    parser.add_argument("--history", action="store_true", help="show earlier checks of each host")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
     parser.add_argument(
@@ -64,15 +60,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.nodes is not None and options.nodes < 1:
         raise ConfigError(f"--nodes {options.nodes}: it must be at least 1")
-    if options.nodes is not None and options.history:
-        raise ConfigError("--nodes and --history exclude each other: one checks, the other shows")
     twice = [text for text in options.overrides if text.lstrip("+").startswith("launch.nodes=")]
     if options.nodes is not None and twice:
         raise ConfigError(f"--nodes {options.nodes} and {twice[0]}: give one of them")
     count = [] if options.nodes is None else [f"launch.nodes={options.nodes}"]
     config, here = settings([*options.overrides, *count], options.config_dir)
-    if options.history:
-        return _show_history(config.output_dir, as_json=options.json)
     host, figures = socket.gethostname(), dict[str, dict[str, float]]()
     if options.nodes is None:
         where = config.output_dir, config.data.path, config.tracking
@@ -81,15 +73,11 @@ def main(argv: list[str]) -> int:
         places, figures = _nodes(config, here)
     verdict = worst(finding for found in places.values() for finding in found)
     if options.json:
-        table.print_json(verdict, places, figures=figures)
-    elif options.nodes is not None:
-        table.print_nodes(places, figures)
+        table.print_json(verdict, places, figures)
     else:
-        table.print_findings(f"{host}: {verdict}", places[host])
-        table.print_cures(places[host])
+        table.show(places, figures)
     if options.nodes is not None:  # a full disk is among the findings, so they are shown first
-        history.add(config.output_dir, "doctor", places, figures)
-        history.exclude(config.output_dir, places)
+        exclusion.exclude(config.output_dir, places)
     return NodeError.exit_code if verdict == "fail" else 0
 
 
@@ -160,21 +148,3 @@ def _add_missing(places: Places, missing: Sequence[int], ranks: int, job_id: str
         cure = "See the logs of the job; the node may be down or without memory."
         finding = Finding("answer", "fail", f"rank {rank} has not answered", "an answer", cure)
         places.setdefault(host, []).append(finding)
-
-
-def _show_history(output_dir: str, *, as_json: bool) -> int:
-    entries = history.read(output_dir)
-    if as_json:
-        print(msgspec.json.encode(entries).decode())
-        return 0
-    if not entries:
-        print(f"{output_dir}: no host was checked yet")
-        return 0
-    shown = Table("host", "time", "by", "verdict", "what")
-    for entry in sorted(entries, key=lambda each: (each.host, each.time)):
-        found = (f"{one.check}: {one.found}" for one in entry.findings)
-        when = datetime.fromtimestamp(entry.time)
-        cells = (entry.host, f"{when:%d %b %H:%M}", entry.by, entry.verdict)
-        shown.add_row(*cells, "; ".join(found))
-    Console().print(shown)
-    return 0

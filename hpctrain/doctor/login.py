@@ -42,7 +42,7 @@ def _data(path: str) -> Iterator[Finding]:
     elif "://" in path:
         yield unknown("data.path", f"{path} is a URL", "Its speed shows in `bench --data-only`.")
     else:
-        yield from file_systems.readable("data.path", Path(path))
+        yield file_systems.readable(Path(path))
 
 
 def _excluded(output_dir: str) -> Finding:
@@ -75,7 +75,7 @@ def mlflow_store(tracking: TrackingConfig) -> Finding:
     except TrackingError as error:
         return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")
     except OSError as error:
-        cure = "Start the server; until then metrics stay in journals, and `sync` uploads them."
+        cure = "Start the server; `status --upload` uploads what waits in journals until then."
         return Finding(check, "warn", f"{uri}: {error}", "an answer", cure)
 
 
@@ -90,6 +90,6 @@ def _sqlite(check: str, path: Path) -> Finding:
     except sqlite3.DatabaseError as error:
         said = str(error)
     if said != "ok":
-        cure = "Move the file away; `python -m hpctrain sync` writes all runs into a new one."
+        cure = "Move the file away; `hpctrain status --upload` writes all runs into a new one."
         return Finding(check, "fail", f"{path}: {said}", "an intact database", cure)
     return good(check, f"{path} is intact")

@@ -14,13 +14,11 @@ from typing import Any, Self
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import (
-    dcgm,
     file_systems,
     gpu_health,
     infiniband,
     installed,
     interfaces,
-    kernel_log,
     limits,
 )
 from hpctrain.doctor.checks.gpu_health import GpuFacts
@@ -111,7 +109,7 @@ def probe(
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 
-    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more.
+    With `disks` probes are written, which takes a second or more.
     """
     own = own_gpus(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
@@ -159,13 +157,11 @@ def _of_node(
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     if uuids:
-        yield dcgm.checked(run=disks)
         yield installed.compiler(asked.compiles)
     yield from infiniband.checked()
-    yield kernel_log.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
     for one in file_systems.checked("scratch", scratch, speed=disks):
         yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
     if asked.data and "://" not in asked.data:
-        yield from file_systems.readable("data.path", Path(asked.data), speed=disks)
+        yield file_systems.readable(Path(asked.data))

@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 
 _MOST_RUNS = 200
-_OWN_LAYOUT = ("tp", "cp", "pp", "ep")
+_DECIDING = (
+    *("data.images.size", "precision.compute", "train.compile", "train.activation_checkpointing"),
+    *("optimizer._target_", "parallel.device", "site.partition"),
+    *(f"parallel.{name}" for name in ("tp", "cp", "pp", "ep")),
+)
 
 
 def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
@@ -38,51 +43,36 @@ def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
 
 
 def like_run(config: Config) -> MeasuredRun | None:
-    """Return the run whose steps are most like those of a config; None if there is none.
+    """Return the newest run whose steps are like those of a config; None if there is none.
 
     It has the same model, samples, formats and way to divide the model, on the same kind of
-    machine. The number of ranks and the batch are those nearest to the config, whose `output_dir`
-    is absolute.
+    machine; the number of ranks may be another. The `output_dir` of the config is absolute.
     """
-    ranks, cores = config.asked_world_sizes.start, config.launch.cpus_per_task
-
-    def distance(run: MeasuredRun) -> tuple[float, float, float]:
-        others = abs(run.config.launch.cpus_per_task - cores)
-        return abs(run.ranks - ranks), others, abs(run.batch.share - share_of(config, ranks))
-
-    found = [run for run in runs_of_model(config) if not differences(config, run.config)]
-    return min(found, key=distance, default=None)
+    return next((r for r in runs_of_model(config) if not differences(config, r.config)), None)
 
 
 def differences(config: Config, other: Config) -> list[str]:
     """Return what decides the time of a sample and differs between two configs."""
-    there = kind(other)
+    there = _kind(other)
     return [
         f"{name} is {here}, and there {there[name]}"
-        for name, here in kind(config).items()
+        for name, here in _kind(config).items()
         if here != there[name]
     ]
 
 
-def kind(config: Config) -> dict[str, Any]:
+def _kind(config: Config) -> dict[str, Any]:
     """Return by name what decides the time of a sample."""
-    parallel, train = config.parallel, config.train
-    sharded = parallel.dp_shard != 1
+    windows, launch = config.data.windows, config.launch
+    sharded = config.parallel.dp_shard != 1
     return {
         "model": config.model,
         "task": config.task.get("_target_"),
-        "data.windows.length": config.data.windows.length if config.data.windows.field else None,
-        "data.images.size": config.data.images.size,
-        "precision.compute": config.precision.compute,
-        "train.compile": train.compile,
-        "train.activation_checkpointing": train.activation_checkpointing,
-        "optimizer._target_": config.optimizer._target_,
-        "parallel.device": parallel.device,
-        "GPUs": config.launch.gpus_per_run or config.launch.gpus_per_node > 0,
+        "data.windows.length": windows.length if windows.field else None,
+        "GPUs": launch.gpus_per_run or launch.gpus_per_node > 0,
         "hardware": config.hardware.get("name"),
-        "site.partition": config.site.partition,
-        "parallel.zero": parallel.zero if sharded else None,
-        **{f"parallel.{name}": getattr(parallel, name) for name in _OWN_LAYOUT},
+        "parallel.zero": config.parallel.zero if sharded else None,
+        **{name: attrgetter(name)(config) for name in _DECIDING},
     }
 
 
@@ -104,11 +94,6 @@ def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
                 found.append((Path(run, "journal", "events.jsonl").stat().st_mtime, run))
     newest = [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
     return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
-
-
-def forget() -> None:
-    """Let the next call look for runs again, in a process that lasts longer than they do."""
-    _candidates.cache_clear()
 
 
 def _model_lines(text: str) -> str:

@@ -22,7 +22,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.run_record import ChosenLayout, RunRecord
+from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.units import GIB
 
@@ -55,10 +55,6 @@ class MeasuredRun:
     evaluation_s: float  # of one; 0 if there was none
     checkpoint_s: float  # of one, as the training feels it; 0 if there was none
     samples_per_epoch: int | None  # rounded to whole steps
-    # Seconds of work of each rank for one of its samples; empty if not measured (one rank, or
-    # GPUs).
-    rank_s: tuple[float, ...] = ()
-    hosts: tuple[str, ...] = ()  # of its last attempt, by rank
 
     @property
     def batch(self) -> BatchSizes:
@@ -78,7 +74,7 @@ def measured_run(path: Path) -> MeasuredRun:
         raise ConfigError(f"{path}: no run directory (it has no run.json)")
     if not record.attempts:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
-    config = load(path / "config.yaml", ChosenLayout.of(path).overrides)
+    config = load(path / "config.yaml")
     ramp = sum(steps for _, steps in ramp_of(config.train).stages)
     told = _Told(path, ramp)
     if told.steps < ENOUGH_STEPS:
@@ -115,8 +111,6 @@ def measured_run(path: Path) -> MeasuredRun:
         evaluation_s=told.median("perf/evaluation_s") or 0.0,
         checkpoint_s=told.median("perf/checkpoint_s") or 0.0,
         samples_per_epoch=int(batch * steps) if batch and steps else None,
-        rank_s=record.rank_s,
-        hosts=last.hosts,
     )
 
 

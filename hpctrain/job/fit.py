@@ -12,7 +12,6 @@ import signal
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -33,7 +32,6 @@ from hpctrain.faults.stop import Stop
 from hpctrain.forks import at_end_of_parent, ending_here
 from hpctrain.job.attempt import Attempt
 from hpctrain.job.building.build import build
-from hpctrain.job.explain_error import explained
 from hpctrain.job.preflight import preflight, wait_for_gpus
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
@@ -165,35 +163,21 @@ def _fit(
 
 
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
-    """Train; out of memory prepares the next attempt, and an error about shapes names the keys."""
+    """Train; out of memory prepares the next attempt."""
     try:
-        outcome = trainer.fit()
-        if outcome.finished:
-            trainer.checkpointer.readers.finish()
-        return outcome
+        return trainer.fit()
     except MisfitError as error:
         code = trained_code.changes(config, run)
         changed = f". The code has changed: {code}" if code else ""
         raise MisfitError(
             f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"
         ) from error
-    except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
+    except RuntimeError as error:
         if is_out_of_memory(error):
             _lower_micro_batch(config, run, ranks, trainer.train_step.micro_batches)
-            raise
-        if problem := explained(error, _nodes(config), trainer.train_step.model.module):
-            raise ConfigError(problem) from error
+        if "does not have a deterministic implementation" in str(error):
+            raise ConfigError(f"train.deterministic=true: {error}") from error
         raise
-
-
-def _nodes(config: Config) -> dict[str, dict[str, Any]]:
-    lists = {
-        "data.batch_transforms": config.data.batch_transforms,
-        "data.val_batch_transforms": config.data.val_batch_transforms or [],
-        "hooks": config.hooks,
-    }
-    several = {f"{key}[{i}]": node for key, nodes in lists.items() for i, node in enumerate(nodes)}
-    return {"task": config.task, "model": config.model, **several}
 
 
 def _lower_micro_batch(

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import ChosenLayout
 from hpctrain.runs import trust
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
@@ -58,7 +57,6 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
     was submitted with is a DataError.
     """
-    from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
     from hpctrain.config.validate import validate
     from hpctrain.runs.state.failure import recorded
@@ -68,17 +66,13 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     ranks = replace(ranks or RankInfo.from_env(), until=until)
     began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
-        chosen = ChosenLayout.of(run.path)
-        config = load(run.config_file, chosen.overrides)
-        if chosen.text and ranks.is_main:
-            log.info("launch.gpu_type: %s", chosen.text)
+        config = load(run.config_file)
         trust.check(run.path, config, run.code_copy)
         _check_world(config, ranks)
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
         if ranks.is_main:
             _check_queue(run, ranks)
-            check_sbatch(config)
             try:
                 digest = check(config, ranks.world_size).data_digest
             except ConfigError as error:  # the config fitted when the run was submitted

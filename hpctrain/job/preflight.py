@@ -1,7 +1,7 @@
 """`launch.preflight`: check the nodes of a job before it trains.
 
 all ranks   look, compare ── no failure ── train
-rank 0      remembers what was found
+rank 0      tells what was found
             a node has failed ── it is excluded, the run goes on without it ── all ranks end
 
 Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
@@ -22,7 +22,7 @@ import torch
 from hpctrain.causes import NODE
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
-from hpctrain.doctor import comparison, history
+from hpctrain.doctor import comparison, exclusion
 from hpctrain.doctor.checks import gpu_health
 from hpctrain.doctor.comparison import DRAIN, Places
 from hpctrain.doctor.finding import Finding, worst
@@ -50,8 +50,8 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    places, figures = checked(Expectation.of(config), ranks, device, full=mode == "full")
-    bad = _remember(config, run, ranks, places, figures) if ranks.is_main else []
+    places = checked(Expectation.of(config), ranks, device, full=mode == "full")
+    bad = _remember(config, ranks, places) if ranks.is_main else []
     if ranks.is_main:
         seconds = time.monotonic() - begin
         nodes = f"{len(places)} node{'s' * (len(places) > 1)}"
@@ -121,27 +121,19 @@ def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str])
     }
     if not places or config.launch.preflight == "off":
         return []
-    return _remember(config, run, ranks, places, {})
+    return _remember(config, ranks, places)
 
 
-def checked(
-    asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool
-) -> tuple[Places, dict[str, dict[str, float]]]:
-    """Return what is found on each host, and, if `full`, what was measured; all ranks call it."""
+def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool) -> Places:
+    """Return what is found on each host; if `full`, it is measured, too. All ranks call it."""
     seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
     seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
-    return comparison.compared(looks, asked.hardware, mixed=asked.mixed), comparison.figures(looks)
+    return comparison.compared(looks, asked.hardware, mixed=asked.mixed)
 
 
-def _remember(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    places: Places,
-    figures: dict[str, dict[str, float]],
-) -> list[str]:
-    """Log and store what was found; return the failed nodes if the run may go on without them."""
+def _remember(config: Config, ranks: RankInfo, places: Places) -> list[str]:
+    """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
     for host, findings in places.items():
         for one in findings:
             if one.verdict in ("warn", "fail"):
@@ -149,8 +141,7 @@ def _remember(
                 log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
     failed: Iterable[str] = ()
     with suppress(OSError, StorageError):  # a full disk, which is among the findings
-        history.add(config.output_dir, run.name, places, figures)
-        failed = history.exclude(config.output_dir, places)
+        failed = exclusion.exclude(config.output_dir, places)
     whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     # Another try would find the same, unless all failures are those of single nodes.
     return sorted(whole) if set(whole) == set(failed) and ranks.launcher == "slurm" else []

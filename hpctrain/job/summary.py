@@ -60,7 +60,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
             print(f"  {uri}")
     if "val/bits_per_byte" in result:  # a language model has this metric
         run_path = shlex.quote(_short(run.path))
-        print(f"  {_tool('python')} -m hpctrain generate {run_path} 'def '")
+        print(f"  {_tool('python')} -m hpctrain predict {run_path} --prompt 'def '")
     if arguments:
         kept = [text for text in arguments if override_key(text) != "optimizer.lr"]
         command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, kept))}"

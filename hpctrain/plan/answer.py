@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.config.schema import Config
@@ -12,9 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
-from hpctrain.plan.budget import Limits, budget_of
-from hpctrain.plan.failures import Failures
-from hpctrain.plan.inspecting.model_facts import Layer, layers_of
+from hpctrain.plan.budget import budget_of
 from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
@@ -46,13 +44,10 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    layers: bool
     runs: Sequence[MeasuredRun] = ()
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
-    limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
-    failing: tuple[float, float | None] | None = None  # hours of `--mtbf` and `--restart`
 
 
 _SIZES = ("parameters", "trainable", "embedding", "active")
@@ -65,7 +60,6 @@ class Answer:
 
     config: Config
     estimator: Estimator
-    layers: list[Layer]
     named: Estimate | None
     ranking: Ranking
     hardware: Hardware | None
@@ -85,16 +79,9 @@ class Answer:
     def fits(self) -> bool | None:
         """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return self._meets(self.named)
-        found = {self._meets(estimate) for estimate in self.ranking.best}
+            return self.named.fits
+        found = {estimate.fits for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
-
-    def _meets(self, one: Estimate) -> bool | None:
-        """Return whether a layout fits, and takes no more than it may; None if that is unknown."""
-        excess = self.estimator.limits.excess(*one.bill)
-        if one.fits is False or (excess is not None and excess > 1):
-            return False
-        return None if excess is None else one.fits
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -115,7 +102,6 @@ class Answer:
                 {
                     "name": kind.hardware.name,
                     **(kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why}),
-                    "exceeds": (kind.best and kind.why) or None,
                 }
                 for kind in self.kinds
             ],
@@ -147,8 +133,6 @@ class Answer:
             found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
         if estimator.calibration is not None:
             found |= estimator.calibration.assumptions
-        if estimator.failures is not None:
-            found["failures"] = estimator.failures.text
         if hardware is not None:
             found["accuracy"] = accuracy(estimator.facts, self.config, hardware)
             found["memory accuracy"] = memory_accuracy()
@@ -172,9 +156,8 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     estimator = Estimator.of_config(config, task, sample)
     samples = None if asked.shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
-    estimator.budget, estimator.limits = budget, asked.limits
-    asked.limits.check(budget, hardware)
-    loader = loader_rate(None if asked.shape else config.data, config.output_dir, hardware)
+    estimator.budget = budget
+    loader = loader_rate(None if asked.shape else config.data, hardware)
     configs = [run.config for run in asked.runs]
     theirs = [Estimator.of_config(each, *task_and_sample(each)) for each in configs]
     measured = [*zip(theirs, asked.runs, strict=True)]
@@ -183,10 +166,6 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         found = [its.of(layout_of(run), any_kind) for its, run in measured]
         predicted = [(one.time, one.memory) for one in found]
         estimator.calibration = calibrated(asked.runs, predicted, any_kind)
-    if asked.failing is not None:
-        runs = [(run, its.checkpoint_bytes(run.config)) for its, run in measured]
-        nbytes, storage = estimator.checkpoint_bytes(config), (loader.storage, loader.source)
-        estimator.failures = Failures.of(asked.failing, nbytes, storage, runs)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:
@@ -203,16 +182,14 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(config, estimator, hardware, per_node)
-            enough = [least.best] if least.best and not least.why else []
-            ranking = replace(ranking, best=enough, over=least.best)
+            ranking = replace(ranking, best=[least.best] if least.best else [])
     kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
     alone = None
     if hardware is not None and looks_around and ranking.best and ranking.best[0].layout.ranks > 1:
         alone = one_gpu(config, estimator, hardware)
         if alone and not any(one.gains_little(alone) for one in ranking.best):
             alone = None
-    layers = layers_of(estimator.model, task, sample) if asked.layers else []
-    return Answer(config, estimator, layers, named, ranking, hardware, loader, kinds, alone)
+    return Answer(config, estimator, named, ranking, hardware, loader, kinds, alone)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:

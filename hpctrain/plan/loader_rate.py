@@ -1,20 +1,16 @@
 """What the loader has to read in a second, beside what the storage gives.
 
 index.json ── bytes of the files / samples ── x samples per second / nodes ──┐
-hardware.storage_mb_per_s, or what `doctor` has measured ────────────────────┴── enough?
+hardware.storage_mb_per_s ───────────────────────────────────────────────────┴── enough?
 """
 
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.doctor import history
 from hpctrain.hardware import Hardware
 from hpctrain.plan.inspecting.sample_shape import parts_of, samples_of_epoch
 from hpctrain.plan.predicting.estimator import Estimate
-
-_READING = "read_mb_s"  # the figure of `doctor`, for each host
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,6 @@ class LoaderRate:
 
     sample_bytes: float | None  # read for a sample; None without a data set
     storage: float | None  # bytes per second of a node; None if unknown
-    source: str  # of `storage`, for a reader
 
     def as_json(self, one: Estimate | None) -> dict[str, Any]:
         """Return the object of `--json`: 1e6 bytes per second of a node, for one layout."""
@@ -34,33 +29,25 @@ class LoaderRate:
             "bytes_per_sample": self.sample_bytes,
             "needed_mb_per_s": needed,
             "storage_mb_per_s": storage,
-            "source": self.source,
             "enough": None if needed is None or storage is None else needed <= storage,
         }
 
     def text(self, estimate: Estimate) -> str:
         """Return the same as a line for a reader."""
-        _, needed, storage, source, enough = self.as_json(estimate).values()
+        _, needed, storage, enough = self.as_json(estimate).values()
         if needed is None:
             return "loader: unknown, as there is no data set or no step time"
         line = f"loader: each node reads {needed:,.1f} MB/s"
         if storage is None:
-            return f"{line}; that of the storage is unknown: hardware.storage_mb_per_s, or doctor"
+            return f"{line}; that of the storage is unknown: hardware.storage_mb_per_s"
         verdict = "enough" if enough else "too slow, so the GPUs will wait for data"
-        return f"{line}; the storage gives {storage:,.0f} ({source}): {verdict}"
+        return f"{line}; the storage gives {storage:,.0f}: {verdict}"
 
 
-def loader_rate(data: DataConfig | None, output_dir: str, hardware: Hardware | None) -> LoaderRate:
+def loader_rate(data: DataConfig | None, hardware: Hardware | None) -> LoaderRate:
     """Return what is known of reading the data; a DataError if there is no such data set."""
-    sample_bytes = None if data is None else _sample_bytes(data)
-    if hardware is not None and hardware.storage_rate is not None:
-        return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")
-    found = ((entry.host, entry.figures.get(_READING, 0)) for entry in history.read(output_dir))
-    newest = {host: 1e6 * value for host, value in found if value > 0}
-    if not newest:
-        return LoaderRate(sample_bytes, None, "unknown")
-    source = f"doctor, one process on each of {len(newest)} host{'s' * (len(newest) > 1)}"
-    return LoaderRate(sample_bytes, median(newest.values()), source)
+    storage = None if hardware is None else hardware.storage_rate
+    return LoaderRate(None if data is None else _sample_bytes(data), storage)
 
 
 def _sample_bytes(data: DataConfig) -> float:

@@ -226,18 +226,17 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     data, train, checkpoint = config.data, config.train, config.checkpoint
     data.val_split, data.val_splits, data.val_sets, data.fold = None, [], [], None
     data.group = None if data.subset is None else data.group
-    config.evaluation, config.notify = nothing.evaluation, nothing.notify
+    config.notify = nothing.notify
     config.scheduler = nothing.scheduler
     config.scheduler.kind, config.scheduler.warmup_steps = "constant", STEPS
     train.max_steps, train.max_epochs, train.log_every = STEPS, None, _REPORT
     train.batch_size_ramp, train.eval_every, train.eval_every_s = [], None, None
     train.early_stopping, train.sample_prompt = nothing.train.early_stopping, None
-    train.histograms_every = train.profile = None
+    train.profile = None
     checkpoint.best, checkpoint.keep_every, checkpoint.at_end = None, None, False
     checkpoint.every_steps = STEPS + 1
     tracking = config.tracking
-    tracking.enabled, tracking.upload = True, False
-    tracking.also, tracking.log_model = [], False
+    tracking.enabled, tracking.upload, tracking.also = True, False, []
     launch = config.launch
     launch.nodes, launch.wait, launch.rerun = estimate.layout.nodes, False, nothing.launch.rerun
     launch.time_min = minutes

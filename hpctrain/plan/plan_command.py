@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.estimates import node_weights, time_limit
+from hpctrain.estimates import time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
-from hpctrain.plan.budget import Limits, hours_of
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
 
@@ -49,29 +48,19 @@ def main(argv: list[str]) -> int:
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
-    limits = Limits.of(given.deadline, given.max_cost)
-    restart = None if given.restart is None else hours_of("--restart", given.restart)
-    failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)
-    if failing is None and restart is not None:
-        raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
     runs = [*map(_measured, given.from_run)]
-    asks = {
-        f"--{n.replace('_', '-')}": getattr(given, n) for n in ("budget", "deadline", "max_cost")
-    }
-    if hardware is None and nodes is not None and not (runs or given.measure):
-        for option in (f"{name}={value}" for name, value in asks.items() if value is not None):
-            raise ConfigError(
-                f"{option} with --nodes={given.nodes} and without hardware: times and costs are "
-                "unknown; add hardware=NAME, or leave --nodes out for the table of all known GPUs"
-            )
+    asked_budget = given.budget is not None and not (runs or given.measure)
+    if hardware is None and nodes is not None and asked_budget:
+        raise ConfigError(
+            f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
+            "costs are unknown; add hardware=NAME, or leave --nodes out for all known GPUs"
+        )
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype
-    from hpctrain.plan import by_kind
     from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measurement import Comparison, measure
     from hpctrain.plan.printing import show
-    from hpctrain.plan.simulation import simulate
 
     # What was imported stays, so no collection needs to look at it, which would take seconds.
     gc.freeze()
@@ -85,8 +74,8 @@ def main(argv: list[str]) -> int:
         per_node = tasks  # the command line or the config asks for it
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(config, hardware, nodes, given.sample_shape, given.budget, layout, given.layers),
-        *(runs, given.measure, limits, per_node or 0, failing),
+        *(config, hardware, nodes, given.sample_shape, given.budget, layout),
+        *(runs, given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -94,27 +83,16 @@ def main(argv: list[str]) -> int:
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
-    warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
-    simulated = None
-    if given.simulate is not None:
-        if not found.layouts:
-            raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
-        with default_dtype(config.precision):
-            simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
+    told = cautions(config) if asked.named or hardware is None else ()
+    warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console = Console()
-    if config.launch.gpu_type:
-        for line in by_kind.lines(config, given.overrides):
-            console.print(f"launch.gpu_type {line}", soft_wrap=True)
     body: dict[str, Any] = {}
     if given.json:
         body = {**found.as_json(), "warnings": warnings}
-        body |= {"simulation": asdict(simulated)} if simulated else {}
     else:
         show(console, found, trained)
-        for line in simulated.lines() if simulated else ():
-            console.print(line)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"))
     exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
@@ -168,16 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--config-dir", help="a folder with more configs, and hardware/*.yaml")
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
     add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
-    add("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
-    add("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
-    add("--max-cost", help="leave out what costs more: 500 or 500USD")
-    add("--mtbf", help="the mean time between failures of a node: 150d")
-    add("--restart", help="the time from a failure to the next start: 10min")
-    add("--layers", action="store_true", help="show the table of layers")
+    add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     text = "a run directory whose measured times replace the assumed ones; may be repeated"
     add("--from-run", action="append", default=[], metavar="RUN", help=text)
-    text = "run the recipe of a rank (0) at full rank count: what it holds, what it sends"
-    add("--simulate", nargs="?", const=0, type=int, metavar="RANK", help=text)
     text = "submit the best three layouts as an array of short jobs, wait, and compare"
     add("--measure", action="store_true", help=text)
     add("--json", action="store_true", help="print one object")
@@ -214,7 +185,6 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
         config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
-    node_weights.pin(config)
     time_limit.pin(config)
     return config
 

@@ -9,7 +9,7 @@ from hpctrain.config.schema import LoRAConfig
 from hpctrain.console import Console, Table
 from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import number
-from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
+from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
 from hpctrain.plan.ranking import Kind, currencies, scaling
 from hpctrain.plan.sentences import (
@@ -21,9 +21,8 @@ from hpctrain.plan.sentences import (
     needs,
     ranks_of,
     sentences,
-    trained,
 )
-from hpctrain.units import MIB, readable
+from hpctrain.units import readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 
@@ -41,8 +40,6 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
         _print_memory(console, answer.named)
     console.print()
     _print_model(console, facts, answer.config.train.lora)
-    if answer.layers:
-        _print_layers(console, answer.layers)
     if answer.layouts and answer.hardware:
         told = "off published runs: {accuracy}; memory: {memory accuracy}"
         console.print(told.format_map(assumed), soft_wrap=True)
@@ -56,7 +53,7 @@ def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
 
 def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     """Print the sentences, and the commands that take the layouts."""
-    size, limits = f"{big(answer.estimator.facts.parameters)} parameters", answer.estimator.limits
+    size = f"{big(answer.estimator.facts.parameters)} parameters"
     named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
     if hardware is None and named is not None:
         most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
@@ -65,24 +62,14 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
         _print_summaries(console, size, layouts, overrides, answer.alone)
         if one := answer.alone:
             console.print(f"\none GPU alone: {sentences(size, one)[0]}")
-            console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
+            console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
     elif hardware is not None:
-        named, which = answer.ranking.over, "is possible"
-        if named:
-            within = "is within --deadline and --max-cost; the nearest"
-            which = f"{within}: {sentences(size, named)[0]}"
-        console.print(f"no layout of {size} on {hardware.title} {which}")
-    if hardware and named and (exceeded := limits.exceeded(*named.bill)):
-        console.print(f"it {exceeded}", soft_wrap=True)
-    if hardware and layouts and limits.excess(*layouts[0].bill) is None:
-        console.print("whether that is within --deadline and --max-cost is unknown")
+        console.print(f"no layout of {size} on {hardware.title} is possible")
     if one := kinds[0].best if kinds else None:
         cheapest = one.price and one.time and len(currencies(kinds)) == 1
         which = "the cheapest" if cheapest else "that of the fewest GPUs"
         gpus = "no published run covers" if one.assumed else "published runs cover"
         console.print(f"of the hardware that {gpus} {which}: {sentences(size, one)[0]}")
-        if kinds[0].why:
-            console.print(f"it {kinds[0].why}; none is within --deadline and --max-cost")
 
 
 def _print_summaries(
@@ -109,7 +96,7 @@ def _print_summaries(
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
-            console.print(f"  {command_of(overrides, one.overrides)}", soft_wrap=True)
+            console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
 
 
 def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
@@ -127,17 +114,6 @@ def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
     if flops.tokens:
         text += f"; {_si(flops.training / flops.tokens)} for each of its {flops.tokens:,} tokens"
     console.print(f"{text} ({flops.convention})")
-
-
-def _print_layers(console: Console, layers: list[Layer]) -> None:
-    """Print the table of layers."""
-    table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations")
-    for layer in layers:
-        flops = "?" if layer.flops is None else _si(layer.flops)
-        kept = "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB"
-        sizes = "x".join(map(str, layer.shape)), f"{layer.parameters:,}"
-        table.add_row(layer.name, layer.kind, *sizes, flops, kept)
-    console.print(table)
 
 
 def _print_memory(console: Console, estimate: Estimate) -> None:
@@ -219,15 +195,12 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
             kind.hardware.name + " *" * bool(kind.best and kind.best.assumed) for kind in rows
         ],
         "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
-        "layout": [
-            f"{_name(kind.best)}{' over' * bool(kind.why)}" if kind.best else "not possible"
-            for kind in rows
-        ],
+        "layout": [_name(one) if one else "not possible" for one in found],
     }
     prices = [one and one.price for one in found]
     dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
     after = {"prices of": [date.strip() for date in dates]}
-    names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
+    names = ("hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
     if line := uncompared_line(filter(None, found)):
         console.print(f"* {line}")
@@ -241,8 +214,6 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
             "* behind a GPU: its speed is assumed, for no published run on it was compared; such "
             "GPUs stand behind the others, whatever they cost"
         )
-    if any(kind.best and kind.why for kind in rows):
-        console.print("over: it has room, but takes more than --deadline or --max-cost allows")
     for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):
         those = ", ".join(kind.hardware.name for kind in alike)
         console.print(f"not possible on {those}: {why}", soft_wrap=True)
@@ -290,7 +261,6 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
-    "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
     "hours": lambda one: number(one.hours),
     "GPU-hours": lambda one: number(one.gpu_hours),
     "kWh": lambda one: number(one.kwh),

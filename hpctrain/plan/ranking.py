@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 
     hardware: Hardware
     best: Estimate | None  # None: no number is enough
-    why: str = ""  # why none is, or what the best takes more than it may
+    why: str = ""  # why none is
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Ranking:
 
     best: list[Estimate]  # those that fit, one for each way to divide the model, best first
     excluded: dict[str, str]  # with the reason
-    over: Estimate | None = None  # of those that fit, but take more than they may, the nearest
     lacks: str = ""  # of those that do not fit, what the nearest lacks
 
 
@@ -50,7 +49,6 @@ def rank(
 ) -> Ranking:
     """Return the layouts for given numbers of nodes; `layouts` says what may be kept."""
     found: list[Estimate] = []
-    over: list[tuple[float, Estimate]] = []
     lacking: list[tuple[float, str]] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
@@ -69,14 +67,9 @@ def rank(
                 continue
             # What is tight comes only where nothing leaves more room.
             fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
-            if (excess := estimator.limits.excess(*fastest.bill) or 0.0) <= 1:
-                found.append(replace(fastest, reason=_reason(fastest)))
-            else:
-                excluded[name] = estimator.limits.exceeded(*fastest.bill)
-                over.append((excess, replace(fastest, reason=_reason(fastest))))
+            found.append(replace(fastest, reason=_reason(fastest)))
     found.sort(key=lambda one: (one.layout.ranks, one.order))
-    nearest = min(over, key=lambda pair: pair[0], default=(0.0, None))[1]
-    return Ranking(found, excluded, nearest, min(lacking, default=(0.0, ""))[1])
+    return Ranking(found, excluded, min(lacking, default=(0.0, ""))[1])
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
@@ -116,11 +109,9 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
 def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0) -> Kind:
     """Return the best layout on the smallest number of GPUs that is enough.
 
-    What is tight counts only if no number leaves more room. If none takes as little as it may, it
-    is the one that comes nearest.
+    What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    over: Estimate | None = None
     lacks = other = few_samples = ""
     whole = per_node or hardware.gpus_per_node or 1
     few = sizes_of(hardware, None, per_node)[:-2]
@@ -138,15 +129,7 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
             return Kind(hardware, roomy[0])
         tight = tight or next(iter(found.best), None)
         lacks, other = found.lacks or lacks, next(reversed(found.excluded.values()), other)
-        if found.over is not None:
-            bills = (found.over.bill, (over or found.over).bill)
-            new, before = (estimator.limits.excess(*bill) or 0.0 for bill in bills)
-            if over and new >= before:  # more GPUs may be faster, until they are not
-                break
-            over = found.over
-    if tight or over is None:
-        return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
-    return Kind(hardware, over, estimator.limits.exceeded(*over.bill))
+    return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
 
 
 def one_gpu(config: Config, estimator: Estimator, hardware: Hardware) -> Estimate | None:
@@ -166,13 +149,13 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     found = [*kinds]
     several = len(currencies(found)) > 1
 
-    def cost(kind: Kind) -> tuple[bool, bool, bool, bool, float]:
+    def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
         if (one := kind.best) is None:
-            return True, True, True, True, 0.0
+            return True, True, True, 0.0
         known = one.price and one.time and not several
         amount = one.price.amount * one.time.step_s if one.price and one.time and known else 1.0
         last = one.assumed or one.time is None
-        return False, bool(kind.why), last, not known, amount * one.layout.ranks
+        return False, last, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
 

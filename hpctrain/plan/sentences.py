@@ -33,11 +33,6 @@ def by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
     return [list(alike) for _, alike in groups]
 
 
-def trained(one: Estimate) -> str:
-    """Return the tokens of the budget, or the samples if these have no tokens."""
-    return big((one.steps or 0) * one.layout.batch.global_size * max(1, one.tokens))
-
-
 def costs(one: Estimate, amount: Callable[[Price], str]) -> list[str]:
     """Return amounts at the price that counts and at that of spot capacity, where known."""
     prices = dict.fromkeys(filter(None, (one.price, one.hardware.spot)))
@@ -86,12 +81,12 @@ def sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[
     if fewest and one.gains_little(fewest):
         few = "one alone" if ranks_of(fewest) == 1 else f"one of {ranks_of(fewest)}"
         found += f", but each GPU does only {one.efficiency(fewest):.1%} of what {few} does"
-    return [f"{found}; {_taken(one)}", *([one.losses.text] if one.losses else []), why]
+    return [f"{found}; {_taken(one)}", why]
 
 
 def _taken(one: Estimate) -> str:
     """Return what the budget takes."""
-    text, budget = one.budget.text, one.budget
+    steps, text = one.budget
     if one.time is None:
         return "how long a step takes is unknown"
     if one.hours is None:
@@ -101,8 +96,5 @@ def _taken(one: Estimate) -> str:
     parts += [f"{number(one.kwh)} kWh"] if one.kwh is not None else []
     if prices := costs(one, lambda price: number(one.cost(price))):
         parts.append(f"about {' or '.join(prices)}")
-    if budget.is_time:
-        what = f"{trained(one)} {'tokens' if one.tokens else 'samples'}"
-        return f"{text} give {one.steps:,} steps ({what}) in {', '.join(parts)}"
-    what = f"{one.steps:,} steps ({text})" if text.startswith("train.") else text
+    what = f"{steps:,} steps ({text})" if text.startswith("train.") else text
     return f"{what} take {', '.join(parts)}"

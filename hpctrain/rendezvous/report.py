@@ -1,4 +1,4 @@
-"""Show this process's place in a job: `python -m hpctrain env`."""
+"""Show this process's place in a job: `python -m hpctrain doctor --env`."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ _SHOWN = (
 
 def main(argv: list[str]) -> int:
     """Print the facts as a table or as JSON. Does not import torch."""
-    parser = argparse.ArgumentParser(prog="python -m hpctrain env", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m hpctrain doctor --env", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(argv)
     facts = collect()

@@ -1,7 +1,7 @@
-"""`python -m hpctrain plot RUN...`: draw the curves of runs from their journals, without a server.
+"""`python -m hpctrain report --plot RUN...`: draw the curves of runs from their journals.
 
-run directories ── journal, monitor ── curves ──┬── text in the terminal
-                                                └── --out FILE.png or FILE.html
+run directories ── journal ── curves ──┬── text in the terminal
+                                       └── --out FILE.png or FILE.html
 """
 
 import argparse
@@ -15,7 +15,7 @@ from rich.text import Text
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
-from hpctrain.report.account.usage import Usage
+from hpctrain.report.tree import Curves
 from hpctrain.report.views import output
 from hpctrain.report.views.curves import Numbers, smoothed, thinned
 from hpctrain.runs.state.select import add_dir, select
@@ -23,17 +23,17 @@ from hpctrain.terminal import printable
 from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
-_LINES, _POINTS, _MOST_SYSTEM = 10, 1000, 12
+_LINES, _POINTS = 10, 1000
 _COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARGIN = 11  # characters of the scale
-Runs = Mapping[str, tuple[History, Usage]]
+Runs = Mapping[str, History]
 
 
 def main(argv: list[str]) -> int:
     """Draw the runs in `argv`."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain plot",
+        prog="python -m hpctrain report --plot",
         description="Draw the curves of runs in the terminal, or with --out as a file.",
     )
     parser.add_argument(
@@ -45,22 +45,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--smooth", type=float, default=0.0, metavar="0..1", help="weight of a moving average"
     )
-    parser.add_argument("--log-x", action="store_true", help="a logarithmic axis of steps")
     parser.add_argument("--log-y", action="store_true", help="a logarithmic axis of values")
     options = parser.parse_args(argv)
     if not 0 <= options.smooth < 1:
         raise ConfigError(f"--smooth {options.smooth:g}: it must be at least 0 and less than 1")
     if options.out:
         output.check("--out", options.out, ".png", ".html")
-    elif options.log_x:
-        raise ConfigError("--log-x needs --out: the terminal has a linear axis of steps")
     paths = select(options.dir, options.runs, several=True)
     # Of many runs some have not begun; one of them stops no picture of the others.
     tracked = [path for path in paths if journal_path(path).is_file()]
     if not tracked:
         raise StorageError(f"{paths[0]}: nothing was tracked (no {journal_path(paths[0])})")
-    runs = {path.name: (History.read(path), Usage.read(path)) for path in tracked}
-    metrics = _chosen({name for history, _ in runs.values() for name in history.metrics}, options)
+    runs = {path.name: History.read(path) for path in tracked}
+    metrics = _chosen({name for history in runs.values() for name in history.metrics}, options)
     if options.out:
         _write(options, runs, metrics)
         return 0
@@ -68,7 +65,7 @@ def main(argv: list[str]) -> int:
     for metric in metrics:
         found = [
             (name, *thinned(series.steps, smoothed(series.values, options.smooth), _POINTS))
-            for name, (history, _) in runs.items()
+            for name, history in runs.items()
             if (series := history.metrics.get(metric)) is not None
         ]
         width = min(console.width, 100)
@@ -76,7 +73,7 @@ def main(argv: list[str]) -> int:
     if count := len(paths) - len(tracked):
         text = "1 run has" if count == 1 else f"{count} runs have"
         console.print(f"{text} tracked nothing", style="dim")
-    for name, (history, _) in runs.items():
+    for name, history in runs.items():
         if history.restarts:
             steps = ", ".join(f"{step:,}" for step in history.restarts)
             console.print(f"{name}: later attempts begin at step {steps}", style="dim")
@@ -86,28 +83,18 @@ def main(argv: list[str]) -> int:
 def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> None:
     # matplotlib takes a second to import.
     from hpctrain.report.views import charts, html_view
-    from hpctrain.report.views.run_charts import SensorLine, metric_chart, sensor_chart, with_unit
+    from hpctrain.report.views.run_charts import metric_chart
 
-    scales = ("log" if options.log_x else "linear"), ("log" if options.log_y else "linear")
-    restarts = [step for history, _ in runs.values() for step in history.restarts]
+    scale = "log" if options.log_y else "linear"
+    restarts = [step for history in runs.values() for step in history.restarts]
     drawn = []
     for metric in metrics:
-        lines = {name: history.series(metric) for name, (history, _) in runs.items()}
-        drawn.append(metric_chart(metric, metric, lines, restarts, options.smooth, scales))
-    sensors: dict[str, list[SensorLine]] = {}
-    for name, (history, usage) in runs.items():
-        for node, own in sorted(usage.nodes.items()):
-            for sensor, each in own.items():
-                some = sensors.setdefault(sensor, [])
-                began = min([time for time, _ in history.reported[:1]] + each.times[:1])
-                label = node if len(runs) == 1 else f"{name} {node}"
-                some.append(SensorLine(label, each, began, len(some)))
-    for key, some in [*sensors.items()][:_MOST_SYSTEM]:
-        drawn.append(sensor_chart(key, with_unit(f"system/NODE/{key}"), some))
+        lines = {name: history.series(metric) for name, history in runs.items()}
+        drawn.append(metric_chart(metric, metric, lines, restarts, options.smooth, scale))
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,
-        html_view.curves_page(title, drawn) if is_page else charts.png(drawn, title),
+        html_view.page(title, [Curves(drawn)]) if is_page else charts.png(drawn, title),
     )
     print(options.out)
 

@@ -16,9 +16,9 @@ from hpctrain.tracking import recorded
 def best_of(path: Path, record: RunRecord) -> BestValue | None:
     """Return the metric, value and step of the best checkpoint of a run; None without one.
 
-    The training notes it in run.json. With `evaluation.job=true` it follows from the results of the
-    evaluations, whose files never change, so nobody has to write it: of the checkpoints that are
-    there, it is the one with the best value, and of equal ones the first.
+    The training notes it in run.json. Where an older version had evaluations in jobs of their own,
+    it follows from their results: of the checkpoints that are there, it is the one with the best
+    value, and of equal ones the first.
     """
     followed = record.best_by_jobs
     if followed is None:

@@ -22,13 +22,12 @@ from pathlib import Path
 
 from hpctrain import yaml_file
 from hpctrain.checkpoint.files.manifest import OLD, checkpoints
-from hpctrain.config import evaluation_job
 from hpctrain.config.frozen import digest
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
 from hpctrain.disk import is_own
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.estimates import node_weights, time_limit
+from hpctrain.estimates import time_limit
 from hpctrain.run_record import Progress
 from hpctrain.runs import trust, weights_digest
 from hpctrain.runs.code import provenance, trained_code
@@ -45,15 +44,12 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     """Check a config, its data sets and its MLflow store; return the run directory.
 
     The paths are absolute, and the directory need not exist yet. The checkpoint of
-    `checkpoint.init_from` and its digest are filled in, the minutes of `launch.time_min=auto`, and
-    the numbers of `parallel.weights=auto`. Without `world_size` the ranks are those in `launch`. A
-    wrong value is a ConfigError, a data set that does not fit a DataError, a store that cannot work
-    a TrackingError.
+    `checkpoint.init_from` and its digest are filled in, and the minutes of `launch.time_min=auto`.
+    Without `world_size` the ranks are those in `launch`. A wrong value is a ConfigError, a data set
+    that does not fit a DataError, a store that cannot work a TrackingError.
     """
-    node_weights.pin(config)
     time_limit.pin(config)
     validate(config, world_size)
-    evaluation_job.check(config)
     weights_digest.pin(config.checkpoint, config.output_dir)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _OF_WORKERS = ("launch", "site", "network", "hydra", "output_dir")
 _IN_WORKERS = (
     *("train.deterministic", "train.expandable_segments"),  # environment variables of torch
-    *("parallel.device", "evaluation.job"),
+    "parallel.device",
 )
 _TRIES = 50  # to find values that no trial has: two trials cannot have one run directory
 _LENGTHS = ("train.max_steps", "train.max_epochs")

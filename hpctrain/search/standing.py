@@ -45,7 +45,6 @@ class Standing:
     runs: Mapping[str, Facts]
     workers: Sequence[Facts] | None  # in the queue; None if the scheduler does not answer
     sweep: Path  # the folder of the search
-    space: dict[str, Any]  # Optuna's distribution of each parameter
 
     @classmethod
     def of(cls, sweep: Path | None, runs: Iterable[Facts]) -> Self | None:
@@ -55,7 +54,7 @@ class Standing:
         workers = None
         with suppress(UnreachableError):
             workers = in_queue(sweep)
-        return cls(found, {run.name: run for run in runs}, workers, sweep, found.distributions())
+        return cls(found, {run.name: run for run in runs}, workers, sweep)
 
     def rungs(self) -> list[dict[str, Any]]:
         """Return how many trials are on the way to each rung, and what became of those there."""
@@ -199,7 +198,7 @@ class Standing:
 
     def facts(self) -> dict[str, Any]:
         """Return the search for `print_json`."""
-        keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "widths", "ended")
+        keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "ended")
         return {key: getattr(self.found, key) for key in keys} | {
             "keys": [*self.found.space],
             "trials": [*map(asdict, self.found.trials)],

@@ -1,7 +1,6 @@
 """Tasks: what a model is trained for."""
 
 from hpctrain.tasks.classification import Classification
-from hpctrain.tasks.evolution import Evolution
 from hpctrain.tasks.language_model import LanguageModel
 from hpctrain.tasks.metric_updates import measuring
 from hpctrain.tasks.multi_label import MultiLabel
@@ -20,7 +19,6 @@ from hpctrain.tasks.task import (
 
 __all__ = [
     "Classification",
-    "Evolution",
     "LanguageModel",
     "MultiLabel",
     "Regression",

@@ -225,8 +225,8 @@ class TaskState:
             self._task.load_state_dict(state)
 
 
-def name_of(task: Task) -> str:
-    """Return what `task._target_` calls the class of a task."""
+def name_of(task: Any) -> str:
+    """Return what `_target_` calls the class of a task."""
     return f"{type(task).__module__}.{type(task).__qualname__}"
 
 

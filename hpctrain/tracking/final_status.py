@@ -1,9 +1,9 @@
 """The final status of a run whose process was killed, and so could not record it itself.
 
 The batch script records it when its ranks have ended for good (`hpctrain.job.verdict`), and
-`hpctrain sync` records it when Slurm knows the job no more. Without it MLflow would show the run as
-RUNNING for ever. Why a run has ended is the first line of its description: MLflow's page shows only
-the first.
+`hpctrain status --upload` records it when Slurm knows the job no more. Without it MLflow would show
+the run as RUNNING for ever. Why a run has ended is the first line of its description: MLflow's page
+shows only the first.
 """
 
 from pathlib import Path

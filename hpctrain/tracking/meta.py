@@ -1,7 +1,7 @@
 """The two small files beside the journal: its destination, and what is uploaded already.
 
 <run_dir>/journal/meta.json       written by the tracker, read by the uploader
-<run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain sync`
+<run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain status --upload`
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ def check_known(meta: Meta, run_dir: Path) -> None:
     raise TrackingError(
         f"this run belongs to {owner}, and its journal/meta.json names the store {uri}: nothing "
         "was sent there, since your credentials for MLflow would go with it. If you know that "
-        f"store, say so: `python -m hpctrain sync --uri {shlex.quote(uri)} "
+        f"store, say so: `python -m hpctrain status --upload --uri {shlex.quote(uri)} "
         f"{shlex.quote(str(run_dir))}`, or set MLFLOW_TRACKING_URI to it"
     )
 

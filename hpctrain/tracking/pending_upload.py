@@ -43,5 +43,5 @@ def left_behind(run_dir: Path) -> str:
         return ""
     return (
         "its uploader has ended, and not everything is in MLflow; "
-        f"`python -m hpctrain sync {run_dir}` uploads the rest"
+        f"`python -m hpctrain status --upload {run_dir}` uploads the rest"
     )

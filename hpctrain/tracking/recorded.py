@@ -1,4 +1,4 @@
-"""Results of evaluations that are jobs of their own: `evaluations/recorded/step-00000200.json`.
+"""Results of `evaluate --record`: `evaluations/recorded/step-00000200.json`.
 
     {"version": 1, "step": 200, "time": 1.7e9, "metrics": {"val/loss": 0.31},
      "checkpoint": "xxh3_128:…"}

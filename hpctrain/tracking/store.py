@@ -58,7 +58,7 @@ def check_uri(uri: str, mounts: Path = TABLE) -> None:
 _ELSEWHERE = (
     "Either start a server next to the file system, `mlflow server --host 0.0.0.0 "
     "--backend-store-uri ...`, and set tracking.uri=http://HOST:5000; or name a path on a local "
-    "disk; or set tracking.upload=false and upload later with `python -m hpctrain sync --uri URI`"
+    "disk; or set tracking.upload=false, and `hpctrain status --upload --uri URI` later"
 )
 
 
@@ -179,8 +179,8 @@ def check_store(uri: str, experiment: str) -> bool:
             log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)
         return True
     log.warning(
-        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries "
-        "them over once the store takes them",
+        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain status "
+        "--upload` carries them over once the store takes them",
         problem,
     )
     return False

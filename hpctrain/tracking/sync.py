@@ -1,4 +1,4 @@
-"""`python -m hpctrain sync [RUN_DIR...]`: upload to MLflow what the uploader has not."""
+"""`python -m hpctrain status --upload [RUN_DIR...]`: upload to MLflow what the uploader has not."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     TrackingError at the end.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain sync",
+        prog="python -m hpctrain status --upload",
         description="Upload the params, metrics and tags of runs that are not in MLflow yet.",
     )
     parser.add_argument(

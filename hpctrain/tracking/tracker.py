@@ -62,9 +62,6 @@ class Tracker:
     def log_file(self, file: Path) -> None:
         """Record a file below `artifacts/` of the run directory."""
 
-    def log_model(self) -> None:
-        """Record that the trained model belongs to the run."""
-
     def log_note(self, topic: str, text: str, step: int) -> None:
         """Record what looks wrong at a step; "" takes back what was said about the topic."""
 
@@ -99,8 +96,8 @@ class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
     `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
-    `upload`, `hpctrain sync` uploads later. `finish` waits `drain` seconds for the uploader,
-    unless it does not wait (`waits`) because this process trains another run next.
+    `upload`, `hpctrain status --upload` uploads later. `finish` waits `drain` seconds for the
+    uploader, unless it does not wait (`waits`) because this process trains another run next.
     `check` ends the process if it may no longer write (see `Journal`).
     """
 
@@ -222,10 +219,6 @@ class JournalTracker(Tracker):
         inside = file.absolute().relative_to(self._run_dir)
         folder = inside.parent.relative_to("artifacts")
         self._journal.append("artifact", file=str(inside), to=str(folder))
-
-    def log_model(self) -> None:
-        """Record that the uploader shall put the trained model into the store."""
-        self._journal.append("model")
 
     def log_note(self, topic: str, text: str, step: int) -> None:
         """Record what looks wrong; it becomes a tag, and a message (`tracking.alerts`)."""

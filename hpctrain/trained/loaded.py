@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.checkpoint.files.weight_files import WeightFiles
-from hpctrain.config.evaluation_job import fit_layout
+from hpctrain.config.fitting_layout import fit_layout
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
@@ -199,7 +199,7 @@ class LoadedRun:
         Args:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
-            overrides: As `evaluate`; those of `evaluation.overrides` come first.
+            overrides: As `evaluate`.
 
         Returns:
             The result that counts; on other ranks than 0 that of this evaluation.
@@ -214,9 +214,7 @@ class LoadedRun:
         if step is not None and (known := recorded.read(self.path, step)) is not None:
             return known.metrics
         self.find_code()
-        own = self.config.evaluation.overrides.items()
-        resources = [f"{key}={value}" for key, value in own]
-        config = self._config_for([*resources, *overrides], None, None)
+        config = self._config_for(overrides, None, None)
         checkpoint = self.checkpoint(step, best=best)
         if config.data.evaluated is None and not config.data.other_sets:
             raise ConfigError("data.val_split=null: the run has no evaluation")
@@ -250,11 +248,11 @@ class LoadedRun:
     ) -> Path:
         """Write what the model says about each sample, as a data set that a loader reads.
 
-        All ranks that were started call it together. If it is interrupted, the same call goes on.
+        All ranks that were started call it together.
 
         Args:
             data: The folder or URL of the data set; None means that of the run.
-            out: The folder of the predictions: a new one, or that of the same predictions.
+            out: The folder of the predictions, new or empty.
             split: As `evaluate`.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
@@ -269,7 +267,7 @@ class LoadedRun:
         Raises:
             ConfigError: A key, the layout or the task does not fit.
             DataError: The data set is missing or damaged.
-            StorageError: The folder has other results, or the checkpoint is missing or damaged.
+            StorageError: The folder has files, or the checkpoint is missing or damaged.
         """
         from hpctrain.data.places.origin import load_index
         from hpctrain.trained.predictor import predict, refuse_divided_outputs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.config.evaluation_job import fit_batch
+from hpctrain.config.fitting_layout import fit_batch
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher

@@ -65,7 +65,7 @@ def sample_inputs(config: Config, sample: Mapping[str, Any]) -> tuple[torch.Tens
         variable = {name for name, field in index.fields.items() if field.variable} - whole
         source, device = _Alone(sample, variable), torch.device("cpu")
         statistics = index.statistics.get(data.train_split, {})
-        chosen = EvaluationTransforms(data, device, config.seed, shown=False).of(source, statistics)
+        chosen = EvaluationTransforms(data, device, config.seed).of(source, statistics)
         samples, batches = chosen["transforms"], chosen["batch_transforms"]
         loader = Loader(
             source,

@@ -36,7 +36,6 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task, derived
 from hpctrain.tasks.task import at_step
 from hpctrain.training.average import Average
-from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.schedule import rate_ratios, set_rates
@@ -116,7 +115,6 @@ class TrainStep:
         timer: Timer | None = None,
         save_timer: Timer | None = None,
         saving: Saves | None = None,
-        histograms: Histograms | None = None,
         silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
     ) -> None:
@@ -128,7 +126,6 @@ class TrainStep:
         self.average = average or Average(model)
         self.timer, self.save_timer = timer or Timer(), save_timer or Timer()
         self.saving = saving
-        self.histograms = histograms or Histograms()
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
@@ -165,7 +162,6 @@ class TrainStep:
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
         factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
-        self.histograms.take(self.model, factor)  # before clipping, which may spread a NaN
         self.silent.take(self.model)
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)

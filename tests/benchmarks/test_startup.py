@@ -11,7 +11,7 @@ import pytest
 
 COMMANDS = {
     "help": ["-m", "hpctrain", "--help"],
-    "env": ["-m", "hpctrain", "env"],
+    "env": ["-m", "hpctrain", "doctor", "--env"],
     "import hydra": ["-c", "import hydra"],
     "python": ["-c", ""],
 }

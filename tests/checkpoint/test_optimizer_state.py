@@ -66,10 +66,7 @@ def test_resumed_twice_is_the_undisturbed_training(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "RowWise",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ScheduleFree", "Early", "Nested")),
-    ],
+    ["Nested", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ScheduleFree", "Early"))],
 )
 def test_parts_of_a_state_are_resumed_on_two_ranks(name: str, tmp_path: Path) -> None:
     assert run_ranks(resumed_parts, 2, name, tmp_path) == [0.0, 0.0]
@@ -83,10 +80,6 @@ def resumed_parts(name: str, folder: Path) -> float:
     for resumed in (False, True):
         training = build(cell)
         saved = checkpointer_of(training, folder)
-        if name == "RowWise":  # a sum for each row is divided as the rows are
-            named = zip(training.model.names, training.model.parameters, strict=True)
-            layout: Any = {n: {"sum": (p.device_mesh, p.placements)} for n, p in named}
-            saved._optimizer._layout = layout.get
         if resumed:
             assert saved.load_latest() == {}
             training.seen = 2
@@ -168,7 +161,7 @@ def test_what_nobody_asks_for_is_named(tmp_path: Path) -> None:
     first.save(1, {})
     with pytest.raises(ConfigError, match=r"does not fit the model: 1\.bias is not in the model"):
         saved(nn.Sequential(nn.Linear(2, 2)), torch.optim.AdamW).load_latest()
-    with pytest.raises(ConfigError, match=r"state of torch\.optim\.adamw\.AdamW, with exp_avg"):
+    with pytest.raises(ConfigError, match=r"state of torch\.optim\.adamw\.AdamW, and this run has"):
         saved(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.SGD).load_latest()
 
 

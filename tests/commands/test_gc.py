@@ -1,4 +1,4 @@
-"""What `hpctrain gc` lists and deletes, and what `hpctrain checkpoints` lists."""
+"""What `hpctrain gc` lists and deletes, and what `hpctrain status --checkpoints` lists."""
 
 import argparse
 import json

@@ -185,4 +185,4 @@ def test_what_a_finished_run_lacks_in_mlflow_is_told_and_completed(
     assert "points uploaded to sqlite:///" in done.stdout
     assert lacks not in command("status")
     assert "With train.max_steps=8 it is another run" in said
-    assert f"hpctrain branch {run.name} train.max_steps=8" in said
+    assert f"hpctrain resume --branch {run.name} train.max_steps=8" in said

@@ -70,7 +70,9 @@ def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
         Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
     rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
     lines = drawn(rows, 400)
-    cure = f"the run is deleted; then `python -m hpctrain sync {runs[1]}` uploads the rest"
+    cure = (
+        f"the run is deleted; then `python -m hpctrain status --upload {runs[1]}` uploads the rest"
+    )
     assert f"{runs[1].name}: {cure}" in lines
     assert lines[-1] == "… 2 more runs have such a problem (--json)"
     assert [row.facts()["upload_problem"] for row in rows[:2]] == ["", cure]

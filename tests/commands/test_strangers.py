@@ -303,10 +303,10 @@ def test_looking_at_a_run_runs_no_code_that_its_config_names(digits: Path, tmp_p
     (run / "run.json").write_text(json.dumps(record))
     (run / "logs").mkdir()
     (run / "logs" / "terminal_1.rank0.log").write_text("x\n")
-    for command in (["status"], ["logs", run.name], ["checkpoints"], ["gc", "--debug"]):
+    for command in (["status"], ["logs", run.name], ["status", "--checkpoints"], ["gc", "--debug"]):
         run_module("hpctrain", *command, *where, cwd=tmp_path)
     run_module("hpctrain", "cancel", run.name, *where, cwd=tmp_path)
-    run_module("hpctrain", "sync", str(run), code=7, cwd=tmp_path)
+    run_module("hpctrain", "status", "--upload", str(run), code=7, cwd=tmp_path)
     assert not (tmp_path / "ran").exists()
     run_module("hpctrain", "run", str(run), code=3, cwd=tmp_path)
     assert (tmp_path / "ran").exists()

@@ -9,13 +9,9 @@ import pytest
 
 from hpctrain.config.advice import _CURES, _overrides, changed, cures
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.keys import select
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
-from hpctrain.config.translate import accelerate, deepspeed_keys
-from hpctrain.config.translate.foreign_config import ALWAYS
-from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware, load
 from hpctrain.plan.inspecting.sample_shape import of_shape
 from hpctrain.plan.layouts import Layout
@@ -146,29 +142,3 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
     assert "micro_batch_size=" in cures("memory", base["ddp"], 8)
     assert cures("communication", base["one"], 1) == ""
     assert cures("memory", base["ddp"], 7) == ""
-
-
-# Words of their names that our search finds, in keys that are something else.
-OTHER = {
-    *("activations", "apply", "checkpoint", "checkpointing", "cluster", "command"),
-    *("commands", "count", "graph", "layer", "learning", "memory", "module", "momentum"),
-    *("override", "param", "params", "partition", "pipeline", "ratio", "trace", "warnings"),
-    *("weights", "write"),
-}
-
-
-def test_what_is_said_not_to_exist_does_not() -> None:
-    """If `keys WORD` finds a key by the name that another program has, the reason names a key."""
-    rows = accelerate.KEYS | deepspeed_keys.KEYS
-    reasons = {name: getattr(row, "reason", row) for name, row in rows.items()}
-    denials = re.compile(r"\b(no|not|never|nothing|cannot|none|only)\b")
-    for name, reason in reasons.items():
-        text = reason.removeprefix(ALWAYS)
-        if not denials.search(text) or NAMED.search(text):
-            continue
-        for word in set(re.findall(r"[a-z]{5,}", name.rpartition(".")[2])) - OTHER:
-            try:
-                found = [member.name for member in select([word])]
-            except ConfigError:
-                continue
-            assert not found, f"{name}: {text!r}, but there is {', '.join(found[:3])}"

@@ -12,8 +12,6 @@ from hpctrain.errors import ConfigError
 @pytest.mark.parametrize(
     ("overrides", "ranks", "micro"),
     [
-        (["experiment=flow"], 1, 2),
-        (["experiment=flow", "model=unet"], 2, 1),
         (["experiment=gpt2_124m", "hardware=h100_sxm"], 8, 30),
         (["experiment=gpt2_124m", "hardware=a100_40", "train.accumulate=4"], 8, 15),
         (["experiment=llama3_8b", "hardware=h100_sxm"], 16, 1),

@@ -11,16 +11,15 @@ import omegaconf
 import pytest
 
 from hpctrain.config.frozen import known_keys
-from hpctrain.config.keys import COLUMNS, main
+from hpctrain.config.keys import COLUMNS, show
 from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.errors import ConfigError
-from tests.conftest import run_module
 
 
 def lines(capsys: pytest.CaptureFixture[str], *names: str) -> dict[str, dict[str, str]]:
-    assert main([*names]) == 0
+    show(names)
     cells = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in cells}
 
@@ -34,33 +33,13 @@ def dotted(section: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_key_is_there_with_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "--all")
+    found = lines(capsys, "keys")
     assert list(found) == list(dotted(Config()))
     for name, row in found.items():
         assert row["type"], name
         assert row["meaning"].endswith("."), name
         assert len(row["meaning"].split()) >= 3, name
         assert "\n" not in row["meaning"], name
-
-
-def test_the_sections_come_first(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([]) == 0
-    said = capsys.readouterr().out
-    assert len(said.splitlines()) < 40
-    assert max(map(len, said.splitlines())) <= 80
-    counts = {name: int(n) for name, n in re.findall(r"^(\w+) +(\d+) +[A-Z]", said, re.M)}
-    top = [member for member in members(Config) if "." not in member.name]
-    within = {m.name: sum(k.name.startswith(f"{m.name}.") for k in keys(Config)) for m in top}
-    assert counts == {name: count for name, count in within.items() if count}
-    texts = " ".join(said.split())
-    for member in top:
-        assert (member.rule.text if member.is_section else member.name) in texts
-    # What the last lines name can be typed.
-    named = re.findall(r"^python -m hpctrain keys (\S+)  ", said, re.M)
-    assert [len(lines(capsys, name)) for name in named] == [8, 1, 3, len(keys(Config))]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +68,6 @@ def test_names_of_other_tools_are_those_of_keys() -> None:
     for name, ours in OTHER_NAMES.items():
         assert ours in known or ours in ("debug=fast", "task.label_smoothing"), name
         assert name not in known
-
-
-def test_all_keys_or_some(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--all", "train"])
-    assert "--all prints every key: leave out train" in capsys.readouterr().err
 
 
 def test_every_section_describes_itself() -> None:
@@ -130,7 +103,7 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stdout", shown := Terminal())
     monkeypatch.setenv("COLUMNS", "120")
-    main(["data.shuffle"])
+    show(["data.shuffle"])
     assert "data.shuffle" in shown.getvalue()
     assert "full, block, none" in shown.getvalue()
     assert len(shown.getvalue().splitlines()) > 2
@@ -148,15 +121,7 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_unknown_name(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
-        main(name.split())
-
-
-def test_the_command_line_has_it() -> None:
-    assert "keys [SECTION|WORD]" in run_module("hpctrain", "--help").stdout
-    assert run_module("hpctrain", "keys", "seed").stdout.startswith("seed\tint\t0\t\tfrom 0 to")
-    assert (
-        "did you mean data.window" in run_module("hpctrain", "keys", "data.widnow", code=2).stderr
-    )
+        show(name.split())
 
 
 def test_a_required_key_is_one_for_omegaconf() -> None:

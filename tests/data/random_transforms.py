@@ -50,22 +50,6 @@ def of_its_own(sample, random):
     return {**sample, "x": sample["x"][::-1]} if OWN.random() < 0.5 else sample
 
 
-def rarely_of_numpy(sample, random):
-    return of_numpy(sample, random) if sample["label"] == 99 else sample
-
-
-def rarely_of_its_own(sample, random):
-    return of_its_own(sample, random) if sample["label"] == 99 else sample
-
-
-def rarely_imported(sample, random):
-    if sample["label"] == 99:
-        import secrets
-
-        return {**sample, "x": sample["x"] + secrets.randbelow(3)}
-    return sample
-
-
 class Flip:
     def __init__(self, p):
         self.p = p
@@ -82,16 +66,6 @@ class Every:
     def __call__(self, sample, random):
         self.calls += 1
         return {**sample, "x": sample["x"][::-1]} if self.calls % 2 else sample
-
-
-class Holds:
-    """It has a generator that it uses for some samples only."""
-
-    def __init__(self):
-        self.inside = [{"generator": python_random.Random(0)}]
-
-    def __call__(self, sample, random):
-        return sample
 
 
 class Marked(Flip):

@@ -152,8 +152,8 @@ def test_the_other_commands_know_adopted_folders(tmp_path, data_prep):
     fields = (*FIELDS, "--axis", "image=1", "--field", "even=even", "--field", "text=tokens:ends")
     assert data_prep("index", folder, *fields)[0] == 0
     assert data_prep("repack", folder, out, "--workers", 1)[0] == 0
-    for command in ("verify", "head", "stats", "inspect"):
-        code, _, err = data_prep(command, folder)
+    for how in (["--verify"], [], ["--head", "5"]):
+        code, _, err = data_prep("inspect", folder, *how)
         assert (code, err) == (0, "")
     ours, theirs = rows(folder), rows(out)
     for name in ("image", "label", "even"):

@@ -1,4 +1,4 @@
-"""Files with a group per sample, sparse matrices, MATLAB's files, text that names the splits."""
+"""Files with a group per sample, matrices that are refused, and text that names the splits."""
 
 import os
 import shlex
@@ -210,238 +210,56 @@ def test_variables_are_no_samples(data_prep):
     assert (read_back.rows("O2")["x"] == 3).all()
 
 
-# Sparse matrices
-
-DENSE = np.where(RNG.random((30, 7)) < 0.3, RNG.normal(size=(30, 7)), 0).astype(np.float32)
-
-
-def sparse_group(file, name, matrix, kind):
-    group = file.create_group(name)
-    encoding = f"{kind}_matrix"  # anndata writes text of any length, other programs bytes
-    group.attrs["encoding-type"] = encoding if kind == "csr" else np.bytes_(encoding)
-    group.attrs["encoding-version"] = "0.1.0"
-    group.attrs["shape"] = matrix.shape
-    for part in ("data", "indices", "indptr"):
-        group[part] = getattr(matrix, part)
-
-
-@pytest.fixture
-def cells():
-    from scipy import sparse
-
-    with h5py.File("cells.h5ad", "w") as file:
-        sparse_group(file, "X", sparse.csr_matrix(DENSE), "csr")
-        sparse_group(file, "layers/counts", sparse.csc_matrix(DENSE), "csc")
-        file["obs/type/codes"] = np.arange(30, dtype=np.int8) % 3
-        file["obs/type/categories"] = ["B", "NK", "T"]
-
-
-def test_sparse_rows_become_dense(cells, data_prep):
-    fields = ("--field", "x=cells.h5ad:/X", "--field", "type=cells.h5ad:/obs/type/codes")
-    code, _, err = data_prep("arrays", "OUT", *fields, "--shard-size", "1KB")
-    assert (code, said(err)) == (0, [])
-    rows = read_back.rows()
-    assert (rows["x"] == DENSE).all()
-    assert rows["type"].tolist() == [i % 3 for i in range(30)]
-    genes = ("--field", "x=cells.h5ad:/layers/counts", "--axis", "x=1")
-    assert data_prep("arrays", "O2", *genes)[0] == 0
-    assert (read_back.rows("O2")["x"] == DENSE.T).all()
+@pytest.mark.parametrize("command", ["arrays", "index"])
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("images", "is of MATLAB, whose axes are reversed in HDF5: "),
+        ("s/x", "is of MATLAB, whose axes are reversed in HDF5: "),
+        ("of_matlab/data", "mat73.loadmat"),
+        ("X", "is a sparse matrix, or a part of one: "),
+        ("X/data", "anndata.read_h5ad"),
+        ("obs", "is a group"),
+    ],
+)
+def test_what_is_of_matlab_or_sparse_is_refused(data_prep, command, key, words):
+    with h5py.File("m.h5", "w", userblock_size=512) as file:
+        for name in ("images", "s/x"):
+            file[name] = np.zeros((4, 3))
+            file[name].attrs["MATLAB_class"] = np.bytes_("double")
+        file["of_matlab/data"] = np.zeros(4)
+        file["of_matlab"].attrs["MATLAB_class"] = np.bytes_("double")
+        for name in ("X/data", "X/indices", "X/indptr", "obs/data"):
+            file[name] = np.arange(4)
+    args = ("OUT", "--field", f"x=m.h5:/{key}") if command == "arrays" else ()
+    data_prep.refuses(3, words, command, *(args or ("m.h5", "--field", f"x=/{key}")))
 
 
-def test_sparse_columns_are_refused_with_the_cure(cells, data_prep):
-    code, _, err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad:/layers/counts")
-    assert code == 3
-    assert "cells.h5ad:/layers/counts is a sparse matrix stored by columns" in err
-    assert "data.X = data.X.tocsr()" in err
-    err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad:/X", "--axis", "x=1")[2]
-    assert "stored by rows" in err
-
-
-def test_parts_of_a_sparse_matrix_are_no_samples(cells, data_prep):
-    code, _, err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad:/X/data")
-    assert code == 3
-    assert "is a part of the sparse matrix /X; name the matrix" in err
-    err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad")[2]
-    assert "/X sparse matrix" in err
-    assert "/X/data" not in err
-    err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad:/obs/type")[2]
-    assert "is a group; name one of the arrays in it: categories, codes" in err
-    err = data_prep("index", "cells.h5ad", "--field", "x=/X/data")[2]
-    assert "is a part of the sparse matrix /X" in err
-    err = data_prep("index", "cells.h5ad", "--field", "x=/X")[2]
-    assert "/X is a sparse matrix; `python -m data_prep arrays OUT --field NAME=" in err
-
-
-def test_a_sparse_matrix_whose_values_lie_in_another_file(cells, data_prep):
-    with h5py.File("cells.h5ad", "a") as file, h5py.File("other.h5", "w") as other:
-        other["data"] = file["X/data"][()]
-        del file["X/data"]
-        file["X/data"] = h5py.ExternalLink("other.h5", "/data")
-    code, _, err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad:/X")
-    assert code == 3
-    assert "cells.h5ad:/X is a sparse matrix without data in this file" in err
-
-
-@pytest.mark.parametrize("damage", ["indices", "indptr"])
-def test_a_damaged_sparse_matrix(cells, data_prep, damage):
-    with h5py.File("cells.h5ad", "a") as file:
-        file[f"X/{damage}"][3] = 1000
-    data_prep.refuses(3, "cells.h5ad:/X is damaged", "arrays", "OUT", "--field", "x=cells.h5ad:/X")
-
-
-@pytest.mark.parametrize("kind", ["scipy", "zarr", "10x"])
-def test_sparse_matrices_of_other_programs(data_prep, kind):
+def test_sparse_matrices_of_scipy_and_zarr_are_refused(data_prep):
     import zarr
     from scipy import sparse
 
-    matrix = sparse.csr_matrix(DENSE)
-    match kind:
-        case "scipy":
-            sparse.save_npz("s.npz", matrix)
-            for args in (["s.npz"], ["--field", "x=s.npz:data"]):
-                code, _, err = data_prep("arrays", *args, "OUT")
-                assert (code, "s.npz is a sparse matrix of SciPy" in err) == (3, True)
-        case "zarr":
-            group = zarr.open_group("s.zarr", mode="w").create_group("X")
-            group.attrs["encoding-type"] = "csr_matrix"
-            group.create_array("data", data=matrix.data)
-            for key in ("X", "X/data"):
-                code, _, err = data_prep("arrays", "OUT", "--field", f"x=s.zarr:{key}")
-                assert (code, "is a sparse matrix, or a part of one" in err) == (3, True)
-        case "10x":
-            with h5py.File("s.h5", "w") as file:
-                for part in ("data", "indices", "indptr"):
-                    file[f"matrix/{part}"] = getattr(matrix, part)  # of cells, as columns
-                file["matrix/shape"] = np.array(DENSE.T.shape, np.int32)
-            assert "stored by columns" in data_prep("arrays", "O", "--field", "x=s.h5:/matrix")[2]
-            args = ("--field", "x=s.h5:/matrix", "--axis", "x=1")
-            assert data_prep("arrays", "OUT", *args)[0] == 0
-            assert (read_back.rows()["x"] == DENSE).all()
+    matrix = sparse.csr_matrix(np.eye(3))
+    sparse.save_npz("s.npz", matrix)
+    data_prep.refuses(3, "s.npz is a sparse matrix of SciPy", "arrays", "s.npz", "OUT")
+    group = zarr.open_group("s.zarr", mode="w").create_group("X")
+    group.attrs["encoding-type"] = "csr_matrix"
+    group.create_array("data", data=matrix.data)
+    for key in ("X", "X/data"):
+        words = "is a sparse matrix, or a part of one"
+        data_prep.refuses(3, words, "arrays", "OUT", "--field", f"x=s.zarr:{key}")
 
 
-# MATLAB
-
-IMAGES = RNG.normal(size=(40, 3, 5))  # in MATLAB: 40 images of 3x5
-
-
-@pytest.fixture
-def matlab():
-    """Write what MATLAB's `save -v7.3` writes: a header of 512 bytes, and reversed axes."""
-    with h5py.File("m.mat", "w", userblock_size=512) as file:
-
-        def put(name, value, kind, **attributes):
-            file[name] = value
-            file[name].attrs["MATLAB_class"] = np.bytes_(kind)
-            for key, content in attributes.items():
-                file[name].attrs[key] = content
-
-        put("images", IMAGES.T, "double")
-        put("labels", np.arange(40, dtype=np.int32)[None], "int32")
-        put("empty", np.array([0, 0], np.uint64), "double", MATLAB_empty=np.uint8(1))
-        put("name", np.array([[104], [105]], np.uint16), "char", MATLAB_int_decode=np.int32(2))
-        file["#refs#/a"] = np.zeros((2, 2))
-        reference = np.array([[file["#refs#/a"].ref]], h5py.ref_dtype)
-        put("cells", reference, "cell")
-        file.create_group("s").attrs["MATLAB_class"] = np.bytes_("struct")
-        put("s/x", IMAGES[:, :, 0].T, "double")
-        file["array/x"] = reference
-        file["array"].attrs["MATLAB_class"] = np.bytes_("struct")
-        put("text", np.zeros((1, 6), np.uint32), "string", MATLAB_object_decode=np.int32(3))
-        group = file.create_group("sparse")
-        group.attrs["MATLAB_class"], group.attrs["MATLAB_sparse"] = np.bytes_("double"), 7
-        from scipy import sparse
-
-        matrix = sparse.csc_matrix(DENSE.T)  # 7x30 in MATLAB
-        group["data"], group["ir"], group["jc"] = matrix.data, matrix.indices, matrix.indptr
-    with open("m.mat", "r+b") as file:
-        file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\0\2IM")
-
-
-def test_reversed_axes_are_said(matlab, data_prep):
-    args = [word for name in ("images", "labels") for word in ("--field", f"{name}=m.mat:{name}")]
-    err = data_prep("arrays", "OUT", *args)[2]
-    words = (
-        "/images is 40x3x5 in MATLAB and 5x3x40 in HDF5, where the axes are reversed: axis 0 "
-        "counts 5 samples of [3, 40]; --axis NAME=-1 takes MATLAB's first axis"
-    )
-    assert words in err
-    axes = ("--axis", "images=-1", "--axis", "labels=-1")
-    data_prep.refuses(0, "axis 2 counts 40 samples of [5, 3]", "arrays", "OUT", *args, *axes)
-    assert (read_back.rows()["images"] == np.moveaxis(IMAGES, 1, 2)).all()
-    assert read_back.rows()["labels"].tolist() == [[i] for i in range(40)]
-    err = data_prep("index", "m.mat", "--field", "images=images")[2]
-    assert words in err
-    assert (read_back.rows(".")["images"] == IMAGES.T).all()
-
-
-def test_numbered_variables_of_matlab_are_samples(data_prep):
-    values = [RNG.random((100 + i, 3)) for i in range(12)]
-    with h5py.File("p.mat", "w", userblock_size=512) as file:
-        for i, value in enumerate(values):
-            file[f"x{i}"] = value.T
-            file[f"x{i}"].attrs["MATLAB_class"] = np.bytes_("double")
-    err = data_prep("arrays", "OUT", "--field", "x=p.mat:/x*")[2]
-    assert "each sample [3, 100] has MATLAB's axes in reversed order; field 'x': the length" in err
-    assert all((x == value).all() for x, value in zip(read_back.rows()["x"], values, strict=True))
-
-
-def test_what_only_matlab_can_read(matlab, data_prep):
-    for key, words in {
-        "cells": "is a cell array of MATLAB",
-        "array/x": "is an array of references",
-        "s": "is a struct of MATLAB; name one of its members: x",
-        "empty": "is empty in MATLAB ([])",
-        "name": "is text of MATLAB",
-        "text": "is of MATLAB's class string",
-    }.items():
-        for command in (
-            ("arrays", "OUT", "--field", f"x=m.mat:/{key}"),
-            ("index", "m.mat", "--field", f"x=/{key}"),
-        ):
-            data_prep.refuses(3, words, *command)
-    assert "#refs#" not in data_prep("arrays", "OUT", "--field", "x=m.mat")[2]
-    assert data_prep("arrays", "OUT", "--field", "x=m.mat:/s/x", "--axis", "x=1")[0] == 0
-    assert (read_back.rows()["x"] == IMAGES[:, :, 0]).all()
-
-
-def test_a_sparse_matrix_of_matlab(matlab, data_prep):
-    err = data_prep("arrays", "OUT", "--field", "x=m.mat:/sparse")[2]
-    assert "/sparse is 7x30 in MATLAB and 30x7 in HDF5" in err
-    assert (read_back.rows()["x"] == DENSE).all()
-
-
-@pytest.mark.parametrize("kind", ["npz", "zarr", pytest.param("nc", marks=pytest.mark.slow), "h5"])
-def test_patterns_of_other_formats(data_prep, kind):
-    import netCDF4
-    import zarr
-
-    match kind:
-        case "npz":
-            np.savez("o.npz", **{f"x_{i}": EEG[i] for i in range(COUNT)}, y=np.arange(COUNT))
-        case "zarr":
-            store = zarr.open_group("o.zarr", mode="w")
-            for i in range(COUNT):
-                store.create_array(f"x_{i}", data=EEG[i])
-        case "nc":
-            with netCDF4.Dataset("o.nc", "w") as file:
-                file.createDimension("c", 4)
-                file.createDimension("t", 16)
-                for i in range(COUNT):
-                    file.createVariable(f"x_{i}", "f4", ("c", "t"))[:] = EEG[i]
-        case "h5":
-            with h5py.File("o.h5", "w") as file:
-                for i in range(COUNT):
-                    file[f"x_{i}"] = EEG[i]
-                    file[f"z/{i}"] = np.float64(i)
-                    file[f"link_{i}"] = h5py.SoftLink(f"/z/{i}")
-    args = ["--field", f"x=o.{kind}:x_*"]
-    args += ["--field", "y=o.h5:link_*"] if kind == "h5" else []
+def test_patterns_also_match_arrays_and_links(data_prep):
+    with h5py.File("o.h5", "w") as file:
+        for i in range(COUNT):
+            file[f"x_{i}"] = EEG[i]
+            file[f"z/{i}"] = np.float64(i)
+            file[f"link_{i}"] = h5py.SoftLink(f"/z/{i}")
+    args = ["--field", "x=o.h5:x_*", "--field", "y=o.h5:link_*"]
     code, _, err = data_prep("arrays", "OUT", *args)
     assert (code, said(err)) == (0, [])
     assert (read_back.rows()["x"] == EEG).all()
-    if kind == "h5":
-        assert read_back.rows()["y"].tolist() == list(range(COUNT))
-    err = data_prep("arrays", "O2", "--field", f"x=o.{kind}")[2]
-    assert "24 arrays at /x_*, which look like a group per sample" in err
-    err = data_prep("arrays", "O2", "--field", f"x=o.{kind}:x_3")[2]
+    assert read_back.rows()["y"].tolist() == list(range(COUNT))
+    err = data_prep("arrays", "O2", "--field", "x=o.h5:x_3")[2]
     assert "has 4 rows, each of which would be a sample; the file has 24 arrays at /x_*" in err

@@ -69,16 +69,16 @@ def test_no_patient_is_in_two_splits(tmp_path, arrays, data_prep):
         sorted(one.tolist()) == sorted(found[name].tolist())
         for name, one in shares(tmp_path / "again").items()
     )
-    code, out, _ = data_prep("verify", tmp_path / "OUT")
+    code, out, _ = data_prep("inspect", tmp_path / "OUT", "--verify")
     assert code == 0
     assert "groups of patient" in out
-    code, out, _ = data_prep("verify", tmp_path / "leaks", "--group", "patient")
+    code, out, _ = data_prep("inspect", tmp_path / "leaks", "--verify", "--group", "patient")
     assert code == 3
     assert re.search(
         r"\d+ of 40 values of 'patient' are in both 'train' and 'val', such as \d", out
     )
-    assert data_prep("verify", tmp_path / "leaks")[0] == 0
-    assert data_prep("verify", tmp_path / "leaks", "--group", "person")[0] == 2
+    assert data_prep("inspect", tmp_path / "leaks", "--verify")[0] == 0
+    assert data_prep("inspect", tmp_path / "leaks", "--verify", "--group", "person")[0] == 2
 
 
 def test_groups_beside_classes_and_duplicates(tmp_path, arrays):
@@ -221,7 +221,7 @@ def test_files_that_are_adopted(tmp_path, data_prep):
     assert Index.load(tmp_path).group == "p"
     # Only what was looked at is said.
     for quick, looked in (((), True), (("--quick",), False)):
-        _, out, _ = data_prep("verify", tmp_path, *quick)
+        _, out, _ = data_prep("inspect", tmp_path, "--verify", *quick)
         assert ("each p is in one split" in out) is looked
     code, _, said = data_prep(*command, "--split", "val=c*,train=*", "--overwrite")
     assert code == 3

@@ -341,3 +341,16 @@ def test_samples_of_other_shapes_can_be_kept(tmp_path, data_prep, shape, more, c
     code = "import numpy as np\ndef f():\n  yield {'x': np.ones((4, 3, 2))}\n"
     (tmp_path / "mine.py").write_text(f"{code}  yield {{'x': np.ones({shape})}}\n")
     data_prep.refuses(3, cure, "python", f"{tmp_path}/mine.py:f", tmp_path / "OUT", *more)
+
+
+def test_a_folder_of_mosaicml_streaming(data_prep):
+    """The function of docs/data.md, if the library is installed."""
+    streaming = pytest.importorskip("streaming")
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    (_, text) = page.split('```python title="mds.py"\n')
+    Path("mds.py").write_text(text.split("```")[0])
+    with streaming.MDSWriter(out="mds", columns={"label": "int", "image": "ndarray"}) as out:
+        for i in range(20):
+            out.write({"label": i, "image": np.full((2, 3), i, np.float32)})
+    assert data_prep("python", "mds.py:samples", "OUT", "--arg", "folder=mds")[0] == 0
+    assert read_back.rows("OUT")["label"].tolist() == list(range(20))

@@ -100,12 +100,6 @@ def test_no_source(tmp_path):
         stdlib(Options(2**20), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["digits", "stdlib"])
-def test_options_of_flow_are_only_flow_s(tmp_path, data_prep, name):
-    code, _, err = data_prep("sample", name, tmp_path / "OUT", "--seed", "1")
-    assert (code, err) == (2, f"data_prep: --seed is of `sample flow`, not of `sample {name}`\n")
-
-
 def test_tokens_of_the_standard_library(tmp_path):
     """A tokenizer that is trained on the train split alone encodes both splits without loss."""
     library = tmp_path / "lib"

@@ -61,7 +61,7 @@ def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, di
     ):
         for _ in range(count):
             asked = Expectation.of(config(output))
-            places, _ = checked(asked, node(rank), CPU, full=full)
+            places = checked(asked, node(rank), CPU, full=full)
             found.append(
                 {
                     host: {f.check: f.verdict for f in each if f.verdict in ("warn", "fail")}
@@ -143,7 +143,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     mine, run = config(str(tmp_path)), RunDir(tmp_path / "run")
     run.update(attempts=[])
     run.begin_attempt(job_id="7", first_step=0)
-    bad = preflight_module._remember(mine, run, ranks, {"node1": [differ]}, {})
+    bad = preflight_module._remember(mine, ranks, {"node1": [differ]})
     end = End(NODE, "NodeError: node1: same GPUs", hosts=tuple(bad), bad=True)
     preflight_module.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]

@@ -4,7 +4,6 @@ GPUs are planted (tests/doctor/planted_gpus.py), as there are none. Links are ma
 kernel, and ports are really in use.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from hpctrain.doctor import history
 from hpctrain.rendezvous.port import master_port
 from hpctrain.slurm import excluded_hosts
 from tests import cluster
@@ -209,8 +207,3 @@ def test_the_full_check_of_a_job_finds_a_slow_link(
     assert {*excluded_hosts.read(output)} == {"node2"}
     log = (run / "logs" / f"{job}.rank0.log").read_text()
     assert re.search(r"launch\.preflight=full: 3 nodes checked in [\d.]+ s", log), log
-    entries = {(one.host, one.verdict): one for one in history.read(output)}
-    print(json.dumps(entries["node1", "pass"].figures))
-    names = {"core_tflops", "all_reduce_latency_us", "read_mb_s", "pair_1_mb_s"}
-    assert names <= entries["node1", "pass"].figures.keys()
-    assert ("node2", "fail") in entries

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from hpctrain import gpu_driver
 from hpctrain.doctor import comparison
-from hpctrain.doctor.checks import gpu_health, gpu_judgements
+from hpctrain.doctor.checks import gpu_health
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding
 from hpctrain.doctor.probe import Probe
@@ -61,11 +60,8 @@ def of_amd(**planted: Any) -> Amd:
     [
         (nvidia(), {}),
         (nvidia(ecc=(0, 2)), {"ECC": "fail"}),
-        (nvidia(ecc=(20_000, 0)), {"ECC": "warn"}),
-        (nvidia(remapped=[1, 1, 1, 0]), {"retired memory": "warn"}),
         (nvidia(remapped=[8, 9, 0, 1]), {"retired memory": "fail"}),
         (nvidia(reasons=0x40), {"throttling": "fail"}),
-        (nvidia(reasons=0x20), {"throttling": "warn"}),
         (nvidia(reasons=0x01), {}),  # nothing runs
         (nvidia(mig=1), {"MIG": "warn"}),
         (nvidia(limit=350), {"power limit": "warn"}),
@@ -83,19 +79,16 @@ def of_amd(**planted: Any) -> Amd:
         (nvidia(nvlinks=[]), {}),
         (nvidia(celsius=93), {"temperature": "warn"}),
         # Nobody is seen who uses the memory: a process of another container, or one that has died.
-        (nvidia(used=5_000_000_000), {"other processes": "warn"}),
         (nvidia(used=60_000_000_000), {"other processes": "fail"}),
         (nvidia(lost={GPU}), {"GPU 0": "fail"}),
         (of_amd(), {}),
         (of_amd(ecc=(0, 2)), {"ECC": "fail"}),
-        (of_amd(ecc=(20_000, 0)), {"ECC": "warn"}),
         (of_amd(pages=[0, 0]), {}),  # pages that are set aside do no harm
         (of_amd(pages=[0, 1]), {"retired memory": "warn"}),
         (of_amd(pages=[2]), {"retired memory": "fail"}),
         (of_amd(active={"active_prochot_thrm": True}), {"throttling": "fail"}),
         (of_amd(active={"active_hbm_thrm": True}), {"throttling": "warn"}),
         (of_amd(active={"active_ppt_pwr": True}), {}),  # the limit is reached under load
-        (of_amd(celsius=93), {"temperature": "warn"}),
         (of_amd(celsius=104), {"temperature": "fail"}),
         (of_amd(used_mib=49_148), {"other processes": "warn"}),
         (of_amd(watts=400), {"power limit": "warn"}),
@@ -129,12 +122,8 @@ def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
     assert found() == {"pass": "none"}
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
-    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} (NAME) of user 0"
-    user, name = f"user {os.stat('/proc/self').st_uid}", psutil.Process().name()
-    assert found() == {"warn": used.replace("user 0", user).replace("NAME", name)}
-    monkeypatch.setattr(gpu_judgements, "_name", lambda pid: "nvidia-cuda-mps-server")
-    (said,) = (one.cure for one in findings(Nvidia(nvml)) if one.check == check)
-    assert "CUDA waits until all programs of its user have ended" in said
+    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} of user "
+    assert found() == {"warn": f"{used}{os.stat('/proc/self').st_uid}"}
     nvml.processes = [2**22 + 1]  # in another container
     assert [*found()] == ["unknown"]
     monkeypatch.undo()
@@ -173,14 +162,6 @@ def test_a_library_that_does_not_answer_stops_only_nccl() -> None:
     assert found(silent, "unknown") == {"GPUs": "unknown"}
     (said,) = gpu_health.checked([GPU], library=silent, nccl=True)[1]
     assert (said.verdict, "NCCL needs it" in said.found) == ("fail", True)
-
-
-def test_pcie_is_judged_by_its_bandwidth() -> None:
-    assert gpu_judgements.pcie_bandwidth(4, 8) == pytest.approx(
-        gpu_judgements.pcie_bandwidth(3, 16), rel=0.01
-    )
-    assert gpu_judgements.pcie("GPU 0", (3, 4), (3, 16)).verdict == "warn"
-    assert gpu_judgements.nvlink("GPU 0", 0, 4).verdict == "warn"
 
 
 def test_its_facts_are_those_of_its_file() -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor import command, login
+from hpctrain.doctor import login
 from hpctrain.doctor.checks import file_systems
-from hpctrain.doctor.checks.file_systems import Probe
 from hpctrain.doctor.checks.scheduler import partition_findings
 from hpctrain.doctor.command import main, settings
-from hpctrain.doctor.finding import Finding, worst
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.doctor.finding import Finding
+from hpctrain.errors import ConfigError
 from hpctrain.slurm.partition_limit import minutes
 
 SINFO = """\
@@ -47,26 +46,6 @@ def test_partitions() -> None:
     missing = next(partition_findings(SINFO, settings(["site.partition=gpu"])[0]))
     assert missing.verdict == "fail"
     assert "batch, closed, long" in missing.cure
-
-
-def test_file_systems_are_judged() -> None:
-    gib = 2**30
-    free = [file_systems.free_space("x", n * gib, 100 * gib).verdict for n in (0.5, 5, 50)]
-    assert free == ["fail", "warn", "pass"]
-    # A small disk that is nearly empty is well.
-    assert file_systems.free_space("x", 4 * gib, 5 * gib).verdict == "pass"
-    assert [file_systems.free_inodes("x", n, 10**6).verdict for n in (10, 5000, 10**5)] == [
-        "fail",
-        "warn",
-        "pass",
-    ]
-    assert file_systems.free_inodes("x", 0, 0).verdict == "pass"  # btrfs, for example
-    well = Probe(write=5e8, read=1e9, file_s=0.001, skew_s=0.0, locks=True)
-    assert worst(file_systems.judged("x", well)) == "pass"
-    slow = Probe(write=1e6, read=None, file_s=1.0, skew_s=120.0, locks=False)
-    assert list(verdicts(file_systems.judged("x", slow)).values()) == [
-        *["warn", "warn", "unknown", "warn", "warn"]
-    ]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -119,19 +98,6 @@ def test_the_command(
     assert "fail: data.path: Correct data.path=" in shown
 
 
-def test_findings_are_shown_before_a_full_disk_refuses_to_remember_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The job and the disk are played: what is in the place of the history takes no line."""
-    bad = Finding("output_dir: free space", "fail", "0 GB", "10 GiB", "Delete what is not needed.")
-    monkeypatch.setattr(command, "_nodes", lambda *_: ({"node1": [bad]}, {}))
-    (tmp_path / "doctor" / "history.jsonl").mkdir(parents=True)
-    for option in ("--nodes=1", "--json"):
-        with pytest.raises(StorageError, match=r"history\.jsonl: Is a directory"):
-            main(["--nodes=1", option, f"output_dir={tmp_path}"])
-        assert "output_dir: free space" in capsys.readouterr().out
-
-
 def test_wrong_arguments() -> None:
     for wrong, message in (
         ("nodes=3", "launch.nodes"),
@@ -147,7 +113,6 @@ def test_wrong_arguments() -> None:
     ("argv", "message"),
     [
         (["--nodes", "0"], "at least 1"),
-        (["--nodes", "2", "--history"], "exclude each other"),
         (["--nodes", "2", "launch.nodes=3"], "give one of them"),
     ],
 )

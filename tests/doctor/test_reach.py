@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor import comparison, history
+from hpctrain.doctor import comparison, exclusion
 from hpctrain.doctor.checks import reach
 from hpctrain.doctor.checks.reach import Lost
 from hpctrain.doctor.probe import Probe
@@ -106,7 +106,7 @@ def test_a_node_that_is_not_reached(
             "node2": "fail",
         }
         assert f"node1 does not reach node2 ({why})" in judged["node2"].found
-        assert [*history.at_fault({host: [one] for host, one in judged.items()})] == ["node2"]
+        assert [*exclusion.at_fault({host: [one] for host, one in judged.items()})] == ["node2"]
 
 
 def test_of_a_pair_nobody_knows_which_one_is_to_blame() -> None:
@@ -119,7 +119,7 @@ def test_of_a_pair_nobody_knows_which_one_is_to_blame() -> None:
     assert not bad["d"]
     assert bad["b"] == bad["c"]
     assert bad["b"][0].found == "b and c do not reach each other (timed out)"
-    assert history.at_fault(places) == {}
+    assert exclusion.at_fault(places) == {}
     only = reach.judged({"b": {"c": "timed out"}, "c": {}}, ["b", "c"])
     assert {one.check for one in only.values()} == {"communication of a pair of nodes"}
     assert only["c"].found == "b does not reach c (timed out)"

@@ -168,25 +168,6 @@ def augment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return call
 
 
-def test_an_evaluation_is_without_ones_own_augmentation(
-    build: Build, augment: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    scaled = build(augment("scale"))
-    wanted = epoch(scaled.evaluation())
-    builder = build(augment("flip", "scale"), augment("flip_batch", key="batch_transforms"))
-    caplog.clear()
-    assert same(epoch(builder.evaluation()), wanted)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"evaluations leave out data.{key}[0] ({name}), which draws random numbers; data.val_{key} "
-        "would say what they use instead"
-        for key, name in (("transforms", "flip"), ("batch_transforms", "flip_batch"))
-    ]
-    assert same(epoch(builder.in_order(len(wanted[0]["mask"]))), wanted)  # of `predict`
-    assert len(caplog.records) == 2
-    first = [next(iter(one.training()))["image"] for one in (builder, scaled)]
-    assert not torch.equal(*first)
-
-
 def test_a_partial_function_is_called_at_once(augment: Callable[..., str]) -> None:
     """Hydra's own kind of partial looks through all modules at each call, which takes 1 ms."""
     made = instantiate(
@@ -196,12 +177,18 @@ def test_a_partial_function_is_called_at_once(augment: Callable[..., str]) -> No
     assert (made.func.__name__, made.args, made.keywords) == ("flip", (), {"x": 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("flip", "transforms"), ("flip_batch", "batch_transforms")]
+)
+def test_an_evaluation_with_a_random_transform_is_refused(
+    build: Build, augment: Callable[..., str], name: str, key: str
+) -> None:
+    said = rf"data.{key}\[0\] \({name}\) is random .*data.val_{key}=\[\]"
+    with pytest.raises(ConfigError, match=said):
+        build(augment(name, key=key)).evaluation()
+
+
 def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., str]) -> None:
-    wrong = r"data.transforms\[0\] \(flip_and_scale\) is random, .*data.val_transforms=\[\]"
-    with pytest.raises(ConfigError, match=wrong):
-        build(augment("flip_and_scale")).evaluation()
-    with pytest.raises(ConfigError, match=wrong):  # before jobs of their own are submitted
-        build(augment("flip_and_scale"), "evaluation.job=true").training()
     given = build(augment("flip_and_scale"), augment("scale", key="val_transforms"))
     assert same(epoch(given.evaluation()), epoch(build(augment("scale")).evaluation()))
     # It draws for one class only, which the first samples do not have.
@@ -253,7 +240,7 @@ def test_samples_are_transformed_alike_by_any_number_of_workers(
     assert not same(found[0], plain)
     assert labels(found[0]) == labels(plain)
     # An evaluation watches them in the workers, too.
-    scale, one = augment("flip", "scale"), "data.workers=1"
+    scale, one = augment("scale"), "data.workers=1"
     assert same(*(epoch(build(scale, *more).evaluation()) for more in ((), (one,))))
     with pytest.raises(ConfigError, match="draws random numbers in an evaluation, for this sample"):
         epoch(build("data.val_split=train", augment("nines"), one).evaluation())

@@ -32,7 +32,9 @@ def test_every_rank_sees_its_place(tmp_path: Path) -> None:
     shape = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]
     # Each rank has an output file, because srun mixes the output of several ranks.
     output = f"--output={tmp_path}/%t.json"
-    cluster.slurm("srun", *shape, output, sys.executable, "-m", "hpctrain", "env", "--json")
+    cluster.slurm(
+        "srun", *shape, output, sys.executable, "-m", "hpctrain", "doctor", "--env", "--json"
+    )
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     ranks = [fact["ranks"] for fact in facts]
     assert [r["rank"] for r in ranks] == [0, 1, 2, 3]

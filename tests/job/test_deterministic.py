@@ -60,7 +60,7 @@ def test_on_inside_of_a_training_and_off_after_it(digits: Path, tmp_path: Path) 
     assert 0 < float(after[1]) < 1
     assert refused == "{}"
     assert after_error[1].startswith(
-        "train.deterministic=true: torch has no deterministic algorithm for put_; replace"
+        "train.deterministic=true: put_ does not have a deterministic implementation"
     )
 
 

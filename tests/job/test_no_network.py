@@ -52,7 +52,7 @@ def test_config_and_live_metrics_arrive_from_a_node_without_a_network(
         wait_for(lambda: [*tmp_path.glob("runs/*/journal/meta.json")], process)
         (meta,) = tmp_path.glob("runs/*/journal/meta.json")
         assert not meta.with_name("uploader.log").exists(), "no uploader runs on the node"
-        watch = [sys.executable, "-m", "hpctrain", "sync", "--watch", "0.2"]
+        watch = [sys.executable, "-m", "hpctrain", "status", "--upload", "--watch", "0.2"]
         watching = subprocess.Popen(watch, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
         last = "SELECT coalesce(max(step), 0) FROM metrics WHERE key = 'train/loss'"
         for _ in range(2):  # what is logged later arrives later

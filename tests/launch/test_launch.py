@@ -136,12 +136,16 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
         "    if heavy or code: sys.exit(f'{words} imported {heavy}' if heavy else code)\n"
     )
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    helps = ("status", "logs", "cancel", "resume", "checkpoints", "gc")
+    helps = ("status", "logs", "cancel", "resume", "status --checkpoints", "gc")
     for commands in (
         [["-m", "experiment=digits", "seed=1,2", "launch.dry_run=true", *where]],
         [["freeze", "experiment=digits", *where]],
         # What one of these would import is found in the same process.
-        [["env", "--json"], ["--help"], *([name, "--help"] for name in helps)],
+        [
+            ["doctor", "--env", "--json"],
+            ["--help", "all"],
+            *([*name.split(), "--help"] for name in helps),
+        ],
     ):
         done = subprocess.run(
             [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True

@@ -21,7 +21,7 @@ from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_optimizer import build_optimizer
-from hpctrain.models import FNO, ConvNet, Transformer, UNet
+from hpctrain.models import ConvNet, Transformer, UNet
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import DTYPES, Precision
@@ -96,7 +96,6 @@ MODELS: dict[str, Any] = {
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
     "conv, stages": Normed,
     "fields, unet": functools.partial(UNet, 2, 1, [8, 16], periodic=True),
-    "fields, fno": functools.partial(FNO, 2, 1, [3, 3], 8, 3),
     "forces": Forces,
     "forces, then again": functools.partial(Forces, True),
     "forces, penalty": Energies,
@@ -128,7 +127,6 @@ TASKS: dict[str, Any] = {
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
     "conv, stages": functools.partial(Classification, scale=1 / 16),
     "fields, unet": functools.partial(Regression, loss="relative_l2"),
-    "fields, fno": functools.partial(Regression, loss="mse", weights={"u": 2.0}, channels=["u"]),
     "forces": Fit,
     "forces, then again": Fit,
     "forces, penalty": Penalty,

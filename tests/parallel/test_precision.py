@@ -87,7 +87,7 @@ def narrow(cells: tuple[Cell, ...]) -> set[str]:
     return found
 
 
-EVERY_TASK = ("transformer", "gpt", "moe", "conv, batch norm", "fields, unet", "fields, fno")
+EVERY_TASK = ("transformer", "gpt", "moe", "conv, batch norm", "fields, unet")
 WIDE = (
     *(Cell(model, 2, optimizer="sgd, ema") for model in EVERY_TASK),
     Cell("conv", 2, (*ZERO3.items(), ("train.accumulate", 2)), "adamw"),

@@ -64,7 +64,7 @@ model on as many GPUs of one kind, in one format and with samples of 4,096 token
 
 In dense models the largest differences are of programs. With tensor parallel KempnerForge gathers
 the input of each of five layers of a block alone, and scatters two outputs: 7 collectives in each
-pass of a block. Ours makes 4, as `plan --simulate` counts, and 4 are predicted.
+pass of a block. Ours makes 4, and 4 are predicted.
 
 """
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import measured_run
-from hpctrain.plan.failures import Failures
 from hpctrain.plan.plan_command import main
 from hpctrain.tracking.journal import journal_path
 from tests.conftest import run_module
@@ -48,24 +46,6 @@ def test_the_run_itself_and_a_larger_one(
     assert 1.1 < more["step_s"] / same["step_s"] < 2.1
     (two,) = plan(capsys, digits, [run], "parallel=ddp", "launch.tasks_per_node=2")["layouts"]
     assert two["step_s"] is None  # no run has measured communication
-
-
-def test_the_saves_and_the_start_of_a_run_tell_what_failures_cost(run: Path) -> None:
-    measured = replace(measured_run(run), checkpoint_s=2.0, startup_s=40.0)
-    found = Failures.of((240.0, None), 5e9, (1e6, "doctor"), [(measured, 1e9)])
-    assert found.rate == 1e6, "it copied them, and wrote them in the background"
-    waits = replace(measured.config.checkpoint, staging_gb=0)
-    measured = replace(measured, config=replace(measured.config, checkpoint=waits))
-    found = Failures.of((240.0, None), 5e9, (1e6, "doctor"), [(measured, 1e9)])
-    assert (found.rate, found.restart_s, found.mtbf_s) == (1e9 / 2, 40, 240 * 3600)
-    asked = Failures.of((240.0, 1.0), 11e9, (1e6, "doctor"), [(measured, 1e9)])
-    assert (asked.rate, asked.restart_s) == (1e6, 3600)  # its saves are too small to tell
-    assert "1 MB/s (doctor); the next start is after 60 min (--restart)" in asked.text
-    one, other = (found.losses(4, 2e12, 1.0, None, 600, background=b) for b in (False, True))
-    assert other.save_s == pytest.approx(one.save_s / 5)
-    assert other.restart_s == pytest.approx(one.restart_s + 2.5 * one.save_s)
-    assert other.lost < one.lost
-    assert other.every_steps < one.every_steps
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Reports of several runs: what mattered, seeds with confidence intervals, and the page."""
 
-import csv
 import html.parser
-import io
 import json
 import re
 import shutil
@@ -54,9 +52,10 @@ def test_the_best_runs_what_mattered_and_what_failed(
 ) -> None:
     report("--dir", sweep)
     shown = capsys.readouterr().out
-    assert shown.startswith("6 runs, 10 min allocated")
+    assert shown.startswith("6 runs\n")
+    assert re.search("allocated +10 min\n", shown)
     assert re.search(r"digits-0\.12 +0\.94 +0\.1 +2", shown)
-    assert "digits-0.22  failed: DataError: a <b>bad</b> shard" in shown
+    assert re.search("digits-0.22 .* failed: DataError: a <b>bad</b> shard", shown)
     importance = Sweep.of(read([*sorted(sweep.iterdir())], BEGIN)).importance()
     # Two groups: 0.92 three times, 0.805 twice. By hand: 0.0164.. of 0.0173...
     scores = [each for group in SCORES.values() for each in group if each is not None]
@@ -96,7 +95,7 @@ def test_settings_without_a_result_are_sorted_and_reasons_are_cut_between_words(
         )
     report("--dir", tmp_path, "--over", "seed")
     shown = capsys.readouterr().out
-    order = re.findall(r"^([\d.]+) .* [01]$", shown, re.M)
+    order = re.findall(r"^([\d.]+) +[\d.-]+ +[01]$", shown, re.M)
     assert order == ["0.1", "9.0", "1000.0", "100000.0"]
     assert shown.count("/shard ...") == 3
 
@@ -110,16 +109,12 @@ def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -
     assert estimate([0.80, 0.81]).half == pytest.approx(12.7062 * 0.005, rel=1e-4)
     assert re.search(r"0\.1 +0\.920 ± 0\.050 +3", shown)
     assert re.search(r"0\.2 +0\.805 ± 0\.064 +2", shown)
-    assert "without digits-0.22 (lr=0.2): failed: DataError" in shown
-    report("--dir", sweep, "--over", "seed", "--csv")
-    rows = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
-    assert [row["n"] for row in rows] == ["3", "2"]
-    assert float(rows[0]["ci95"]) == pytest.approx(half, rel=1e-4)
-    assert rows[1]["missing"] == "digits-0.22"
-    report("--dir", sweep, "--over", "seed", "--latex")
-    table = capsys.readouterr().out
-    assert r"0.1 & $0.920 \pm 0.050$ & 3 \\" in table
-    assert "% without digits-0.22" in table
+    assert re.search(r"digits-0\.22 +lr=0\.2 seed=2 +failed: DataError", shown)
+    report("--dir", sweep, "--over", "seed", "--json")
+    first, second = json.loads(capsys.readouterr().out)["settings"]
+    assert (first["metrics"]["val/accuracy"]["n"], len(second["runs"])) == (3, 2)
+    assert first["metrics"]["val/accuracy"]["half"] == pytest.approx(half, rel=1e-4)
+    assert [*second["missing"]] == ["digits-0.22"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +123,6 @@ def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -
         (["--over", "batch"], "--over batch: this key was not swept; the swept keys are optimizer"),
         (["--over", "seed", "--metric", "val/f1"], "--metric val/f1: no run has a value of it; "),
         (["--metric", "val/f1"], "--metric val/f1: no run has a value of it; they have "),
-        (["--latex"], "--latex: needs --over"),
         (["--html", "nowhere/page.html"], "nowhere/page.html: no file can be written there"),
     ],
 )
@@ -158,7 +152,7 @@ def test_the_page_is_one_file_without_scripts(sweep: Path, tmp_path: Path) -> No
     text = file.read_text()
     page = Page(text)
     assert {"script", "link", "iframe", "b"}.isdisjoint(page.tags)
-    assert page.tags.count("figure") == 6
+    assert page.tags.count("figure") == 4
     assert all(address.startswith("#") for address in page.loads)
     assert "@import" not in text
     assert "#ab00" not in text  # every colour has become a variable
@@ -172,8 +166,7 @@ def test_the_page_of_a_run_marks_restarts(sweep: Path, tmp_path: Path) -> None:
         [attempt(0), attempt(50, 99, first_step=20)],
         [metrics(1 + n // 3, 10 + 15 * n, 10 * n, train_loss=1 / (n + 1)) for n in range(6)],
     )
-    report(run, "--html", tmp_path / "page.html", "--png", tmp_path / "page.png")
-    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+    report(run, "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "restart" in text
     assert "train/loss" in text
@@ -214,4 +207,4 @@ def test_a_browser_shows_the_page_on_a_phone_without_scrolling_sideways(
     found = re.search(r"<title>(\d+) 0 (\d+)</title>", done.stdout)
     assert found is not None, done.stdout + done.stderr
     assert int(found[1]) <= 390
-    assert int(found[2]) == 5
+    assert int(found[2]) == 3

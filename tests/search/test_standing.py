@@ -129,11 +129,9 @@ def test_the_report_tells_whether_pruning_was_safe(
         "Order of the 8 trials at step 10 and at step 30: rank correlation 1.00 (95% interval 0.99 "
         "to 1.00); the order is stable, so pruning was safe."
     )
-    mattered = r"among the best at step 10: `?optimizer.lr`? \d+%, `?model.hidden`? \d+%"
     content = re.sub("</?code>", "", page.read_text())
     for each in (text, content):
         assert safe in each
-        assert re.search(mattered, each)
         assert "device-hours" in each
         assert "digits-00000005" in each
     assert text.count("failed: ValueError: no luck") == 1, "a pruned trial has a result"
@@ -149,7 +147,7 @@ def test_cancel_finds_workers_that_have_no_trial_yet(
     sweep = make_search(tmp_path, over=False)
     here = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile())
     script = sweep / "workers" / "array-0" / "job.sh"
-    waits = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile(1, str(script)))
+    waits = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile(str(script)))
     script.parent.mkdir()
     (script.parent / "tasks").write_text(f"{waits}\n")
     job = Job("7_0", "PENDING", "Priority", "", "N/A")

@@ -103,7 +103,7 @@ def train() -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function that runs `python -m hpctrain sync`."""
+    """A function that runs `python -m hpctrain status --upload`."""
 
     def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
         command = [*SYNC, *map(str, args)]

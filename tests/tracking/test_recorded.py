@@ -1,4 +1,4 @@
-"""Results of evaluations that are jobs of their own: in the run's MLflow run, exactly once."""
+"""Results of `evaluate --record`: in the run's MLflow run, exactly once."""
 
 import json
 import subprocess

@@ -31,7 +31,7 @@ def test_a_link_to_a_network_file_system_is_seen_through(tmp_path: Path) -> None
     (tmp_path / "near").symlink_to("far")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"8 1 0:8 / / rw - ext4 a rw\n9 8 0:9 / {tmp_path}/far rw - gpfs b rw\n")
-    with pytest.raises(TrackingError, match=r"\(gpfs\).*mlflow server.*sync"):
+    with pytest.raises(TrackingError, match=r"\(gpfs\).*mlflow server.*--upload"):
         check_uri(f"sqlite:///{tmp_path}/near/mlflow.db", mounts)
     check_uri(f"sqlite:///{tmp_path}/mlflow.db", mounts)
 
@@ -141,7 +141,7 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert not experiment_id(uri, "exp")
         assert check_store(uri, "exp") is False
-        assert "hpctrain sync" in caplog.text
+        assert "hpctrain status --upload" in caplog.text
         # The port is open, but there is never an answer.
         unused.listen()
         begin = time.perf_counter()

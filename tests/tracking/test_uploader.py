@@ -443,7 +443,7 @@ def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, tra
     assert time.monotonic() - begin < 60  # MLflow alone would try for minutes
     assert "INFO waiting up to 6 s until 10 points are in MLflow" in text
     assert "10 points are not in MLflow yet" in text
-    assert "nothing is lost: `python -m hpctrain sync" in text
+    assert "nothing is lost: `python -m hpctrain status --upload" in text
     log = (tmp_path / "r/journal/uploader.log").read_text
     wait_for(lambda: "gave up" in log())
     assert "Traceback" not in log()

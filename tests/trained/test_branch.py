@@ -23,7 +23,7 @@ def test_a_finished_run_is_prolonged(train: Train, tmp_path: Path) -> None:
     (parent,) = set(runs(tmp_path / "runs")) - {whole}
     assert run_json(parent)["state"] == "finished"
     said = run_module("hpctrain", "resume", parent.name, "train.max_steps=8", cwd=tmp_path).stdout
-    assert f"hpctrain branch {parent.name} train.max_steps=8" in said
+    assert f"hpctrain resume --branch {parent.name} train.max_steps=8" in said
     made = branch(parent, ["train.max_steps=8"])
     assert made.path not in (parent, whole)
     assert branch(parent, ["train.max_steps=8"]).path == made.path
@@ -48,7 +48,7 @@ def test_a_branch_has_its_lineage_and_its_history_in_mlflow(
     train(*LONG, "train.max_steps=4", "checkpoint.every_steps=2", "tracking.drain_s=200")
     (parent,) = runs(tmp_path / "runs")
     given = ("--step", "2", "optimizer.lr=0.01", "--dir", f"{tmp_path}/runs")
-    path = run_module("hpctrain", "branch", parent.name, *given).stdout.strip()
+    path = run_module("hpctrain", "resume", "--branch", parent.name, *given).stdout.strip()
     run_module("hpctrain", "run", path)
     with sqlite3.connect(store) as db:
         tags = "select run_uuid from tags where key = ? and value = ?"

@@ -4,7 +4,7 @@ import math
 import os
 import signal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -48,18 +48,6 @@ class Lamb(Own):
         p.add_(update, alpha=-group["lr"] * (weight / norm if weight and norm else 1.0))
 
 
-class Lars(Own):
-    """You et al. 2017: momentum, with a rate of its own for each parameter."""
-
-    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
-        weight, norm = float(p.norm()), float(grad.norm())
-        trust = 0.001 * weight / (norm + 1e-9) if weight and norm else 1.0
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(p)
-        state["momentum"].mul_(0.9).add_(grad, alpha=trust * group["lr"] * 100)
-        p.sub_(state["momentum"])
-
-
 class Prodigy(Optimizer):
     """Mishchenko & Defazio 2024: Adam whose rate d is estimated from sums over all parameters."""
 
@@ -99,6 +87,8 @@ class Prodigy(Optimizer):
 
 class ScheduleFree(Own):
     """Defazio et al. 2024, as `schedulefree.AdamWScheduleFree` writes it."""
+
+    elementwise = True
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
         numbers = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "train_mode": False}
@@ -142,6 +132,8 @@ class ScheduleFree(Own):
 class Early(Own):
     """It makes its state in the constructor, as Adagrad does, and more of it in a step."""
 
+    elementwise = True
+
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr, weight_decay)
         for group in self.param_groups:
@@ -158,6 +150,8 @@ class Early(Own):
 
 class Nested(Own):
     """It keeps lists and dicts, and numbers of several kinds."""
+
+    elementwise = True
 
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         if not state:
@@ -189,27 +183,14 @@ class RowWise(Own):
 class Lion(Own):
     """Chen et al. 2023."""
 
+    elementwise = True
+
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         if not state:
             state["m"] = torch.zeros_like(p)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(state["m"].lerp(grad, 0.1).sign(), alpha=-group["lr"])
         state["m"].lerp_(grad, 0.01)
-
-
-class Rounded(Own):
-    """It rounds at random to few digits, as some do for parameters in bf16."""
-
-    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
-        exact = (p - group["lr"] * grad) * 4096
-        p.copy_((exact + torch.rand_like(exact)).floor() / 4096)
-
-
-class Noisy(Own):
-    """Langevin dynamics: noise is much of its step."""
-
-    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
-        p.add_(grad + torch.randn_like(p), alpha=-group["lr"])
 
 
 class Counting(Own):
@@ -232,12 +213,9 @@ class Counting(Own):
 class Counted(Counting):
     """It counts in its group, so that a checkpoint has the number."""
 
-    seen: ClassVar[list[int]] = []
-
     def begin(self, group: dict[str, Any]) -> None:
         self.count = group["count"] = group.get("count", 0) + 1
         Counted.calls += 1
-        self.seen.append(self.count)
 
 
 class Around(Optimizer):
@@ -262,25 +240,6 @@ class Extra(Own):
         p.sub_(grad, alpha=group["lr"])
 
 
-class Closed(Own):
-    """It cannot work without a closure, as SAM."""
-
-    def step(self, closure: Any = None) -> None:
-        assert closure is not None, "a closure is needed"
-        closure()
-
-
-class WholeNorm(Own):
-    """It clips by the norm of all gradients, each of which it takes as a number."""
-
-    def begin(self, group: dict[str, Any]) -> None:
-        norms = [p.grad.norm().item() for p in group["params"]]
-        self.norm = math.sqrt(sum(norm**2 for norm in norms))
-
-    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
-        p.sub_(grad, alpha=group["lr"] / self.norm)
-
-
 class RankNumber(Own):
     """A number that each rank has for itself comes into its groups."""
 
@@ -291,12 +250,6 @@ class RankNumber(Own):
 
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         p.sub_(grad, alpha=group["lr"])
-
-
-def muon(
-    named_parameters: Any, lr: float = 0.02, weight_decay: float = 0.0
-) -> torch.optim.Optimizer:
-    return torch.optim.Muon([p for _, p in named_parameters if p.ndim == 2], lr=lr)
 
 
 class Kills(Hook):

@@ -22,6 +22,7 @@ from hpctrain.training.looking.held_values import HeldValues, check_parameters
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import FP64, config_with, spread
 from tests.ranks import RanksError, run_ranks
+from tests.training import optimizers
 
 ROWS = 8  # of a rank
 STEPS = 4
@@ -267,10 +268,12 @@ class Case:
     keys: dict[str, Any] = field(default_factory=dict)
     filled: tuple[bool, bool] = (False, True)
     warns: bool = False
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
 
     def __str__(self) -> str:
         layout = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.keys.items())
-        return f"{self.task} {self.model or 'Net'} {layout or 'ddp'}"
+        optimizer = self.optimizer.__name__
+        return f"{self.task} {self.model or 'Net'} {layout or 'ddp'} {optimizer}"
 
 
 def errors(says: str, *layouts: dict[str, Any], **case: Any) -> list[Case]:
@@ -298,6 +301,10 @@ FAST = [
     *errors("", DDP, task="Saved"),
     *errors("OwnRows.state_dict() is another one on rank 1", DDP, task="OwnRows"),
     *errors("task.noise changed in the first steps", DDP, task="Draws"),
+    *errors(
+        "optimizer.count of tests.training.optimizers.Counting", DDP, optimizer=optimizers.Counting
+    ),
+    *errors("", DDP, optimizer=optimizers.Lion),
 ]
 SLOW = [
     *errors("the count of the task's loss depends on the model", ZERO3, task="Ratio"),
@@ -335,9 +342,9 @@ def training(case: Case, *, looks: bool = True) -> tuple[list[float], bytes]:
     model = spread(lambda: Built(case.model), config)
     model.accumulate = config.train.accumulate or 1
     task = TASKS[case.task]()
-    optimizer = torch.optim.SGD(model.parameters, lr=0.1)
+    optimizer = case.optimizer(model.parameters, lr=0.1)  # type: ignore[call-arg]
     step = TrainStep(model, task, optimizer, clip_norm=None, stop=Stop())
-    look = FirstLook(model, task, case.filled) if looks else NoLook()
+    look = FirstLook(model, task, optimizer, case.filled) if looks else NoLook()
     torch.manual_seed(1)
     losses = []
     for number in range(STEPS):

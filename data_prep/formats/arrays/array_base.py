@@ -3,7 +3,7 @@
 A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
 and how rows along an axis are read. The rest is done here once: which axis counts the samples,
 arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
-.npy, .npz and raw numbers, `array_hdf5`, `array_netcdf` and `array_zarr` the others; `array_files`
+.npy, .npz and raw numbers, `array_hdf5` and `array_zarr` the others; `array_files`
 has them in a table. Memory is needed for the requested rows only, whatever the size of the file.
 """
 
@@ -20,13 +20,12 @@ import numpy as np
 
 from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.formats.hdf5.groups import looks_like_groups
-from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 
-HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
+HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
 _ZARR = (".zarr", ".zarr.zip")
 FORMS = (
@@ -65,9 +64,9 @@ class ArrayFile(ABC):
     `axis` counts the samples, and `shape` becomes (samples, *sample); without an axis the whole
     array is one sample, (1, *shape). A chunk is stored together: reading one of its rows costs as
     much as reading all. A file that is `single` holds one value without axes, which has to be taken
-    whole; with `text` the values are text. `note` is what the user should know about the axes, or
-    "", and `hint` ends the message about values that cannot be read. `filled` says whether a fill
-    value stands for values that were never written.
+    whole; with `text` the values are text. `hint`
+    ends the message about values that cannot be read. `filled` says whether a fill value stands for
+    values that were never written.
     """
 
     hint, filled = "", True
@@ -83,7 +82,7 @@ class ArrayFile(ABC):
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         check_dtype(where, dtype)
-        self.where, self.dtype, self.note = where, np.dtype(dtype), ""
+        self.where, self.dtype = where, np.dtype(dtype)
         self.single, self.text = not shape, dtype.kind in TEXT
         self._whole, axis, shape = axis is None, axis or 0, tuple(shape) or (1,)
         if not -len(shape) <= axis < len(shape):
@@ -185,12 +184,8 @@ def reading(where: Where, hint: str = "") -> Iterator[None]:
 
 def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
     if isinstance(error, OSError) and error.strerror and error.errno:
-        # The libraries put the path into strerror. NetCDF's own error numbers are negative.
-        known = error.errno > 0
-        why = os.strerror(error.errno) if known else error.strerror
-        return DataError(f"{where.path} cannot be read: {why}")
-    if where.kind == "hdf5" and (why := matlab_5(where.path)):
-        return DataError(f"{where.path} {why}")
+        # The libraries put the path into strerror.
+        return DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
     return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")
@@ -222,7 +217,8 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
         return next(iter(names))
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-    if suggestion := looks_like_groups(where.path, names)[1]:
+    is_hdf5 = where.kind in ("hdf5", "netcdf")
+    if is_hdf5 and (suggestion := looks_like_groups(where.path, names)[1]):
         raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"

@@ -119,8 +119,7 @@ class OpenColumn:
                     missing,
                     lambda row, at: (
                         f"{missing[row].sum()} values are missing (stored as {raw[row][at]}); "
-                        f"--cast {self.column.name}=float32 or float64 makes them NaN, --packed "
-                        f"{self.column.name} keeps them"
+                        f"--cast {self.column.name}=float32 or float64 makes them NaN"
                     ),
                 )
             values, lost = cast(values, to) if to else (values, None)
@@ -164,7 +163,6 @@ def open_parts(
     axis: int | None,
     to: str,
     *,
-    unpack: bool,
     external: bool,
     unwritten: bool,
     max_output: int | None,
@@ -175,7 +173,7 @@ def open_parts(
     """
     parts: list[Part] = []
     kinds: list[_Kind] = []
-    nbytes, note = 0, ""
+    nbytes = 0
     for where in wheres:
         with open_array(where, axis, external=external) as array:
             if lacks := array.unwritten():
@@ -184,18 +182,13 @@ def open_parts(
                 size = math.prod(array.shape) * array.dtype.itemsize
                 check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
             array.check()
-            attributes = array.attributes if unpack else {}
-            packing = Packing.of(str(where), array.dtype, attributes, text=array.text)
+            packing = Packing.of(str(where), array.dtype, array.attributes, text=array.text)
             dtype = np.dtype(packing.dtype)
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)
             if array.text and (to or array.shape[1:]):
                 why = f"--cast {to} is for numbers" if to else "it has several texts in a sample"
                 raise DataError(f"{where} is text: {why}")
             rows = array.shape[0]
-            if array.note and axis is None:
-                reverse = f"each sample {list(array.shape[1:])} has MATLAB's axes in reversed order"
-                note = note or reverse
-            note = note or array.note
             kinds.append(_Kind(stored, array.shape[1:], array.text))
             nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
         if rows:
@@ -203,17 +196,16 @@ def open_parts(
     if not parts:
         raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
     schema, varies = _schema(name, wheres, kinds, whole=axis is None)
-    if varies:
-        note += (
-            f"{'; ' * bool(note)}field {name!r}: the length varies along axis {varies} of "
-            f"{wheres[0]}, {list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
-        )
+    note = (
+        f"field {name!r}: the length varies along axis {varies} of {wheres[0]}, "
+        f"{list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
+    )
     column = Column(
         *(name, tuple(parts), axis, to, external),
         text=kinds[0].text,
         varies=varies,
         nbytes=nbytes,
-        note=note,
+        note=note if varies else "",
     )
     return column, schema
 

@@ -10,11 +10,8 @@ import h5py
 
 from data_prep.formats.arrays.array_base import check_written, never_written
 from data_prep.formats.arrays.array_hdf5 import names_of
-from data_prep.formats.hdf5 import matlab
 from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
-from data_prep.formats.hdf5.hdf5_storage import Written
-from data_prep.formats.hdf5.sparse import form_of, part_of
-from data_prep.formats.opening import matlab_5
+from data_prep.formats.hdf5.hdf5_storage import Written, of_another_program
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
@@ -55,7 +52,7 @@ def open_file(path: Path | str) -> h5py.File:
                 "there, or `h5clear -s` it"
             )
         elif "signature" in text:
-            why = matlab_5(str(path)) or "is not an HDF5 file"
+            why = "is not an HDF5 file"
         else:
             why = f"is damaged: {text}"
         raise DataError(f"{path} {why}") from None
@@ -88,13 +85,11 @@ def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str
 def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) -> list[str]:
     """Return what the user should know about the axes of fields that a file has."""
     notes, unsure = [], [s for s in sources.values() if not (s.chosen or s.offsets)]
+    if not unsure:
+        return []
     with open_file(path) as file:
-        names = names_of(file) if unsure else {}
-        for source in sources.values():
-            dataset = file[source.dataset]
-            notes.append(matlab.axes(dataset, dataset.shape, source.axis % dataset.ndim))
-            if source not in unsure:
-                continue
+        names = names_of(file)
+        for source in unsure:
             is_sample, note = one_of_many(str(path), names, source.dataset, rows)
             if is_sample:
                 raise ConfigError(note)
@@ -150,15 +145,11 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
             f"{path} {error}; the samples must lie in the file itself, whose digest the index has"
         ) from None
     if dataset is None and isinstance(group := file.get(path), h5py.Group):
-        if form_of(group) is not None:
-            can = f"`python -m data_prep arrays OUT --field NAME={file.filename}:{path}`"
-            raise DataError(f"{path} is a sparse matrix; {can} makes dense samples of its rows")
-        raise DataError(
-            f"{path} {matlab.problem(group) or f'is a group; in this file are {_listed(file)}'}"
-        )
+        inside = of_another_program(group) or f"is a group; in this file are {_listed(file)}"
+        raise DataError(f"{path} {inside}")
     if dataset is None:
         raise DataError(_missing(file, path))
-    if problem := matlab.problem(dataset) or part_of(dataset):
+    if problem := of_another_program(dataset):
         raise DataError(f"{path} {problem}")
     if dataset.shape is None:
         raise DataError(f"{path} is empty (a null dataspace)")

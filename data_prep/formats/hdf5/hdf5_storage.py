@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from data_prep.formats.arrays.array_base import Where, never_written
+from data_prep.formats.opening import way
 from hpctrain.errors import DataError
 from hpctrain.shards.storage.chunk_table import chunk_grid, listed_chunks
 from hpctrain.shards.storage.inside import Circle, Elsewhere, walk
@@ -26,6 +27,19 @@ from hpctrain.shards.storage.scratch import Damaged
 from hpctrain.shards.types import Int64s
 
 SHOWN = 20  # names that a message lists
+_SPARSE = ("data", "indices", "indptr")
+
+
+def of_another_program(found: Any) -> str:
+    """Return why an object of MATLAB, or of a sparse matrix, is not read as it lies; or ""."""
+    for place in (found, found.parent):
+        if "MATLAB_class" in place.attrs:
+            return f"is of MATLAB, whose axes are reversed in HDF5: {way('x.mat')}"
+        inside = place is found or found.name.rpartition("/")[2] in _SPARSE
+        parts = isinstance(place, h5py.Group) and all(name in place for name in _SPARSE)
+        if parts and inside:
+            return f"is a sparse matrix, or a part of one: {way('x.h5ad')}"
+    return ""
 
 
 class Written:

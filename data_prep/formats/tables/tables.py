@@ -1,7 +1,6 @@
 """Tables in CSV, Parquet and Arrow files: their schema, their parts, and their rows.
 
-A CSV file with quotes is a single part, because a line may be only a part of a row; and so is one
-in UTF-16, where the byte 10 does not always end a line.
+A CSV file with quotes is a single part, because a line may be only a part of a row.
 """
 
 from collections import Counter
@@ -24,7 +23,6 @@ from data_prep.formats.opening import (
     pyarrow,
     way,
 )
-from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.source import BLOCK_BYTES, SourceFile
@@ -57,10 +55,10 @@ def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
     kind, first = format_of(path), None
     if kind == "parquet":
         with open_parquet(path) as table:
-            schema = nested.flat_schema(table.schema_arrow)
+            schema = table.schema_arrow
     elif kind == "arrow":
         with _arrow(path) as reader:
-            schema = nested.flat_schema(reader.schema)
+            schema = reader.schema
             len(schema.names)  # decodes them: a damaged name may be no UTF-8
     else:
         schema, first = first_rows(path, csv)
@@ -88,7 +86,7 @@ def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, in
             yield Part(path), file.size
     elif PurePath(path).suffix in GROWTH:
         yield Part(path), int(file.size * GROWTH[PurePath(path).suffix])
-    elif file.size <= nbytes or not may_be_cut(path, csv):
+    elif file.size <= nbytes or not may_be_cut(path):
         yield Part(path), file.size
     else:
         for start, stop in ranges(file.size, nbytes):
@@ -103,13 +101,12 @@ def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
         return
     batches = _parquet_batches if kind == "parquet" else arrow_batches
     for batch, first in batches(part, names):
-        yield Rows(batch, {}, (), partial(add, first + 1))
+        yield Rows(batch, partial(add, first + 1))
 
 
 def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
     with open_parquet(part.path) as table:
-        columns = nested.roots(table.schema_arrow, names)
-        for batch, first in parquet_rows(table, part, columns):
+        for batch, first in parquet_rows(table, part, names):
             yield _checked(batch, names), first
 
 
@@ -136,9 +133,8 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
     """
     import pyarrow as pa
 
-    batch = batch.select(nested.roots(batch.schema, names))
+    batch = batch.select(list(names))
     batch.validate(full=True)
-    batch = nested.select(batch, names)
     ordinary = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     if not any(plain(kind) in ordinary for kind in batch.schema.types):
         return batch

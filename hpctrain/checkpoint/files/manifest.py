@@ -151,7 +151,7 @@ def put_back(folder: Path) -> None:
             old.rename(old.with_suffix(""))
 
 
-def is_healthy(checkpoint: Path) -> bool:
+def _is_healthy(checkpoint: Path) -> bool:
     """Return False if the manifest of a checkpoint says that not all parameters are finite."""
     try:
         return Manifest.read(checkpoint).healthy
@@ -164,7 +164,7 @@ def newest_healthy(
 ) -> Path | None:
     """Return the newest healthy checkpoint but those that are known to be damaged, or None."""
     found = (path for path in checkpoints(folder) if not is_damaged(path))
-    return next(filter(is_healthy, found), None)
+    return next(filter(_is_healthy, found), None)
 
 
 def newest_intact(folder: Path) -> Path | None:
@@ -181,7 +181,7 @@ def newest_intact(folder: Path) -> Path | None:
 def healthy(folder: Path) -> Iterator[Path]:
     """Yield the healthy checkpoints, the newest first, and say which are not."""
     for path in checkpoints(folder):
-        if is_healthy(path):
+        if _is_healthy(path):
             yield path
         else:
             log.warning("%s is not healthy (%s); trying the one before", path, NOT_HEALTHY)

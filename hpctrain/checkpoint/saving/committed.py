@@ -17,20 +17,6 @@ from hpctrain.disk import sync
 from hpctrain.step_names import step_name, step_of
 
 
-class Readers:
-    """Who else reads the checkpoints of a run, for longer than it: here nobody, the null form."""
-
-    def saved(self) -> None:
-        """Learn that a checkpoint is committed; this must not wait for anything."""
-
-    def needed(self) -> Collection[int]:
-        """Return the steps of the checkpoints that must not be removed yet."""
-        return ()
-
-    def finish(self) -> None:
-        """Finish what the last save has begun; the run is over."""
-
-
 class Committed:
     """The checkpoints in `folder`; which of them stay, `Checkpointer` tells.
 
@@ -45,11 +31,10 @@ class Committed:
         keep: int,
         keep_every: int | None,
         kept: Callable[[], Collection[int]],
-        readers: Readers,
     ) -> None:
         self.folder, self.damaged, self.in_background = folder, set[Path](), False
         self._keep, self._keep_every, self._kept = keep, keep_every, kept
-        self._readers, self._removing = readers, list[Thread]()
+        self._removing = list[Thread]()
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step, whether it exists or not."""
@@ -70,9 +55,8 @@ class Committed:
 
     def remove_old(self, best: int) -> None:
         """Remove what need not stay; `best` is the step of the best one."""
-        needed = {self.path(step) for step in (*self._readers.needed(), *self._kept())}
         healthy = manifest.newest_healthy(self.folder, self.damaged.__contains__)
-        kept = needed | {healthy, self.path(best)}
+        kept = {healthy, self.path(best), *map(self.path, self._kept())}
         found = [path for path in manifest.checkpoints(self.folder) if path not in self.damaged]
         for path in found[self._keep :]:
             if path in kept or (self._keep_every and step_of(path) % self._keep_every == 0):

@@ -30,7 +30,7 @@ from hpctrain import marks
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.metadata_file import METADATA
 from hpctrain.checkpoint.saving import part
-from hpctrain.checkpoint.saving.committed import Committed, Readers
+from hpctrain.checkpoint.saving.committed import Committed
 from hpctrain.checkpoint.saving.part import Job, Planned, reason
 from hpctrain.checkpoint.saving.writer import Writer
 from hpctrain.disk import sync
@@ -80,9 +80,9 @@ class Saves:
         writer: The writer of this rank; without one its part is written while it waits.
     """
 
-    def __init__(self, folder: Committed, ranks: RankInfo, readers: Readers) -> None:
+    def __init__(self, folder: Committed, ranks: RankInfo) -> None:
         self._committed, self.folder, self._ranks = folder, folder.folder, ranks
-        self._readers, self.background, self._totals = readers, False, Copied()
+        self.background, self._totals = False, Copied()
         self._thread = ThreadPoolExecutor(1)
         self._plan: SavePlan | None = None  # of this rank at the last save, as it was proposed
         self._planned = Planned(self.folder)  # of that save, as the ranks have agreed
@@ -292,7 +292,6 @@ class Saves:
             save.complete = complete
             self._end_if_over()  # all of this may have stood still for long
             self._committed.take(save.job.folder)
-            self._readers.saved()
             self._end_if_over()
             self._committed.remove_old(save.best)
         except (OSError, StorageError, pickle.UnpicklingError, EOFError) as error:

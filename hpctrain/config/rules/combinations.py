@@ -15,7 +15,7 @@ from hpctrain.config.schema.parallel import SCHEDULES
 
 TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
 # Models without a plan, and the modules that have them.
-_OTHERS = {"MLP": "mlp", "ConvNet": "conv", "UNet": "unet", "FNO": "fno"}
+_OTHERS = {"MLP": "mlp", "ConvNet": "conv", "UNet": "unet"}
 
 
 def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:

@@ -40,18 +40,12 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
     """
     if config.metric != Config().metric or needed:
         yield from _problems(config, "metric", config.metric)
-        if needed:
-            yield from _seen_later(config, "metric", config.metric)
     for key, metric, mode in _deciding(config):
         if metric.startswith("perf/"):
             yield f"{key}={metric}: it must be train/NAME or val/NAME; ranks differ in their speed"
         elif metric == "train/grad_norm" and config.train.local_sgd.every is not None:
             yield f"{key}={metric} with train.local_sgd.every: each replica has a norm of its own"
-        elif wrong := [
-            # The best checkpoint can be chosen when the results are there.
-            *(_seen_later(config, key, metric) if key != "checkpoint.best" else ()),
-            *_problems(config, key, metric),
-        ]:
+        elif wrong := [*_problems(config, key, metric)]:
             yield from wrong
         elif mode is None and better(metric) is None:
             where = key.removesuffix(".metric")
@@ -59,16 +53,6 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
                 f"{key}={metric}: its name does not tell which values are better; give "
                 f"{where}{'.mode' if where != key else '_mode'}=min or max"
             )
-
-
-def _seen_later(config: Config, key: str, metric: str) -> Iterator[str]:
-    """Yield why a run whose evaluations are jobs cannot decide by a metric."""
-    if config.evaluation.job and metric.startswith("val/"):
-        yield (
-            f"{key}={metric} with evaluation.job=true: its values come from other jobs, at times "
-            "that differ from one attempt to the next, so nothing may depend on them; use "
-            "train/NAME, or evaluation.job=false"
-        )
 
 
 def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
@@ -122,8 +106,6 @@ class RequestedMetric:
         """Return what is left to check of a config without `problems`."""
         asked = [] if config.metric == Config().metric else [cls(config.metric)]
         asked += [cls(metric, key) for key, metric, _ in _deciding(config)]
-        if config.evaluation.job:  # the training has no such metric
-            asked = [one for one in asked if not one.name.startswith("val/")]
         return [one for one in asked if names(config) is None and not one._is_fixed]
 
     @property

@@ -6,15 +6,13 @@ This module does not import torch. tests/tasks compares it with what the tasks r
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_TASKS = ("Classification", "MultiLabel", "Regression", "LanguageModel", "Evolution")
-_OF_FIELDS, _GUESSES = ("relative_l2", "spectral_error"), ("persistence", "linear")
+_TASKS = ("Classification", "MultiLabel", "Regression", "LanguageModel")
 # The arguments that name a field, or a list of fields.
 _FIELDS = {
     "Classification": ("input", "target"),
     "MultiLabel": ("input", "target"),
     "Regression": ("input", "target"),
     "LanguageModel": ("tokens",),
-    "Evolution": ("field", "constants"),
 }
 
 
@@ -30,8 +28,6 @@ def metrics(task: Mapping[str, Any]) -> tuple[str, ...] | None:
             named = task.get("channels") or (target if isinstance(target, list) else ())
             errors = ("loss", "mse", "mae", "relative_l2")
             return (*errors, *(f"mse/{name}" for name in named), "rmse")
-        case "Evolution":
-            return ("loss", *_OF_FIELDS)
         case "LanguageModel":
             return ("loss", "bits_per_byte", "perplexity")
     return None
@@ -39,8 +35,6 @@ def metrics(task: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def measured(task: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the metrics that only an evaluation has."""
-    if _kind(task) == "Evolution":
-        return tuple(f"{name}_{guess}" for guess in _GUESSES for name in _OF_FIELDS)
     given = task.get("metrics")
     return tuple(given) if isinstance(given, dict) else ()
 

@@ -2,7 +2,7 @@
 
 The dataclasses own every default; `conf/` only has the choices that a user names, and the values
 in which they differ from the defaults. `key.py` explains how a key is declared, and
-`python -m hpctrain keys` prints them. A section with a `_target_` (model, task, optimizer,
+`python -m hpctrain --help keys` prints them. A section with a `_target_` (model, task, optimizer,
 transforms) takes anything that can be imported.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from hpctrain.config.schema.checkpoint import CheckpointConfig
 from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
-from hpctrain.config.schema.evaluation import EvaluationConfig
 from hpctrain.config.schema.hang import HangConfig
 from hpctrain.config.schema.key import Member, key, keys, members, section
 from hpctrain.config.schema.launch import LaunchConfig
@@ -39,7 +38,6 @@ __all__ = [
     "DDPConfig",
     "DataConfig",
     "EarlyStoppingConfig",
-    "EvaluationConfig",
     "FSDPConfig",
     "HangConfig",
     "ImagesConfig",
@@ -119,7 +117,6 @@ class Config:
     parallel: ParallelConfig = section(ParallelConfig, identity=False)
     network: NetworkConfig = section(NetworkConfig, identity=False)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
-    evaluation: EvaluationConfig = section(EvaluationConfig, identity=False)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     hang: HangConfig = section(HangConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)

@@ -191,12 +191,12 @@ class DataConfig:
     val_transforms: list[dict[str, Any]] | None = key(
         None,
         "Evaluation uses these in place of `transforms`. Null means those of training that are "
-        "not random; a random one that does more than augment needs this key.",
+        "not marked as random; one that is random is refused.",
     )
     val_batch_transforms: list[dict[str, Any]] | None = key(
         None,
         "Evaluation uses these in place of `batch_transforms`. Null means those of training that "
-        "are not random; a random one that does more than augment needs this key.",
+        "are not marked as random; one that is random is refused.",
     )
     threads: int = key(
         1,

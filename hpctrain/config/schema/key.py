@@ -2,7 +2,7 @@
 
     window: int = key(64, "This many blocks are mixed at a time.", count="blocks")
 
-Validation, the reference (`python -m hpctrain keys`), `--help` and the identity of a run all read
+Validation, the reference (`--help NAME`), `--help all` and the identity of a run all read
 these declarations. Rules between several keys are functions in hpctrain/config/validate.py and
 hpctrain/config/rules.
 """

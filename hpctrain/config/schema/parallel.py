@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain import gone
 from hpctrain.config.schema.key import key, section
 
 # The name of a schedule, and the stages that each rank has.
@@ -26,12 +26,14 @@ def _check_degree(degree: int) -> str:
 
 
 def _check_weights(weights: Any) -> str:
-    if weights is None or (isinstance(weights, str) and re.fullmatch("auto(:.+)?", weights)):
+    if weights is None:
         return ""
+    if isinstance(weights, str) and weights.startswith("auto"):
+        return gone.sentence("parallel.weights_hosts")
     numbers = weights if isinstance(weights, list | tuple) else ()
     if numbers and all(type(weight) is int and 1 <= weight <= 1000 for weight in numbers):
         return ""
-    return "it must be a number from 1 to 1000 for each node, such as [2, 1], or auto, or auto:RUN"
+    return "it must be a number from 1 to 1000 for each node, such as [2, 1]"
 
 
 @dataclass
@@ -153,15 +155,8 @@ class ParallelConfig:
         "For nodes of different speed: the ranks of each node get shares of the global batch in "
         "proportion to these numbers, one per node in the order of the ranks. A rank of weight 2 "
         "makes two micro-batches where one of weight 1 makes one. It works with whole replicas "
-        "(DDP) and with zero=1. auto takes the numbers from the newest run of the same model in "
-        "output_dir that has measured its ranks, auto:PATH from that run or file of bench --save. "
-        "Null means equal shares.",
+        "(DDP) and with zero=1. Null means equal shares.",
         check=_check_weights,
-    )
-    weights_hosts: list[str] = key(
-        [],
-        "The nodes that weights=auto was computed for, in the order of the ranks; it is filled in. "
-        "A job on other nodes warns.",
     )
     zero: int = key(
         3,

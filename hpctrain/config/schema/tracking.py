@@ -21,14 +21,14 @@ class TrackingConfig:
     experiment: str = key("hpctrain", "MLflow lists the runs under this experiment.")
     upload: bool = key(
         True,
-        "The journal is uploaded while the run is training. With false, `python -m hpctrain sync` "
-        "uploads it later.",
+        "The journal is uploaded while the run is training. With false, `python -m hpctrain "
+        "status --upload` uploads it later.",
     )
     drain_s: float = key(
         10.0,
         "After the training, the job waits at most so long until everything is uploaded. The start "
         "of MLflow does not count, for at most 60 s; 0 waits for nothing. "
-        "`python -m hpctrain sync` uploads the rest later.",
+        "`python -m hpctrain status --upload` uploads the rest later.",
         unit="seconds",
         at_least=0.0,
     )
@@ -37,9 +37,4 @@ class TrackingConfig:
         "These trackers get the metrics, too, beside MLflow: each is a "
         "hpctrain.trackers.OtherTracker, named by `_target_`, such as "
         "hpctrain.trackers.TensorBoard.",
-    )
-    log_model: bool = key(
-        False,
-        "At the end of the run the model and its signature are put into MLflow; without, only the "
-        "paths and digests of its checkpoints are.",
     )

@@ -174,9 +174,8 @@ class TrainConfig:
     watch: str = key(
         "note",
         "What happens when all numbers are finite, but the run seems to learn nothing: its loss "
-        "has diverged, had a spike or does not fall, layers get a gradient of exactly zero, an "
-        "evaluation is no better than a guess. note says so in the log, status, MLflow and an "
-        "alert. stop also ends the run as failed, but not because of a spike. off does not look.",
+        "has diverged, or layers get a gradient of exactly zero. note says so in the log, status, "
+        "MLflow and an alert. stop also ends the run as failed. off does not look.",
         choices=("note", "stop", "off"),
         identity=False,
     )
@@ -215,13 +214,6 @@ class TrainConfig:
         None,
         "At the end of the run rank 0 prints how the language model continues this text. The whole "
         "model must fit into its memory. Null prints nothing.",
-        identity=False,
-    )
-    histograms_every: int | None = key(
-        None,
-        "Histograms of the gradients (before clipping) and of the parameters are recorded every "
-        "this many steps. Null records none.",
-        count="steps",
         identity=False,
     )
     profile: str | None = key(

@@ -30,12 +30,6 @@ class Translation:
     # `KEY=VALUE` of the other program without a counterpart, each with the reason.
     left: dict[str, str] = field(default_factory=dict)
 
-    def add(self, other: Translation) -> None:
-        """Take over what another translation has."""
-        self.choices |= other.choices
-        self.values |= other.values
-        self.left |= other.left
-
     def overrides(self) -> list[str]:
         """Return the arguments of a command line."""
         made = [f"{group}={choice}" for group, choice in self.choices.items()]
@@ -80,22 +74,6 @@ def _as_override(value: Any) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def parser(command: str, program: str) -> argparse.ArgumentParser:
-    """Return the parser of a translating command."""
-    made = argparse.ArgumentParser(
-        prog=f"python -m hpctrain {command}",
-        description=f"Translate a config of {program} into a file for conf/experiment. The "
-        "comments in it name every key without a counterpart, and the reason.",
-    )
-    made.add_argument("file", metavar="FILE", type=Path)
-    made.add_argument(
-        "--overrides",
-        action="store_true",
-        help="print the arguments of a command line; the reasons go to standard error",
-    )
-    return made
-
-
 def read(file: Path) -> str:
     """Return the text of a file; one that cannot be read is a ConfigError."""
     try:
@@ -109,12 +87,12 @@ def read(file: Path) -> str:
     raise ConfigError(f"{file}: cannot be read ({reason})")
 
 
-def show(translation: Translation, options: argparse.Namespace, program: str) -> None:
+def show(translation: Translation, options: argparse.Namespace) -> None:
     """Print a translation as the options of the command say."""
     if options.overrides:
         print(shlex.join(translation.overrides()))
         for line in translation.reasons():
             print(f"without a counterpart: {line}", file=sys.stderr)
     else:
-        title = f"Translated from {printable(options.file.name)}, a config of {program}"
+        title = f"Translated from {printable(options.file.name)}"
         print(translation.yaml(title), end="")

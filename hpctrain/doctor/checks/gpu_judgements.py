@@ -24,7 +24,6 @@ _RESERVED, _PART_RESERVED = 2**30, 0.02
 _LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 _FEWEST_LANES = 0.45  # boards for several GPUs give each 8 of 16 lanes by design
 _OWN = "another job of yours"
-_MPS = "nvidia-cuda-mps"  # of its server; the kernel cuts names after 15 letters
 
 
 def ecc(check: str, corrected: int | None, uncorrected: int | None, usual: bool = True) -> Finding:
@@ -165,8 +164,7 @@ def processes(check: str, memory: Mapping[int, int], used: int, size: int) -> Fi
     owners = {pid: _owner(pid) for pid in memory}
     if unseen := [pid for pid, owner in owners.items() if owner is None]:
         return unknown(check, f"{len(unseen)} processes that are not visible in this container")
-    names = {pid: _name(pid) for pid, owner in owners.items() if owner}
-    others = [f"{pid} ({name}) of {owners[pid]}" for pid, name in names.items()]
+    others = [f"{pid} of {owner}" for pid, owner in owners.items() if owner]
     own = [memory[pid] for pid, owner in owners.items() if not owner]
     # Some drivers do not tell the memory of a process.
     taken = max(0, used - sum(own)) if all(own) else sum(memory.values())
@@ -175,13 +173,9 @@ def processes(check: str, memory: Mapping[int, int], used: int, size: int) -> Fi
     who = f"processes {', '.join(others)}" if others else "no process that is seen here"
     cure = (
         "Ask the administrators to end what runs there: your job should have this GPU alone. What "
-        "an earlier job of yours has left, end yourself (`nvidia-smi`, `kill`)."
+        "an earlier job of yours has left, end yourself (`nvidia-smi`, `kill`); a server of MPS "
+        "keeps it until it is told to quit (`nvidia-cuda-mps-control`)."
     )
-    if any(names[pid].startswith(_MPS) and owners[pid] != _OWN for pid in names):
-        cure = (
-            "Ask the administrators to end this server of MPS (`echo quit | "
-            "nvidia-cuda-mps-control`): CUDA waits until all programs of its user have ended."
-        )
     found = f"{decimal(taken)} of {decimal(size)} are in use, by {who}"
     return Finding(check, "fail" if 2 * taken > size else "warn", found, "none", cure)
 
@@ -196,12 +190,6 @@ def _owner(pid: int) -> str | None:
         return f"user {uid}"
     own, other = (_belongs(each) for each in (os.getpid(), pid))
     return "" if pid == os.getpid() or own == other else _OWN
-
-
-def _name(pid: int) -> str:
-    with suppress(psutil.Error):
-        return str(psutil.Process(pid).name())
-    return "unknown"
 
 
 def _belongs(pid: int) -> str:

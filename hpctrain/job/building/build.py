@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.optimizer_state import Layout
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
@@ -23,10 +22,9 @@ from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import Effective, build_schedule
-from hpctrain.job.building.evaluation_jobs import EvaluationJobs
+from hpctrain.job.building.check_optimizer import check_optimizer
 from hpctrain.job.building.flops import build_utilisation
 from hpctrain.job.building.parts import Parts
-from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
@@ -40,7 +38,6 @@ from hpctrain.training.improvement import Improvement
 from hpctrain.training.looking.first_look import LOOKS_AT, FirstLook, NoLook
 from hpctrain.training.looking.held_values import check_parameters
 from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
@@ -71,7 +68,7 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader = parts.data.training()
-        evaluations = {} if config.evaluation.job else dict(parts.data.evaluations())
+        evaluations = dict(parts.data.evaluations())
 
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps_in)
@@ -92,15 +89,13 @@ def build(
     # Ranks with other samples draw other numbers. Torch draws dropout masks: others also for other
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
-    layout = OptimizerTrial(config.optimizer, model, optimizer).run()
+    check_optimizer(config.optimizer._target_, optimizer, model)
     average = Average(model, train.ema, evaluates=train.ema_evaluation)
-    checkpointer = _checkpointer(config, run, ranks, model, optimizer, average, layout)
+    checkpointer = _checkpointer(config, run, ranks, model, optimizer, average)
 
     log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
-    watch = observers.build_watch(
-        *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
-    )
+    watch = observers.build_watch(train, effective, notes)
     train_step = TrainStep(
         model,
         task,
@@ -114,14 +109,13 @@ def build(
         timer=Timer(train.eval_every_s, decides=ranks.is_main),
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
-        histograms=Histograms(train.histograms_every or 0, run.path, tracker),
         silent=SilentLayers(log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
     )
     meter = Meter(
         loader,
         account,
-        observers.build_slow_ranks(mesh, run, ranks, notes),
+        observers.build_slow_ranks(mesh, ranks, notes),
         parts.precision,
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
@@ -131,7 +125,8 @@ def build(
     if not objects.broadcast(_looked(run) if ranks.is_main else None):
         feeds = evaluations.values()
         evaluates = any(feed.fills_up(feed.steps_per_epoch) for feed in feeds)
-        look = FirstLook(model, task, (loader.fills_up(effective.max_steps), evaluates))
+        filled = loader.fills_up(effective.max_steps), evaluates
+        look = FirstLook(model, task, optimizer, filled)
     display = choose_display(ranks.is_main, config.metric)
     if ranks.is_main:
         display = ProgressFile(display, run.path / "progress.json", config.metric)
@@ -182,20 +177,12 @@ def report_every(train: TrainConfig, max_steps: int) -> int:
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
-    """Check that there is a weight for each node, and warn if it is that of another one."""
-    weights, hosts, here = parallel.weights, parallel.weights_hosts, list(ranks.hosts)
-    if weights is None:
-        return
-    if len(weights) != ranks.num_nodes:
+    """Check that there is a weight for each node."""
+    weights = parallel.weights
+    if weights is not None and len(weights) != ranks.num_nodes:
         raise ConfigError(
             f"parallel.weights={weights}: {len(weights)} numbers, but the job has "
             f"{ranks.num_nodes} nodes; give one for each"
-        )
-    if ranks.is_main and hosts and here and here != hosts:
-        log.warning(
-            "parallel.weights=%s was computed for %s, and this job has %s: the result is the "
-            "same, but its steps may take longer",
-            *(weights, ", ".join(hosts), ", ".join(here)),
         )
 
 
@@ -254,7 +241,6 @@ def _checkpointer(
     model: ParallelModel,
     optimizer: torch.optim.Optimizer,
     average: Average,
-    layout: Layout,
 ) -> Checkpointer:
     return Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
@@ -262,8 +248,6 @@ def _checkpointer(
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
-        readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
-        layout=layout,
         states=optimizer_states(config.optimizer),
         staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
     )

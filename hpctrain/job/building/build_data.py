@@ -56,9 +56,7 @@ class DataBuilder:
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
         self._samples = ChosenSamples(config.data, config.seed)
-        self._of_evaluation = EvaluationTransforms(
-            config.data, device, config.seed, shown=ranks.is_main
-        )
+        self._of_evaluation = EvaluationTransforms(config.data, device, config.seed)
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
@@ -68,8 +66,6 @@ class DataBuilder:
         else:
             source, reader = self._source(data.path, data.train_split)
             sampler = self._sampler(source, reader, self.config.seed)
-        if self.config.evaluation.job:  # otherwise its jobs would find out what is wrong
-            self._of_evaluation.of(source, self._statistics())
         return self._feed(
             source,
             sampler,

@@ -1,8 +1,6 @@
 """Builds the optimizer of the config for the parameters that this rank has."""
 
-import functools
 import inspect
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +15,6 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.optim.Optimizer:
     """Return the optimizer of a model."""
-    return optimizer_of(config, model.names, model.parameters, model.settings)
-
-
-def optimizer_of(
-    config: OptimizerConfig,
-    names: Sequence[str],
-    parameters: Sequence[torch.nn.Parameter],
-    settings: Mapping[str, Setting],
-) -> torch.optim.Optimizer:
-    """Return an optimizer of these parameters, which have these names in the plain model."""
     optimizer: torch.optim.Optimizer = instantiate(
         "optimizer",
         {
@@ -35,7 +23,7 @@ def optimizer_of(
             **weight_decay_of(config),
             **config.options,
         },
-        _given(config, names, parameters, settings),
+        _given(config, model),
     )
     known = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
     for i, rule in enumerate(config.groups):
@@ -51,22 +39,17 @@ def optimizer_of(
     return optimizer
 
 
-def _given(
-    config: OptimizerConfig,
-    names: Sequence[str],
-    parameters: Sequence[torch.nn.Parameter],
-    settings: Mapping[str, Setting],
-) -> list[Any]:
+def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
     """Return what the optimizer gets: the parameters, with their names, or in groups."""
-    if takes_names(config._target_):
-        return [*zip(names, parameters, strict=True)]
+    if _takes_names(config._target_):
+        return [*zip(model.names, model.parameters, strict=True)]
     plain, groups = Setting(), dict[Setting, list[torch.nn.Parameter]]()
-    for name, parameter in zip(names, parameters, strict=True):
-        groups.setdefault(settings.get(name, plain), []).append(parameter)
+    for name, parameter in zip(model.names, model.parameters, strict=True):
+        groups.setdefault(model.settings.get(name, plain), []).append(parameter)
     if not groups:  # a stage of a pipeline whose parameters are all frozen
         return [{"params": []}]
     if {*groups} == {plain}:
-        return [*parameters]
+        return [*model.parameters]
     return [
         {
             "params": same,
@@ -78,8 +61,7 @@ def _given(
     ]
 
 
-@functools.lru_cache(maxsize=16)
-def takes_names(target: str) -> bool:
+def _takes_names(target: str) -> bool:
     """Return whether an optimizer gets pairs of a name and a parameter."""
     called = instantiate("optimizer", {"_target_": target, "_partial_": True}).func
     try:

@@ -1,12 +1,10 @@
 """The transforms of an evaluation: those of `data.val_…`, or those of training that are not random.
 
-data.transforms ── judged by the first samples (`hpctrain.data.randomness`) ─┬─ used, and watched
-                                                                            ├─ left out, and said
-                                                                            └─ ConfigError
+data.transforms ── marked `random = True`: left out ── any other: tried on the first samples
+                   (`hpctrain.data.randomness`), a ConfigError if it draws, and watched
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +15,13 @@ import torch
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.randomness import ROWS, SAMPLES, Verdict, marked, of_batches, of_samples
+from hpctrain.data.randomness import (
+    ROWS,
+    SAMPLES,
+    draws_for_batches,
+    draws_for_samples,
+    marked,
+)
 from hpctrain.data.source import Source
 from hpctrain.data.transforms import Compose, bind
 from hpctrain.data.transforms import Watched as WatchedBatches
@@ -28,33 +32,30 @@ from hpctrain.errors import ConfigError
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.shards.index import Statistics
 
-log = logging.getLogger(__name__)
-
 
 class EvaluationTransforms:
-    """Makes the transforms of evaluations. Each transform of the training is judged once."""
+    """Makes the transforms of evaluations. Each transform of the training is tried once."""
 
-    def __init__(self, data: DataConfig, device: torch.device, seed: int, *, shown: bool) -> None:
-        self._data, self._device, self._seed, self._shown = data, device, seed, shown
-        self._verdicts: dict[str, Verdict] = {}
+    def __init__(self, data: DataConfig, device: torch.device, seed: int) -> None:
+        self._data, self._device, self._seed = data, device, seed
+        self._tried: set[str] = set()
 
     def of(self, source: Source, statistics: Mapping[str, Statistics]) -> dict[str, list[Any]]:
         """Return new transforms for samples and for batches, by the names of the config keys.
 
-        Samples of the source are read if transforms must be judged. The statistics, of the training
-        split, are for the transforms of batches. If it is not clear what an evaluation uses, it is
-        a ConfigError.
+        Samples of the source are read if transforms must be tried. The statistics, of the training
+        split, are for the transforms of batches. One that is random is a ConfigError.
         """
         samples = self._chosen("transforms", WatchedSamples, partial(_of_samples, source))
-        judge = partial(self._of_batches, source, samples, statistics)
-        batches = self._chosen("batch_transforms", WatchedBatches, judge)
+        of_batches = partial(self._of_batches, source, samples, statistics)
+        batches = self._chosen("batch_transforms", WatchedBatches, of_batches)
         return {"transforms": samples, "batch_transforms": batches}
 
     def _chosen(
         self,
         name: str,
         watched: Callable[[Any, str], Any],
-        judge: Callable[[list[Any], Any], Verdict],
+        is_random: Callable[[list[Any], Any], bool],
     ) -> list[Any]:
         own = getattr(self._data, f"val_{name}")
         if own is not None:
@@ -63,27 +64,14 @@ class EvaluationTransforms:
         nodes = getattr(self._data, name)
         for i, transform in enumerate(transforms_of(f"data.{name}", nodes, self._seed)):
             key, said = f"data.{name}[{i}]", marked(transform)
-            if said is None and key not in self._verdicts:
-                self._verdicts[key] = self._judged(key, name, judge(kept, transform), transform)
-            if not said and self._verdicts.get(key) != "augments":
+            if said is None and key not in self._tried:
+                if is_random(kept, transform):
+                    what = f"{key} ({_name(transform)})"
+                    raise ConfigError(asked_for(what, "is random in an evaluation"))
+                self._tried.add(key)
+            if not said:
                 kept.append(watched(transform, key))
         return kept
-
-    def _judged(self, key: str, name: str, verdict: Verdict, transform: Any) -> Verdict:
-        """Say what a verdict means for the evaluation."""
-        while isinstance(transform, partial):
-            transform = transform.func
-        what = f"{key} ({getattr(transform, '__name__', type(transform).__name__)})"
-        if verdict == "unclear":
-            why = "is random, or refers to random numbers, and may convert the samples as well"
-            raise ConfigError(asked_for(what, why))
-        if verdict == "augments" and self._shown:
-            log.warning(
-                "evaluations leave out %s, which draws random numbers; data.val_%s would say what "
-                "they use instead",
-                *(what, name),
-            )
-        return verdict
 
     def _of_batches(
         self,
@@ -92,7 +80,7 @@ class EvaluationTransforms:
         statistics: Mapping[str, Statistics],
         before: list[Any],
         transform: Any,
-    ) -> Verdict:
+    ) -> bool:
         loader = Loader(
             source,
             global_batch_size=min(ROWS, len(source)),
@@ -107,18 +95,24 @@ class EvaluationTransforms:
             {name: value.clone() for name, value in batch.items()}
             for batch in itertools.islice(feed, SAMPLES)
         ]
-        return of_batches(bind(transform, statistics), batches)
+        return draws_for_batches(bind(transform, statistics), batches)
 
 
-def _of_samples(source: Source, before: list[Any], transform: Any) -> Verdict:
-    """Judge a transform by the first samples, as the transforms before it return them."""
+def _of_samples(source: Source, before: list[Any], transform: Any) -> bool:
+    """Try a transform on the first samples, as the transforms before it return them."""
     count = min(SAMPLES, len(source))
     rows, first, random = source.read(np.arange(count)), OneByOne(before), SampleRandom()
     samples = [
         first({name: value[i] for name, value in rows.items()}, random.at(0, 0, i))
         for i in range(count)
     ]
-    return of_samples(transform, samples)
+    return draws_for_samples(transform, samples)
+
+
+def _name(transform: Any) -> str:
+    while isinstance(transform, partial):
+        transform = transform.func
+    return str(getattr(transform, "__name__", type(transform).__name__))
 
 
 def transforms_of(key: str, nodes: Sequence[Mapping[str, Any]], seed: int) -> list[Any]:

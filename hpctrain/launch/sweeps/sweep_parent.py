@@ -1,7 +1,7 @@
 """The parent run of a sweep in MLflow, and the runs that a sweep takes as they are.
 
     train alone ── "finished before" in a sweep ── run.json, journal/meta.json: the parent
-                                                └─ `hpctrain sync`, beside the submission: MLflow
+                                                └─ `status --upload`, beside the submission: MLflow
 
 MLflow shows a run under one parent only. A run keeps its first one: a later sweep with the same run
 does not take it away from the earlier sweep.
@@ -78,7 +78,7 @@ def adopt(
     if not changed:
         return None
     # Importing mlflow and asking the store takes seconds.
-    command, env = python_module("hpctrain", "sync", *changed)
+    command, env = python_module("hpctrain", "status", "--upload", *changed)
     with suppress(OSError), (folder / _LOG).open("ab") as log:
         return subprocess.Popen(
             command,

@@ -194,7 +194,7 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
-        alike.setdefault(copies(gradient, mesh), []).append(local(gradient))
+        alike.setdefault(_copies(gradient, mesh), []).append(local(gradient))
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for count, tensors in alike.items():
         norm = torch.nn.utils.get_total_norm(tensors)
@@ -203,7 +203,7 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     return squares.sqrt()
 
 
-def copies(tensor: torch.Tensor, mesh: Mesh) -> int:
+def _copies(tensor: torch.Tensor, mesh: Mesh) -> int:
     """Return the number of ranks that have the same elements of a parameter, or of its gradient."""
     count = mesh.degrees.ranks // mesh.degrees.pp
     if isinstance(tensor, DTensor):

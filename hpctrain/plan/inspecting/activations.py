@@ -49,7 +49,7 @@ _ROWS = 2  # a batch norm needs two, and transformers looks for documents in a s
 _TOKENS = 4096
 # A model that needs values is called with some, if its steps have no more operations than these.
 _MOST_FLOPS = 10**12
-NEED_VALUES = (
+_NEED_VALUES = (
     *(DataDependentOutputException, DynamicOutputShapeException, NotImplementedError),
     *(UnsupportedFakeTensorException, UnsupportedOperatorException),
 )
@@ -133,7 +133,7 @@ class Measured:
             size = sum(p.numel() for p in self._build().parameters())
         rows = 1 if self._tokens else _ROWS
         if 36 * size * max(1, self._tokens) * rows > _MOST_FLOPS:
-            if isinstance(error, NEED_VALUES):
+            if isinstance(error, _NEED_VALUES):
                 log.info("activations cannot be measured: %s", error)
                 return Activations(0, 0, 0, 0, exact=False)
             with explained(self._called):

@@ -1,4 +1,4 @@
-"""What is known of a model without memory: parameters, FLOPs, layers, and sizes of its products.
+"""What is known of a model without memory: parameters, FLOPs, and sizes of its products.
 
 A linear layer multiplies each token, a convolution each position of its output, and one of E
 experts, of which a token uses k, k / E of the tokens. Blocks that the pass leaves out because they
@@ -6,7 +6,6 @@ are alike have the positions of the one that is there.
 """
 
 import contextlib
-import copy
 import math
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.dry_run import dry_run
 from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.precision import float8_layers
@@ -36,21 +34,8 @@ from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.parallel.preparing.whole_model import check_layers
 from hpctrain.shards.types import Batch
 
-Shape = tuple[int, ...]
 # The positions of a sample that pass a layer, and the elements that a convolution moves.
 _Passed = dict[nn.Module, tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer that has parameters of its own."""
-
-    name: str
-    kind: str  # its class
-    shape: Shape  # of its largest parameter
-    parameters: int  # elements
-    flops: int | None = None  # of the forward pass of a sample; None if not counted
-    activations: int | None = None  # bytes of its output for a sample; None if it was not called
 
 
 @dataclass(frozen=True)
@@ -245,38 +230,6 @@ def _again(
         for block in blocks:
             del block.forward
     return max(0, counted.training - flops.training) if counted else 0
-
-
-def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
-    """Return the table of layers, in the order of the model."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    names = {module: name for name, module in model.named_modules()}
-    outputs: dict[str, int] = {}
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, torch.Tensor):
-            size = output.numel() * output.element_size() // len(output)
-            outputs[names[module]] = outputs.get(names[module], 0) + size
-
-    batch, counter = meta_batch(sample), FlopCounterMode(display=False)
-    try:
-        with contextlib.ExitStack() as stack:
-            for module in names:
-                stack.callback(module.register_forward_hook(note).remove)
-            with dry_run(model), counter, torch.no_grad():
-                copy.copy(task)(model, batch)
-    except Exception:  # it needs values: the table has parameters only
-        outputs = {}
-    counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
-    found = []
-    for module, name in names.items():
-        if own := list(module.parameters(recurse=False)):
-            kind, shape = type(module).__name__, tuple(max(own, key=torch.Tensor.numel).shape)
-            flops = int(counts.get(name, 0)) // len(batch["mask"]) if outputs else None
-            sizes = sum(p.numel() for p in own), flops, outputs.get(name)
-            found.append(Layer(name or kind, kind, shape, *sizes))
-    return found
 
 
 @contextlib.contextmanager

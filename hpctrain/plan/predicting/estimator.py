@@ -1,6 +1,5 @@
 """Predicts layouts of one model: what they take, how long, and at what cost."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from inspect import signature
@@ -13,8 +12,7 @@ from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, stage
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.parallel.precision import DTYPES
-from hpctrain.plan.budget import Budget, Limits
-from hpctrain.plan.failures import Failures, Losses
+from hpctrain.plan.budget import Budget
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     ModelFacts,
@@ -50,7 +48,6 @@ class Estimate:
     budget: Budget
     hardware: Hardware
     tokens: int  # of a sample
-    losses: Losses | None = None  # by failures of nodes, which the hours have; None if not asked
     reason: str = ""
     staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
     calibrated: bool = False  # whether the times are those of measured runs
@@ -98,29 +95,11 @@ class Estimate:
         return not (self.time is None or self.calibrated or is_covered(self.hardware))
 
     @property
-    def overrides(self) -> list[str]:
-        """What to add to the command line."""
-        best = self.losses and self.losses.every_steps
-        changed = self.losses and best != self.losses.every_steps_as_given
-        return [*self.layout.overrides, *([f"checkpoint.every_steps={best}"] if changed else [])]
-
-    @property
-    def _whole_step_s(self) -> float | None:
-        """The seconds of a step with its part of what failures and saves take."""
-        part = 1 - self.losses.lost if self.losses else 1.0
-        return None if self.time is None else self.time.step_s / part
-
-    @property
-    def steps(self) -> int | None:
-        """The steps of the budget; None if they are unknown."""
-        return self.budget.steps_of(self._whole_step_s, self.layout.allocated)
-
-    @property
     def hours(self) -> float | None:
         """The hours of the budget on the clock."""
-        if self._whole_step_s is None or self.steps is None:
+        if self.time is None or self.budget.steps is None:
             return None
-        return self.steps * self._whole_step_s / 3600
+        return self.budget.steps * self.time.step_s / 3600
 
     @property
     def gpu_hours(self) -> float | None:
@@ -135,11 +114,6 @@ class Estimate:
             return None
         watts = self.layout.ranks * (gpu or 0.0) + self.layout.nodes * (node or 0.0)
         return self.hours * watts / 1000
-
-    @property
-    def bill(self) -> tuple[float | None, float | None, str]:
-        """Hours, cost and its currency, as `Limits` compares them."""
-        return self.hours, self.cost(self.price), self.price.currency if self.price else ""
 
     def cost(self, price: Price | None) -> float | None:
         """Return what the budget costs at a price."""
@@ -174,9 +148,9 @@ class Estimate:
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `--json`: bytes, seconds and plain numbers; null is unknown."""
         of_step = ("step_s", "mfu", "bubble", "comm_s", "exposed_comm_s")
-        own = ("samples_per_s", "tokens_per_s_per_gpu", "steps", "hours", "gpu_hours", "kwh")
+        own = ("samples_per_s", "tokens_per_s_per_gpu", "hours", "gpu_hours", "kwh")
         return {
-            "overrides": self.overrides,
+            "overrides": [*self.layout.overrides],
             "ranks": self.layout.ranks,
             "nodes": self.layout.nodes,
             "fits": self.fits,
@@ -185,11 +159,11 @@ class Estimate:
             "gpu_compared": not self.assumed,
             "memory": asdict(self.memory),
             **{name: self.time and getattr(self.time, name) for name in of_step},
+            "steps": self.budget.steps,
             **{name: getattr(self, name) for name in own},
             "cost": self.cost(self.price),
             "spot_cost": self.cost(self.hardware.spot),
             "currency": self.price and self.price.currency,
-            "failures": self.losses and vars(self.losses),
             "reason": self.reason,
         }
 
@@ -205,15 +179,14 @@ class Estimator:
     """Predicts layouts of one model, which is on the meta device.
 
     `activations` are those of a sample, by `train.activation_checkpointing`. Without `calibration`
-    the times follow from the efficiencies alone; `failures` are those of the nodes, or left out.
+    the times follow from the efficiencies alone.
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self.model, self.facts, self.activations = model, facts, activations
         self._memory = MemoryModel(model, facts, activations)
-        self.efficiencies, self.limits = Efficiencies(), Limits()
+        self.efficiencies = Efficiencies()
         self.budget = Budget(None, "no budget")
-        self.failures: Failures | None = None
         self.calibration: Calibration | None = None
 
     @classmethod
@@ -246,7 +219,7 @@ class Estimator:
 
     def of(self, layout: Layout, hardware: Hardware) -> Estimate:
         """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
-        memory, losses = self._memory.of(layout, hardware), None
+        memory = self._memory.of(layout, hardware)
         about = layout, self.facts, self.activations["none"]
         time = step_time(*about, hardware, self.efficiencies)
         if self.calibration is not None:
@@ -256,18 +229,11 @@ class Estimator:
         launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
         copy, kept = saved / layout.nodes, ranks * memory.host
         staged = staged_bytes(copy, kept, ranks, saves.staging_gb, launch.mem_gb)
-        if self.failures is not None and time is not None:
-            by_time = math.ceil(saves.every_s / time.step_s) if saves.every_s else None
-            given = min(filter(None, (saves.every_steps, by_time)), default=None)
-            losses = self.failures.losses(
-                *(layout.nodes, saved, time.step_s, self.budget.steps, given),
-                background=staged > 0,
-            )
         complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
-        run = self.budget, hardware, self.facts.tokens, losses
+        run = self.budget, hardware, self.facts.tokens
         calibrated = self.calibration is not None
         return Estimate(layout, memory, fit, time, *run, staged=staged, calibrated=calibrated)

@@ -22,16 +22,12 @@ from hpctrain.errors import ConfigError
 from hpctrain.metric_names import better, main_metric
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
-from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
-
-_POINT = 0.01  # "a point" of a metric
-_LEAST_PART_S = 0.0005  # a shorter one is shown as 0
 
 
 @dataclass
@@ -48,7 +44,6 @@ class RunAccount:
     unused_s: float  # of allocations in which no attempt has begun
     now: float  # of all this, in seconds since the epoch
     left_out: list[str] = field(default_factory=list)  # what is not said, and why
-    profile: list[str] = field(default_factory=list)  # what traces of torch's profiler say
     # What distinguishes it from the others of its report or sweep, by key.
     swept: dict[str, str] = field(default_factory=dict)
 
@@ -72,15 +67,6 @@ class RunAccount:
         parts = {name: sum(span.parts[name] for span in self.spans) for name in PARTS}
         parts["idle"] += self.unused_s
         return {"allocated": sum(parts.values()), **parts}
-
-    def shown_parts(self) -> list[tuple[str, float, float]]:
-        """Return title, seconds and share of each part of the time that there is."""
-        time = self.time
-        return [
-            (title, time[name], time[name] / time["allocated"])
-            for name, title in PARTS.items()
-            if time[name] >= _LEAST_PART_S
-        ]
 
     @property
     def goodput(self) -> float | None:
@@ -201,28 +187,18 @@ class RunAccount:
 
     @property
     def per(self) -> dict[str, dict[str, float]]:
-        """Seconds, GPU-hours, kWh and cost for a step, a sample and a point of the metric.
-
-        A point is a hundredth of the metric between its first value and its best one.
-        """
+        """Seconds, GPU-hours, kWh and cost for a step and a sample."""
         costs = {"seconds": self.time["allocated"], "gpu_hours": self.gpu_hours}
         if self.kwh is not None:
             costs["kwh"] = self.kwh
         if self.cost is not None:
             costs["cost"] = self.cost[0]
-        samples = float(self.samples)
-        amounts = {"step": float(self.step), "sample": samples, "point": self._points()}
+        amounts = {"step": self.step, "sample": self.samples}
         return {
             name: {key: value / amount for key, value in costs.items()}
             for name, amount in amounts.items()
             if amount > 0
         }
-
-    def _points(self) -> float:
-        best, values = self.best, self.history.series(self.metric).finite()
-        if best is None or best.get("metric") != self.metric or not values:
-            return 0.0
-        return abs(float(best["value"]) - values[0]) / _POINT
 
     @property
     def gpu_memory_gib(self) -> float | None:
@@ -281,8 +257,6 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
         damage = [str(error)]
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))
     account.left_out += [*damage, *_left_out(account, why)]
-    found_traces = traces(facts.path, account.left_out)
-    account.profile += [line for trace in found_traces for line in trace.lines()]
     return account
 
 

@@ -1,1 +1,1 @@
-"""`python -m hpctrain top`: what the nodes and GPUs of a run do now, in the terminal."""
+"""`python -m hpctrain status --live`: what the nodes and GPUs of a run do now, in the terminal."""

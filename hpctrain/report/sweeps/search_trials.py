@@ -1,15 +1,14 @@
-"""What the trials of a search say together: how stable their order is, and what mattered."""
+"""What the trials of a search say together: how stable their order is."""
 
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 from hpctrain.report.sweeps.parameters import rank_correlation
 from hpctrain.search.standing import Standing
 from hpctrain.search.trials import Found
 
-_LEAST_ORDER, _LEAST_IMPORTANCE = 6, 20  # trials; fewer say nothing
+_LEAST = 6  # trials; fewer say nothing
 _STABLE = 0.5  # a rank correlation
 
 
@@ -21,7 +20,7 @@ def _order(found: Found) -> Iterator[str]:
     """
     for first, second in pairwise(found.rungs):
         both = [trial for trial in found.trials if {first, second} <= trial.values.keys()]
-        if (count := len(both)) < _LEAST_ORDER:
+        if (count := len(both)) < _LEAST:
             continue
         left, right = ([found.rank(t, step)[0] for t in both] for step in (first, second))
         value = rank_correlation(left, right)
@@ -39,31 +38,6 @@ def _order(found: Found) -> Iterator[str]:
         )
 
 
-def _mattered(search: Standing) -> Iterator[str]:
-    """Yield how much each parameter mattered at the last step that enough trials have reached.
-
-    It is Optuna's PED-ANOVA (Watanabe et al., IJCAI 2023), which wants five trials among the best.
-    """
-    import optuna
-
-    found = search.found
-    for step in reversed(found.rungs):
-        there = [t for t in found.trials if math.isfinite(t.values.get(step, math.nan))]
-        if len(there) >= _LEAST_IMPORTANCE:
-            study = optuna.create_study(
-                direction=optuna.study.StudyDirection[found.direction.upper()]
-            )
-            for each in there:
-                facts: dict[str, Any] = {"params": dict(each.params), "value": each.values[step]}
-                study.add_trial(optuna.create_trial(distributions=search.space, **facts))
-            best = min(0.5, max(0.1, 5 / len(there)))
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
-            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
-            parts = ", ".join(f"`{key}` {100 * share:.0f}%" for key, share in shares.items())
-            yield f"What mattered for being among the best at step {step}: {parts}."
-            return
-
-
 def said(search: Standing) -> list[str]:
     """Return in sentences what the search has found, and whether it is to be trusted."""
-    return [*search.said(), *_order(search.found), *_mattered(search)]
+    return [*search.said(), *_order(search.found)]

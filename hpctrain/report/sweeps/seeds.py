@@ -1,4 +1,4 @@
-r"""Seeds to a paper's table: mean, confidence interval and number of the runs of each setting.
+"""Seeds to a paper's table: mean, confidence interval and number of the runs of each setting.
 
     lr=0.1 seed=0,1,2   0.97 0.98 0.96 ──► lr=0.1   0.970 ± 0.025   n=3
     lr=0.2 seed=0,1,2   0.95 failed 0.94 ─► lr=0.2  0.945 ± 0.064   n=2, failed: digits-3fa
@@ -6,10 +6,7 @@ r"""Seeds to a paper's table: mean, confidence interval and number of the runs o
 The interval is that of Student's t distribution for the mean: t(0.975, n-1) s / sqrt(n).
 """
 
-import csv
-import io
 import math
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +19,6 @@ from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import cause, check_metrics, label
 
 _LEVEL = 0.95
-_SPECIAL = re.compile(r"([&%$#_{}])")
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class _Estimate:
     deviation: float | None
     n: int
 
-    def text(self, sign: str = "±") -> str:
+    def text(self) -> str:
         """Return `mean ± half`, with two digits of the interval."""
         if not self.n:
             return "-"
@@ -42,7 +38,7 @@ class _Estimate:
             return f"{self.mean:.4g}"
         # Two digits of the interval are shown.
         digits = max(0, min(12, 1 - math.floor(math.log10(self.half)))) if self.half > 0 else 4
-        return f"{self.mean:.{digits}f} {sign} {self.half:.{digits}f}"
+        return f"{self.mean:.{digits}f} ± {self.half:.{digits}f}"
 
 
 def estimate(values: Sequence[float]) -> _Estimate:
@@ -70,17 +66,6 @@ class Setting:
     def label(self) -> str:
         """The values as a short text."""
         return label(self.values) or "all runs"
-
-    def cells(self, keys: Sequence[str], sign: str = "±") -> list[str]:
-        """Return the row of the setting: the values of the keys, the estimates, and n."""
-        estimates = (each.text(sign) for each in self.estimates.values())
-        return [*(self.values.get(key, "") for key in keys), *estimates, str(len(self.runs))]
-
-
-def columns(found: Sequence[Setting]) -> tuple[list[str], list[str]]:
-    """Return the keys and the metrics of a table of settings."""
-    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
-    return keys, list(found[0].estimates) if found else []
 
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
@@ -140,44 +125,3 @@ def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[
     missing = {account.name: cause(account) for account in group if account not in done}
     estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
     return Setting(values, done, missing, estimates)
-
-
-def as_csv(found: Sequence[Setting]) -> str:
-    """Return a line for each setting and metric, with all digits."""
-    keys, _ = columns(found)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*keys, "metric", "mean", "ci95", "std", "n", "missing"])
-    for setting in found:
-        for metric, each in setting.estimates.items():
-            row = [setting.values.get(key, "") for key in keys]
-            numbers = [each.mean, each.half, each.deviation]
-            shown = ["" if v is None or math.isnan(v) else repr(v) for v in numbers]
-            writer.writerow([*row, metric, *shown, each.n, " ".join(setting.missing)])
-    return text.getvalue()
-
-
-def as_latex(found: Sequence[Setting]) -> str:
-    """Return a table for LaTeX with the package booktabs; failed runs are named below it."""
-    keys, metrics = columns(found)
-    heads = [_latex(key.rpartition(".")[2]) for key in keys] + [_latex(name) for name in metrics]
-    lines = [
-        "% requires \\usepackage{booktabs}; mean and 95% confidence interval of the mean (t)",
-        f"\\begin{{tabular}}{{{'l' * len(keys)}{'r' * len(metrics)}r}}",
-        "\\toprule",
-        " & ".join([*heads, "$n$"]) + " \\\\",
-        "\\midrule",
-    ]
-    for setting in found:
-        cells = [_latex(setting.values.get(key, "")) for key in keys]
-        cells += [f"${setting.estimates[name].text(chr(92) + 'pm')}$" for name in metrics]
-        lines.append(" & ".join([*cells, str(len(setting.runs))]) + " \\\\")
-    lines += ["\\bottomrule", "\\end{tabular}"]
-    for setting in found:
-        for name, why in setting.missing.items():
-            lines.append(f"% without {name} ({' '.join(why.split())})")
-    return "\n".join(lines) + "\n"
-
-
-def _latex(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", text.replace("\\", "/"))

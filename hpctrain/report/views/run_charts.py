@@ -5,18 +5,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 
 from hpctrain.config.metric_registry import unit
 from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
 from hpctrain.report.account.usage import Sensor
-from hpctrain.report.views.charts import Chart, line, name_axes, name_rows, vertical
+from hpctrain.report.tree import Chart
+from hpctrain.report.views.charts import line, name_axes, vertical
 from hpctrain.report.views.curves import smoothed
 
-_MOST_CHARTS, _MOST_LINES, _MOST_HOSTS = 12, 7, 8
+_MOST_CHARTS, _MOST_LINES = 12, 7
 _FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
 _LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen", "slowest_rank")
 _STYLES = ("-", "--", ":", "-.")  # of the GPUs of a node
@@ -46,18 +45,18 @@ def run_charts(account: RunAccount) -> list[Chart]:
     for title, (what, name) in _SENSORS.items():
         lines = [
             # GPUs share the colour of their node, unless it is the only one.
-            SensorLine(f"{node} {gpu}", sensor, begin, nodes.index(node), _STYLES[int(gpu[4:]) % 4])
+            _SensorLine(
+                f"{node} {gpu}", sensor, begin, nodes.index(node), _STYLES[int(gpu[4:]) % 4]
+            )
             if len(nodes) > 1
-            else SensorLine(f"{node} {gpu}", sensor, begin, int(gpu[4:]))
+            else _SensorLine(f"{node} {gpu}", sensor, begin, int(gpu[4:]))
             for (node, gpu), sensor in account.usage.of_gpus(name).items()
         ]
         if what == "node":
             found = account.usage.of_nodes(name).items()
-            lines = [SensorLine(node, each, begin, nodes.index(node)) for node, each in found]
+            lines = [_SensorLine(node, each, begin, nodes.index(node)) for node, each in found]
         if any(len(each.sensor.times) > 1 for each in lines):
-            charts.append(sensor_chart(title.partition(",")[0], title, lines))
-    if hosts := slow_hosts(account):
-        charts.append(_slow_hosts(hosts, nodes))
+            charts.append(_sensor_chart(title.partition(",")[0], title, lines))
     return charts
 
 
@@ -67,53 +66,24 @@ def _nodes(account: RunAccount) -> list[str]:
     return sorted({*account.usage.nodes, *used})
 
 
-def _slow_hosts(hosts: Sequence[SlowHost], nodes: Sequence[str]) -> Chart:
-    shown = hosts[:_MOST_HOSTS][::-1]
-
-    def draw(axes: Axes) -> None:
-        places = range(len(shown))
-        values = [100 * each.slowest for each in shown]
-        axes.barh(
-            [place + 0.12 for place in places],
-            values,
-            0.24,
-            color=[f"C{nodes.index(each.host)}" for each in shown],
-        )
-        if any(each.throttled is not None for each in shown):
-            axes.barh(
-                [place - 0.12 for place in places],
-                [100 * (each.throttled or 0.0) for each in shown],
-                0.24,
-                color=rcParams["text.color"],
-                label="% of samples with a GPU too hot",
-            )
-        name_rows(axes, [each.host for each in shown])
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("% of reports in which the slowest rank was here")
-
-    more = f" (the first {len(shown)} of {len(hosts)})" if len(shown) < len(hosts) else ""
-    return Chart(f"slow hosts{more}", draw)
-
-
 def metric_chart(
     title: str,
     metric: str,
     series: Mapping[str, Series],
     restarts: Iterable[int],
     smooth: float = 0.0,
-    scales: tuple[str, str] | None = None,
+    scale: str = "",
 ) -> Chart:
     """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
 
-    With `smooth`, the weight of the average, the values themselves are drawn faintly. None takes
-    the scales that suit the metric.
+    With `smooth`, the weight of the average, the values themselves are drawn faintly. The
+    axis of values has the `scale`, or the one that suits the metric.
     """
 
     def draw(axes: Axes) -> None:
         every = [value for each in series.values() for value in each.finite()]
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
-        x_scale, y_scale = scales or ("linear", "log" if falls else "linear")
-        axes.set(xscale=x_scale, yscale=y_scale)
+        axes.set(yscale=scale or ("log" if falls else "linear"))
         for number, (name, each) in enumerate(series.items()):
             if smooth:
                 axes.plot(each.steps, each.values, color=f"C{number}", alpha=0.25, linewidth=0.8)
@@ -121,12 +91,12 @@ def metric_chart(
         for number, step in enumerate(restarts):
             label = "restart" if number == 0 else ""
             vertical(axes, step, label)
-        name_axes(axes, "step", with_unit(metric), metric, every)
+        name_axes(axes, "step", _with_unit(metric), metric, every)
 
     return Chart(title, draw)
 
 
-def with_unit(metric: str) -> str:
+def _with_unit(metric: str) -> str:
     """Return the name of an axis: `step p50, ms` for `perf/step_ms_p50`."""
     name, known = metric.rpartition("/")[2], unit(re.sub(r"gpu_\d+", "gpu_N", metric))
     if "/" in known:  # the unit says it all: samples/s
@@ -136,7 +106,7 @@ def with_unit(metric: str) -> str:
     return name.replace("_", " ") + (f", {known}" if known else "")
 
 
-class SensorLine(NamedTuple):
+class _SensorLine(NamedTuple):
     """A sensor in a chart, its first second there, and its colour and how it is dashed."""
 
     label: str
@@ -146,7 +116,7 @@ class SensorLine(NamedTuple):
     style: str = ""
 
 
-def sensor_chart(title: str, what: str, lines: Sequence[SensorLine]) -> Chart:
+def _sensor_chart(title: str, what: str, lines: Sequence[_SensorLine]) -> Chart:
     """Return the chart of a sensor over the time; `what` names it, with its unit."""
     # Of many GPUs the outer ones tell most: the least and the most used.
     ordered = sorted(lines, key=lambda each: each.sensor.mean() or 0.0)

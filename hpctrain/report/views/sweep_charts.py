@@ -2,36 +2,29 @@
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 
 from hpctrain.config.metric_registry import unit
 from hpctrain.metric_names import better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, label
-from hpctrain.report.sweeps.scaling_fit import Scaling
+from hpctrain.report.sweeps.scaling import Scaling
 from hpctrain.report.sweeps.seeds import Setting, estimate
-from hpctrain.report.views.charts import Chart, line, name_axes, name_rows, vertical
+from hpctrain.report.tree import Chart
+from hpctrain.report.views.charts import line, name_axes, vertical
 from hpctrain.search.trials import Found
 
 _MOST_KEYS, _MOST_LINES = 6, 7
-_LONGEST, _ROOM = 40, 56  # characters in a legend, and below a chart
+_LONGEST = 40  # characters in a legend
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
-    """Return the charts of a sweep: parallel coordinates, importance, and each parameter."""
+    """Return the charts of a sweep: its best curves, and the metric against each parameter."""
     if not sweep.finished:
         return []
-    charts = [_curves(sweep)]
-    importance = sweep.importance()
     varied = [key for key in sweep.keys if len({a.swept.get(key) for a in sweep.finished}) > 1]
-    keys = [*importance, *(key for key in varied if key not in importance)][:_MOST_KEYS]
-    if len(keys) > 1 and len(sweep.finished) > 1:
-        charts.append(_parallel(sweep, keys))
-    if importance:
-        charts.append(_importance(sweep.metric, importance))
-    return charts + [_scatter(sweep, key) for key in keys]
+    keys = dict.fromkeys([*sweep.importance(), *varied])
+    return [_curves(sweep), *(_scatter(sweep, key) for key in [*keys][:_MOST_KEYS])]
 
 
 def search_chart(found: Found, accounts: Sequence[RunAccount]) -> Chart:
@@ -81,52 +74,6 @@ def _positions(accounts: Sequence[RunAccount], key: str) -> tuple[list[float], d
     step = max(1, len(order) // 5)
     ticks = {place[value]: value[:14] for value in order[::step]}
     return [place[value] for value in values], ticks
-
-
-def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
-    accounts = sweep.finished[::-1]  # the best are drawn last, above the others
-    scores = [account.final(sweep.metric) for account in accounts]
-    low, high = min(scores), max(scores)
-
-    def draw(axes: Axes) -> None:
-        columns = []
-        back = rcParams["legend.facecolor"]
-        behind = {"facecolor": back, "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
-        for number, key in enumerate(keys):
-            positions, ticks = _positions(accounts, key)
-            most = max(1.0, max(positions))
-            columns.append([position / most for position in positions])
-            for position, text in ticks.items():
-                axes.text(number, position / most, f" {text}", fontsize=7, va="center", bbox=behind)
-        columns.append([(each - low) / (high - low or 1) for each in scores])
-        axes.text(len(keys), 0, f" {low:.4g}", fontsize=7)
-        axes.text(len(keys), 1, f" {high:.4g}", fontsize=7, va="top")
-        best = max(1, len(accounts) // 10)
-        for number, row in enumerate(zip(*columns, strict=True)):
-            good = number >= len(accounts) - best
-            color, alpha = ("C1", 1.0) if good else ("C0", 0.35)
-            axes.plot(range(len(row)), row, color=color, alpha=alpha, linewidth=0.9)
-        room = _ROOM // (len(keys) + 1)
-        names = [text.rpartition(".")[2][:room] for text in (*keys, sweep.metric)]
-        axes.set_xticks(range(len(keys) + 1), names)
-        axes.set_yticks([])
-        axes.set_xlim(-0.1, len(keys) + 0.4)
-
-    return Chart("parameters: the best 10% stand out", draw)
-
-
-def _importance(metric: str, importance: dict[str, float]) -> Chart:
-    shown = list(importance.items())[:_MOST_KEYS][::-1]
-
-    def draw(axes: Axes) -> None:
-        names = [key.rpartition(".")[2] for key, _ in shown]
-        values = [100 * share for _, share in shown]
-        axes.barh(range(len(shown)), values, 0.45, color="C0")
-        name_rows(axes, names)
-        axes.set_xlim(0, 100)
-        axes.set_xlabel(f"% of the variance of {metric} explained alone")
-
-    return Chart("importance", draw)
 
 
 def _scatter(sweep: Sweep, key: str) -> Chart:
@@ -185,12 +132,10 @@ def scaling_charts(series: Scaling) -> list[Chart]:
 
 def _speedup(series: Scaling, axes: Axes) -> None:
     ranks = [point.ranks for point in series.points]
-    first, most = ranks[0], 8 * ranks[-1]
-    xs = np.geomspace(first, most, 50).tolist()
+    first = ranks[0]
     speedups = [series.speedup(point) for point in series.points]
     axes.plot(ranks, speedups, "o", color="C0", label="measured")
-    line(axes, xs, [x / first for x in xs], "ideal", 6)
-    line(axes, xs, [series.predicted(x / first)[0] for x in xs], "fit", 1)
+    line(axes, ranks, [each / first for each in ranks], "ideal", 6)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlabel("ranks")

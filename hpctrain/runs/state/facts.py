@@ -20,7 +20,6 @@ from hpctrain.disk import is_own, open_regular
 from hpctrain.errors import DamageError, LaunchError
 from hpctrain.restarts import policy
 from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
-from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.shared_job import job_of
@@ -41,10 +40,8 @@ class Facts:
     # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
     stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
-    # The last result of an evaluation that was a job of its own.
+    # The last result of `evaluate --record`.
     evaluated: dict[str, float] = field(default_factory=dict)
-    # Steps of the checkpoints that wait for such a job, or whose jobs have failed.
-    unevaluated: list[int] = field(default_factory=list)
     restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see
     died_here: bool = False  # its process was one of this host, and is no more
@@ -69,7 +66,6 @@ class Facts:
         if steps := recorded.steps(path):
             last = recorded.read(path, max(steps))
             facts.evaluated = {} if last is None else last.metrics
-        facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
             facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)

@@ -4,7 +4,7 @@
     at its end                   the tails of logs, checkpoints.json
 
 The texts are made when the uploader comes to the record of the start or the end, so they are there
-also for a run that was killed, and for one that `hpctrain sync` uploads.
+also for a run that was killed, and for one that `hpctrain status --upload` uploads.
 """
 
 import json

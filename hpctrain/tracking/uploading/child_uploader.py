@@ -60,7 +60,10 @@ class ChildUploader:
                 tells=True,
             )
         except OSError as error:
-            log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
+            log.warning(
+                "the uploader cannot be started: %s; `hpctrain status --upload` uploads later",
+                error,
+            )
 
     def revive(self) -> None:
         """Start the process again if a signal has killed it."""
@@ -110,7 +113,7 @@ class ChildUploader:
             why = signals[0] if signals else f"after tracking.drain_s={self._drain:g}"
             log.info(
                 "%s not in MLflow yet (%s); the uploader goes on %s, and nothing is lost: "
-                "`python -m hpctrain sync %s` uploads what it may leave",
+                "`python -m hpctrain status --upload %s` uploads what it may leave",
                 *(self._left(), why, goes_on, self._run_dir),
             )
             return
@@ -118,7 +121,7 @@ class ChildUploader:
             why = f"the uploader ended with {code}, see {self._log_path}"
         log.warning(
             "%s not in MLflow yet (%s); nothing is lost: "
-            "`python -m hpctrain sync %s` uploads the rest",
+            "`python -m hpctrain status --upload %s` uploads the rest",
             *(self._left(), why, self._run_dir),
         )
 

@@ -113,7 +113,11 @@ def main(argv: list[str]) -> int:
         uploader.run()
     except GaveUp as end:
         why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
-        log.error("gave up%s; `python -m hpctrain sync %s` uploads the rest", why, options.run_dir)
+        log.error(
+            "gave up%s; `python -m hpctrain status --upload %s` uploads the rest",
+            why,
+            options.run_dir,
+        )
         return 1
     except TrackingError as error:
         log.error("%s", error)
@@ -122,7 +126,7 @@ def main(argv: list[str]) -> int:
         log.exception("the uploader failed")
         return 1
     if left := uploader.upload.left:
-        log.error("%s; `python -m hpctrain sync %s` tries again", left, options.run_dir)
+        log.error("%s; `python -m hpctrain status --upload %s` tries again", left, options.run_dir)
         return 1
     log.info("done")
     return 0

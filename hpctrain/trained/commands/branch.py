@@ -1,4 +1,4 @@
-"""`python -m hpctrain branch RUN [KEY=VALUE...]`: a new run that goes on from a checkpoint.
+"""`python -m hpctrain resume --branch RUN [KEY=VALUE...]`: a run that goes on from a checkpoint.
 
     checkpoint of the parent ── linked, its manifest with the new position of the journal ──┐
     metrics of the parent up to its step ── copied ─────────────────────────────────────────┤ run
@@ -32,7 +32,7 @@ from hpctrain.tracking import journal, recorded
 def main(argv: list[str]) -> int:
     """Write the directory of the new run, and print its path."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain branch",
+        prog="python -m hpctrain resume --branch",
         description="Make a new run that goes on from a checkpoint of another one, with its "
         "history and its next samples. KEY=VALUE changes any key of its config: a larger "
         "train.max_steps prolongs a finished run. `python -m hpctrain resume NAME`, or `run DIR`, "
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: branch takes one run, and KEY=VALUE for what changes")
-    parent = one_run(options.dir, options.run, "branch")
+    parent = one_run(options.dir, options.run, "resume --branch")
     run = branch(parent, options.overrides, options.step, best=options.best)
     print(run.path, file=exact())
     return 0

@@ -107,10 +107,10 @@ def _record(options: argparse.Namespace) -> int:
 
 def _upload(path: Path) -> None:
     """Put the result into the store; if that fails, say how it is made up."""
-    if why := run_module("hpctrain", "sync", str(path), cwd=path, timeout=_WAIT_S):
+    if why := run_module("hpctrain", "status", "--upload", str(path), cwd=path, timeout=_WAIT_S):
         print(
             f"the result is not in MLflow yet ({why}); nothing is lost: "
-            f"`python -m hpctrain sync {path}` uploads it",
+            f"`python -m hpctrain status --upload {path}` uploads it",
             file=sys.stderr,
         )
 

@@ -1,4 +1,4 @@
-"""`python -m hpctrain generate RUN PROMPT`: let a trained language model continue a text."""
+"""`python -m hpctrain predict RUN --prompt TEXT`: let a trained language model continue a text."""
 
 import argparse
 import math
@@ -14,7 +14,7 @@ from hpctrain.terminal import exact
 def main(argv: list[str]) -> int:
     """Print the prompt and what the model makes of it, token by token."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain generate",
+        prog="python -m hpctrain predict --prompt",
         description="Continue a text with the language model of a run, from its newest intact "
         "checkpoint.",
     )
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     trust.add_argument(parser)
     options = parser.parse_args(argv)
     _check(options)
-    path = one_run(options.dir, options.run, "generate")
+    path = one_run(options.dir, options.run, "predict --prompt")
     if not checkpoints(path / "checkpoints"):
         raise StorageError(
             f"{path.name} has no checkpoint: it was not trained long enough for the first "

@@ -1,4 +1,4 @@
-"""One look at a user's model and task, in the first two steps: what would train silently wrong?
+"""One look at a user's model, task and optimizer, in two steps: what would train silently wrong?
 
     before step 1   do buffers, or masked rows, show that rows count that should not?   (`Rows`)
                     does the divided model give what the plain one gives?
@@ -12,6 +12,8 @@ that goes on with the same code on as many ranks is not asked again.
 import json
 import logging
 from collections.abc import Iterable
+
+import torch
 
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
@@ -40,17 +42,23 @@ class NoLook:
 
 
 class FirstLook(NoLook):
-    """Looks at a model and a task; all ranks call it together, and all raise the same ConfigError.
+    """Looks at what is a user's own; all ranks call it together, and raise the same ConfigError.
 
     `filled` says whether batches of the training and whether batches of evaluations have rows that
     only fill them up.
     """
 
-    def __init__(self, model: ParallelModel, task: Task, filled: tuple[bool, bool]) -> None:
-        self._model, self._task, self._filled = model, task, filled
-        own = any(map(is_foreign, model.module.modules())), is_foreign(task)
+    def __init__(
+        self,
+        model: ParallelModel,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        filled: tuple[bool, bool],
+    ) -> None:
+        self._model, self._task, self._optimizer, self._filled = model, task, optimizer, filled
         # The stages of a pipeline have other modules.
-        self._own = any(first for first, _ in objects.all_gather(own)), own[1]
+        own = any(objects.all_gather(any(map(is_foreign, model.module.modules()))))
+        self._own = own, is_foreign(task), is_foreign(optimizer)
         self._made, self._seen = 0, list[HeldValues]()
 
     def before_step(self, batch: Batch) -> None:
@@ -58,6 +66,8 @@ class FirstLook(NoLook):
         if self._made or not any(self._own):
             return
         self._seen.append(self._held())
+        if not any(self._own[:2]):
+            return
         trial = Trial(self._model, self._task, batch)
         if self._own[0]:
             check_buffers(trial, self._model, filled=self._filled[0])
@@ -77,7 +87,7 @@ class FirstLook(NoLook):
             self._seen.clear()
 
     def _held(self) -> HeldValues:
-        return HeldValues(self._model.module, self._task)
+        return HeldValues(self._model.module, self._task, self._optimizer)
 
     def _check_wrapped(self, trial: Trial) -> None:
         """Refuse a model that looks at what FSDP2 has left on it, and computes something else."""
@@ -100,6 +110,15 @@ class FirstLook(NoLook):
     def _check_kept(self, batch: Batch) -> None:
         """Refuse what a resumed run would not have: its next losses would be others."""
         begin, first, now = self._seen
+        kept_back = [name for name in begin.changed() if name.startswith("optimizer.")]
+        _refuse(
+            f"{few(kept_back, 3)} of {name_of(self._optimizer)} changed in the first steps, and no "
+            "checkpoint has it: a resumed run would begin again with what the constructor has "
+            "made. A checkpoint has state[parameter] and param_groups: keep it there; what each "
+            "step computes anew needs no attribute"
+            if kept_back
+            else ""
+        )
         if not any(objects.all_gather(bool(begin.changed()))):
             return
         trial, kept = Trial(self._model, self._task, batch), TaskState(self._task)

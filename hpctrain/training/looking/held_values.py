@@ -1,4 +1,4 @@
-"""The values that a user's model and task hold in attributes, where no checkpoint finds them.
+"""What a user's model, task and optimizer hold in attributes, where no checkpoint finds it.
 
     class Codes(nn.Module):
         self.calls = 0                                        an attribute
@@ -28,7 +28,11 @@ from hpctrain.tasks.task import name_of
 from hpctrain.terminal import few
 
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
-_OF_MODULES = {*vars(nn.Module()), "metrics"}  # what every module has, and what evaluations reset
+_OF_MODULES = {  # what every module has, and every optimizer, and what evaluations reset
+    *vars(nn.Module()),
+    *vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])),
+    "metrics",
+}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _MANY, _DEPTH = 10_000, 4  # elements of a container that are looked at; levels
 _LARGEST = 64 << 20  # bytes of a tensor that is copied
@@ -51,8 +55,8 @@ class HeldValues:
     Of the model, buffers that a checkpoint has are left out; of the task, none are.
     """
 
-    def __init__(self, model: nn.Module, task: Any) -> None:
-        self._things = {"model": model, "task": task}
+    def __init__(self, model: nn.Module, task: Any, optimizer: Any = None) -> None:
+        self._things = {"model": model, "task": task, "optimizer": optimizer}
         self.held = {(id(h.place), h.key): h for h in self._find()}
 
     def changed(self) -> list[str]:

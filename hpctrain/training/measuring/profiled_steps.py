@@ -1,4 +1,4 @@
-"""`train.profile=10-15`: torch's profiler records these steps, for `report` and for a viewer.
+"""`train.profile=10-15`: torch's profiler records these steps, for a viewer.
 
 The trace is `profile/steps-10-15.rank0.json.gz` in the run directory. Perfetto and Chrome show it.
 """

@@ -6,9 +6,9 @@ log step               the maximum over these steps and over all ranks ── la
 
 import torch
 
+from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.training.measuring.histograms import names_of_all_stages
 
 _LEAST_EVERY, _LOOKS = 5, 8  # steps; looks between two reports
 _ENOUGH = 4  # looks
@@ -52,7 +52,7 @@ class SilentLayers:
         """Return the layers of zeros since the last call, on all ranks; None after few looks."""
         if self._looks < _ENOUGH:
             return None
-        self._names = self._names or names_of_all_stages(model)
+        self._names = self._names or _names_of_all_stages(model)
         every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
         if self._most is not None:
             every[[self._names.index(name) for name in model.names]] = self._most.to(every)
@@ -64,3 +64,11 @@ class SilentLayers:
         layers = {name: most for name, most in layers.items() if most != -1.0}
         self.layers = len(layers)
         return [name for name, most in layers.items() if most == 0]
+
+
+def _names_of_all_stages(model: ParallelModel) -> list[str]:
+    """Return the names of the parameters of all stages, in their order."""
+    if model.mesh.degrees.pp == 1:
+        return model.names
+    stages = objects.all_gather(model.names, model.mesh.pp_group)
+    return list(dict.fromkeys(name for names in stages for name in names))

@@ -1,0 +1,45 @@
+"""`python -m hpctrain.config.translate FILE`: a config of DeepSpeed or Accelerate as ours."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hpctrain.config.translate.foreign import load, translate
+from hpctrain.config.translate.translation import show
+from hpctrain.errors import HpctrainError
+from hpctrain.secrets import mask
+from hpctrain.terminal import guard, indented
+
+
+def main(argv: list[str]) -> int:
+    """Print the translation of a file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain.config.translate",
+        description="Translate a config of DeepSpeed or Hugging Face Accelerate into a "
+        "file for conf/experiment. The comments in it name every key without a counterpart, and "
+        "the reason.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument(
+        "--overrides",
+        action="store_true",
+        help="print the arguments of a command line; the reasons go to standard error",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="the number of ranks, where the batch size of DeepSpeed depends on it",
+    )
+    options = parser.parse_args(argv)
+    show(translate(load(options.file), options.file, options.ranks), options)
+    return 0
+
+
+if __name__ == "__main__":
+    guard()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HpctrainError as error:
+        print(f"error: {indented(mask(str(error)))}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,1 +1,0 @@
-"""A trial of the optimizer before the first step of a training."""

@@ -97,7 +97,7 @@ def test_sync_sends_nothing_to_a_store_that_only_others_name(
     assert requests == []
     said = capsys.readouterr().err
     assert f"this run belongs to {'nobody' if os.geteuid() == 0 else ''}" in said
-    assert f"sync --uri '{uri}/" in said
+    assert f"status --upload --uri '{uri}/" in said
     assert SECRET not in said
 
 

@@ -153,7 +153,7 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
 def test_a_proxy_that_forbids_is_no_missing_password(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TokenProxy(target=9, status=403) as proxy:
+    with TokenProxy(403) as proxy:
         assert check_store(proxy.uri, "exp") is False
         assert "HTTP 403: something before the server forbids it" in caplog.text
         for name in ("no_proxy", "NO_PROXY"):
@@ -168,7 +168,7 @@ def test_a_proxy_that_forbids_is_no_missing_password(
 def test_a_wrong_token_and_a_deleted_experiment_are_told(
     database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TokenProxy(target=9) as proxy:
+    with TokenProxy() as proxy:
         for given, refused in (
             (None, "the lack of a password"),
             ("wrong-token", "the token (MLFLOW_TRACKING_TOKEN)"),

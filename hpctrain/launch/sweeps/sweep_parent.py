@@ -8,13 +8,12 @@ does not take it away from the earlier sweep.
 """
 
 import dataclasses
-import subprocess
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.child import python_module
+from hpctrain.child import Child
 from hpctrain.errors import TrackingError
 from hpctrain.launch.entry import Entry
 from hpctrain.runs import sweep_overrides
@@ -50,9 +49,7 @@ class Parent:
         }
 
 
-def adopt(
-    entries: Sequence[Entry], parent: dict[str, str], folder: Path
-) -> subprocess.Popen[bytes] | None:
+def adopt(entries: Sequence[Entry], parent: dict[str, str], folder: Path) -> Child | None:
     """Put runs that have no parent under this one, after `set_states` and the submission.
 
     The process that tells MLflow, with its log in `folder`, need not be waited for; it is None if
@@ -78,14 +75,6 @@ def adopt(
     if not changed:
         return None
     # Importing mlflow and asking the store takes seconds.
-    command, env = python_module("hpctrain", "status", "--upload", *changed)
-    with suppress(OSError), (folder / _LOG).open("ab") as log:
-        return subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    with suppress(OSError):
+        return Child("hpctrain", "status", "--upload", *changed, cwd=folder, log_file=folder / _LOG)
     return None

@@ -76,5 +76,8 @@ def adopt(entries: Sequence[Entry], parent: dict[str, str], folder: Path) -> Chi
         return None
     # Importing mlflow and asking the store takes seconds.
     with suppress(OSError):
-        return Child("hpctrain", "status", "--upload", *changed, cwd=folder, log_file=folder / _LOG)
+        log = folder / _LOG
+        process = Child("hpctrain", "status", "--upload", *changed, cwd=folder, log_file=log)
+        process.release()
+        return process
     return None

@@ -544,17 +544,3 @@ def test_a_run_that_is_deleted_for_a_while_loses_nothing(
     assert done.returncode == 1
     assert f"mlflow runs restore --run-id {run_id}" in done.stderr
     assert rows("SELECT count(*) FROM runs") == [(1,)]
-
-
-def test_meta_says_where_the_journal_goes(database: Path, tmp_path: Path) -> None:
-    offline(tmp_path / "r", database, 0, parent_uid="p", parent_name="sweep")
-    meta = json.loads((tmp_path / "r/journal/meta.json").read_text())
-    assert meta == {
-        "version": 1,
-        "uri": f"sqlite:///{database}",
-        "experiment": "exp",
-        "run_name": "n",
-        "uid": "r",
-        "parent_uid": "p",
-        "parent_name": "sweep",
-    }

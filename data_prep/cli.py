@@ -32,12 +32,10 @@ COMMANDS = {
     "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),
     "index": ("tools.adopt", "adopt HDF5 files in place: write only index.json"),
     "finalize": ("tools.finalize", "put the parts of a job array together (see --part)"),
-    "inspect": ("tools.inspect", "show schema, shards and provenance of a data set"),
-    "head": ("tools.head", "show the first samples"),
-    "stats": ("tools.stats", "show statistics of the fields, as a table or a plot"),
-    "compress": ("tools.compress", "show how small gzip and xz make a field"),
-    "verify": ("tools.verify", "compare the shards with the index"),
-    "export": ("tools.export", "write samples as Parquet"),
+    "inspect": (
+        "tools.inspect",
+        "show a data set, its first samples (--head), or verify it (--verify)",
+    ),
 }
 
 

@@ -41,9 +41,9 @@ out=OUT : path
 [writing]
 --shard-size SIZE = 256MiB
     the most data in one shard, before compression, such as 64MB or 1GiB
---codec {{{",".join([*LEVELS, "auto"])}}} = none
+--codec {{{",".join(LEVELS)}}} = none
     how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
-    lz4 is the fastest, zstd and blosc2 are small and fast; auto tries all of them on a few samples
+    lz4 is the fastest, zstd and blosc2 are small and fast
 --level N : int
     level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and slower
     (default: {_LEVELS})
@@ -89,8 +89,6 @@ class Options:
 
     shard_bytes: int
     compression: Compression = field(default_factory=Compression)
-    # Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
-    auto: bool = False
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
     stratify: str = ""
     group: str = ""
@@ -119,7 +117,6 @@ class Options:
         return cls(
             shard_bytes=parse_size(args.shard_size),
             compression=_compression(args),
-            auto=args.codec == "auto",
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
             group=args.group or "",
@@ -138,9 +135,7 @@ class Options:
         `on_error` is not among them: it only decides whether there is a result.
         """
         codec = asdict(self.compression)
-        if self.auto:  # the choice must not change the fingerprint of the job
-            codec = {"codec": "auto", "chunk_bytes": self.compression.chunk_bytes}
-        elif self.compression.codec == "none":
+        if self.compression.codec == "none":
             codec = {"codec": "none"}
         return {
             "shard_bytes": self.shard_bytes,
@@ -229,10 +224,6 @@ def parse_size(text: str, option: str = "--shard-size") -> int:
 
 def _compression(args: argparse.Namespace) -> Compression:
     size = CHUNK_BYTES if args.chunk is None else parse_size(args.chunk, "--chunk")
-    if args.codec == "auto":
-        if args.level is not None:
-            raise ConfigError("--level is one codec's, --codec auto chooses one: leave one out")
-        return Compression(chunk_bytes=size)
     if args.codec == "none" and args.chunk is not None:
         raise ConfigError("--chunk is for compressed shards: give a --codec, or leave it out")
     return Compression(args.codec, args.level, size)

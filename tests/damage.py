@@ -240,7 +240,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     part, *rest = damaged_file.relative_to(house).parts
     runs, data = str(house / "runs"), str(house / "digits")
     if part == "digits":
-        tools = [["data_prep", tool, data] for tool in ("verify", "stats", "head")]
+        tools = [["data_prep", "inspect", data, *tool] for tool in (["--verify"], ["--head", "5"])]
         where = [f"data.path={data}", f"output_dir={runs}"]
         few = [*where, "parallel.device=cpu", "train.max_steps=2", "tracking.enabled=false"]
         predict = ["predict", str(house / "runs" / "other"), data, str(house / "new")]
@@ -248,7 +248,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
         return [*tools, ["data_prep", "inspect", data], ["plan", "experiment=digits", *where],
                 predict, bench]  # fmt: skip
     if part == "bench.json":
-        few = ["--data-only", "--steps", "5", "--warm-up", "1", "--against", str(damaged_file)]
+        few = ["--data-only", "--steps", "5", "--against", str(damaged_file)]
         return [["bench", "experiment=digits", f"data.path={data}", "parallel.device=cpu", *few]]
     digits = ["plan", "experiment=digits", f"data.path={house / 'digits'}", f"output_dir={runs}"]
     if part == "hardware.yaml":
@@ -256,9 +256,6 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     if part == "conf":
         own = [f"hydra.searchpath=[{house / 'conf'}]", "hardware=own"]
         return [[*digits, *own]]
-    if part == "predicted":
-        one = str(next(path for path in (house / "runs").glob("digits-*")))
-        return [["predict", one, data, str(house / "predicted"), "--shard-samples", "100"]]
     if part == "accelerate.yaml":
         return [["translate", str(damaged_file)]]
     if part == "deepspeed.json":

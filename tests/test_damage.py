@@ -34,10 +34,6 @@ FAILURE = (
 NOTIFY = '{"variable": "SLACK", "kind": "slack", "on": ["failed"], "stalled_s": 600.0}'
 RECORDED = '{"step": 20, "time": 1767225600.0, "metrics": {"val/loss": 0.5}, "checkpoint": ""}'
 ASKED = '{"step": 40, "tries": 1, "job_id": "17", "given_up": false}'
-PREDICTED = (
-    '{"count": 100, "bytes": 4096, "digest": "xxh3_128:0", "fields": '
-    '{"prediction": ["float32", [10]]}}'
-)
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +67,9 @@ def house(
     cpu = Path("conf/hardware/cpu.yaml").read_text()
     (folder / "conf" / "hardware" / "own.yaml").write_text(cpu)
     (folder / "hardware.yaml").write_text(cpu)
-    (folder / "predicted").mkdir()
-    (folder / "predicted" / "prediction.json").write_text('{"shard_samples": 128}')
-    (folder / "predicted" / ".val-00000.h5.json").write_text(PREDICTED)
     (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
     (folder / "accelerate.yaml").write_text(ACCELERATE)
-    few = ["--data-only", "--steps", "5", "--warm-up", "1", "--save", str(folder / "bench.json")]
+    few = ["--data-only", "--steps", "5", "--save", str(folder / "bench.json")]
     where = [f"data.path={digits}", "parallel.device=cpu"]
     run_module("hpctrain", "bench", "experiment=digits", *where, *few)
     return folder

@@ -15,12 +15,12 @@ import pytest
 from data_prep.formats import mds
 from hpctrain import disk
 from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.child import python_module
 from hpctrain.config import frozen
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
 from hpctrain.shards.index import Index
 from hpctrain.tracking.journal_line import parse
-from hpctrain.tracking.uploader_process import python_module
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_store_needs_no_home(tmp_path: Path) -> None:
             *(f"--inh-caps={reading}", f"--ambient-caps={reading}", "env", "-i"),
             *("PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}", sys.executable, "-c"),
             "import sys; from hpctrain.tracking.store import initialise; "
-            "initialise(sys.argv[1], 'e', True)",
+            "initialise(sys.argv[1], 'e')",
             f"sqlite:///{tmp_path}/mlflow.db",
         ],
         capture_output=True,

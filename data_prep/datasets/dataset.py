@@ -7,27 +7,13 @@ given fields. Each shard is compared with the index before samples are read from
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from data_prep.datasets.shards import OpenShard, Rows
-from data_prep.options import DIR
+from data_prep.datasets.shards import OpenShard
 from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index, Shard, Split
-from hpctrain.shards.sample_schema import sample_nbytes
 from hpctrain.shards.types import Array
-
-
-def samples_of(what: str) -> str:
-    """Return DIR, --split and --field of a command that shows or writes samples."""
-    return f"""{DIR}
---split NAME
-    {what} only this split
---field, -f NAME ...
-    {what} only this field
-"""
 
 
 class DataSet:
@@ -67,18 +53,6 @@ class DataSet:
                 raise DataError(f"shard {opened.path}: {problem}")
         return opened
 
-    def blocks(
-        self, split: Split, fields: Mapping[str, Field], limit: int | None = None
-    ) -> Iterator[Rows]:
-        """Yield all samples of a split, or the first `limit`, in blocks of a few MB."""
-        left = split.count if limit is None else min(limit, split.count)
-        for shard in split.shards:
-            if not left:
-                return
-            with self.open(shard, fields) as opened:
-                yield from opened.blocks(min(left, shard.count))
-            left -= min(left, shard.count)
-
     def take(
         self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -94,14 +68,6 @@ class DataSet:
                         yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
             first = last
 
-    def lengths(self, split: Split, name: str) -> Array:
-        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values."""
-        parts = []
-        for shard in split.shards:
-            with self.open(shard, self.fields([name])) as opened:
-                parts.append(opened.lengths(name, 0, shard.count))
-        return np.concatenate(parts)
-
 
 def _damage(index: Index) -> str:
     """Return what is wrong with an index that could be parsed; "" if nothing is."""
@@ -114,15 +80,3 @@ def _damage(index: Index) -> str:
             except DataError as error:
                 return str(error)
     return ""
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers 0 to count - 1, evenly spaced; `count` >= 1."""
-    if count <= most:
-        return list(range(count))
-    return [int(number) for number in np.linspace(0, count - 1, most).round()]
-
-
-def sizes(rows: Rows, fields: Mapping[str, Field]) -> int:
-    """Return the bytes of data in a block."""
-    return int(sample_nbytes(rows, fields).sum())

@@ -2,7 +2,7 @@
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
-               --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH (or .zarr.zip) in Zarr
+               --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH in Zarr
                --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
                --field u=FILE.bin:>f4:3x64x64:512       big-endian, after a header of 512 bytes
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
@@ -30,7 +30,7 @@ Values do not change, with these exceptions:
 - Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in HDF5 and
   Zarr) are unpacked. Missing values (_FillValue, missing_value, and those outside of valid_range,
   valid_min and valid_max) become NaN; in an integer field, a sample with a missing value cannot be
-  used. --packed NAME stores the numbers of the file instead.
+  used.
 
 Values that were never written are refused: chunks that a file or store does not have, and rows of a
 virtual dataset or NetCDF variable that nothing stands behind. --unwritten NAME takes the fill value
@@ -38,7 +38,7 @@ for them (a missing value in NetCDF), if there is one. So is content that does n
 of its .npz.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
-if the array is compressed or transposed. In an .npz from savez_compressed, everything before a
+if the array is compressed or transposed. In an .npz, everything before a
 sample has to be read too; an array in Fortran order is read whole. HDF5 and NetCDF4 files may lead
 to other files (links, virtual datasets) only with --external.
 """
@@ -76,8 +76,6 @@ files=FILE* : path
     the axis that counts the samples, from 0; -1: the last; none: each array is a sample
 --cast NAME=DTYPE ...
     store the field in another dtype; values that change cannot be used
---packed NAME ...
-    store the numbers of the file; ignore scale_factor, add_offset, _FillValue and valid_range
 --unwritten NAME ...
     take the fill value for values that were never written
 --external
@@ -88,8 +86,7 @@ files=FILE* : path
 
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the arrays that the command line names."""
-    more = {"axes": args.axis, "casts": args.cast, "packed": args.packed}
-    more["unwritten"] = args.unwritten
+    more = {"axes": args.axis, "casts": args.cast, "unwritten": args.unwritten}
     return arrays(args.files, args.field, options, **more, external=args.external)
 
 
@@ -162,7 +159,6 @@ def arrays(
     *,
     axes: Sequence[str] = (),
     casts: Sequence[str] = (),
-    packed: Sequence[str] = (),
     unwritten: Sequence[str] = (),
     external: bool = False,
 ) -> Source:
@@ -170,14 +166,12 @@ def arrays(
     wheres, notes = addresses(files, named, external=external)
     axis_of = _by_field("--axis", axes, wheres, "K")
     cast_of = _by_field("--cast", casts, wheres, "DTYPE")
-    stored = _of_fields("--packed", packed, wheres)
-    filled = _of_fields("--unwritten", unwritten, wheres)
+    filled = _by_field("--unwritten", [f"{name}=yes" for name in unwritten], wheres, "yes")
     columns, fields, among = [], {}, ""
     for name, parts in wheres.items():
         given = axis_of.get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
             *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
-            unpack=name not in stored,
             external=external,
             unwritten=name in filled,
             max_output=options.max_output,
@@ -229,12 +223,6 @@ def _by_field(
                 f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
             )
     return values
-
-
-def _of_fields(option: str, names: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, str]:
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f"{option}: the field {min(twice)!r} is there twice")
-    return _by_field(option, [f"{name}=yes" for name in names], fields, "yes")
 
 
 def _axis(text: str) -> int | None:

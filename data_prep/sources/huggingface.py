@@ -54,7 +54,7 @@ folder=FOLDER : path
 --drop NAME,… ...
     take all columns except these
 --cast NAME=DTYPE ...
-    the dtype to store, such as price=float64
+    the dtype to store, such as price=float32
 """,
     partial(pixels.add_arguments, mode=""),
     writing(""),

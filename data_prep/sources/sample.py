@@ -161,7 +161,7 @@ def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Optio
     )
     content = tokens.trained(texts, vocabulary)
     name = f"BPE of {vocabulary} tokens, trained on the {first} split"
-    return tokens.of_content(content, name, True, tokens.EOD)
+    return tokens.of_content(content, name, tokens.EOD)
 
 
 def _bytes(text: bytes) -> Array:

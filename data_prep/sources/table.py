@@ -12,8 +12,7 @@ dates, times     int64 in the unit of the column's type, which is in the provena
 text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
                  sorted values, whose names are in the index
 lists            fixed-size lists: (n, k); other lists: variable-length
-decimals         what --cast NAME=DTYPE says; a float is rounded, an integer is exact
-structs, others  cannot be stored: use --drop
+structs, others  cannot be stored (nor decimals): use --drop
 
 An integer column of Parquet keeps the category names that `export` has written with it.
 
@@ -21,7 +20,8 @@ A row cannot be used if it has a null and --null gives no value for it, or an in
 fit or that a float would round (--cast may round floats to a smaller float). Messages give the
 number of such a row, from 1, without the header. --on-error says what happens then.
 
-CSV has no types: the values in the first MiB decide the types for all rows. In a column of numbers,
+CSV has no types: the values in the first MiB decide the types for all rows, and another value, or a
+row with too few or too many, is refused, whatever --on-error says. In a column of numbers,
 007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
 --cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8; files in other encodings
 are refused.
@@ -102,7 +102,7 @@ class Table(Source):
         self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
     ) -> Iterator[Block]:
         """Yield the rows of a batch that can be used; report the others in their order."""
-        batch, bad = rows.batch, dict(rows.bad)
+        batch, bad = rows.batch, dict[int, str]()
         by_value = self.column and not split
         numbers = numbers_of(batch, columns)
         taken: dict[str, Taken] = {}
@@ -114,9 +114,8 @@ class Table(Source):
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
             bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
-        problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
-        for number, why in sorted(problems):
-            reading.bad(path, f"row {number}", why)
+        for row, why in sorted(bad.items()):
+            reading.bad(path, f"row {rows.number(row)}", why)
         if len(bad) == batch.num_rows:
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))

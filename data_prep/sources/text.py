@@ -21,30 +21,26 @@ mark at the start of a file is dropped. Empty documents are left out and counted
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
 
 from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, parse_size, writing
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.writing.job import begun
 from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
-from hpctrain.shards.index import Index
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096
+_TRAIN_BYTES = 100_000_000  # of text that a tokenizer is trained on, from all parts of the source
 _BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
 
 ARGUMENTS = f"""
@@ -57,19 +53,15 @@ sources=SRC+ : path
     whether a text file or each of its lines is a document
 --text-column NAME = text
     the column with the text, in JSON Lines and Parquet
---train-bytes SIZE = 100MB
-    maximum amount of text for --train-bpe, taken from all parts of the source
 {files.OUTSIDE}
 [one of]
 --tokenizer bytes|FILE.json = bytes
     the bytes of UTF-8, or a tokenizer.json of Hugging Face
 --train-bpe VOCABULARY : int
-    train a byte-level BPE with this number of tokens on the source
-[one of]
+    train a byte-level BPE with this number of tokens on the source, on 100 MB of it at most
+[text]
 --eod TOKEN
     the tokenizer's token that ends a document
---no-eod
-    write no token at the end of a document
 {writing()}
 """
 
@@ -108,9 +100,8 @@ class Corpus:
 @dataclass(frozen=True)
 class _Text(Source):
     reader: documents.Reader = field(default_factory=documents.Reader)
-    tokenizer: Tokenizer = field(default_factory=lambda: tokens.of_bytes(True))
+    tokenizer: Tokenizer = field(default_factory=tokens.of_bytes)
     by_file: bool = False
-    threads: int = 1
 
     def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
@@ -129,7 +120,7 @@ class _Text(Source):
     def _block(self, found: list[Document], file: str) -> Block:
         texts = [document.text for document in found]
         return Block(
-            {"tokens": self.tokenizer.encode(texts, self.threads)},
+            {"tokens": self.tokenizer.encode(texts)},
             keys=[text.encode() for text in texts],
             column=[document.column for document in found],
             file=file,
@@ -146,9 +137,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     if args.train_bpe is not None:
         tokenizer = _trained(corpus, args)
     elif args.tokenizer == "bytes":
-        tokenizer = tokens.of_bytes(not args.no_eod)
+        tokenizer = tokens.of_bytes()
     else:
-        tokenizer = tokens.of_file(Path(args.tokenizer), not args.no_eod, args.eod)
+        tokenizer = tokens.of_file(Path(args.tokenizer), args.eod)
     width = 2 if tokenizer.dtype == "uint16" else 4
     growth = width / (_BYTES_PER_TOKEN if tokenizer.content else 1)
     # A little less than a shard; otherwise most pieces would write a small second shard.
@@ -180,53 +171,25 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         reader=reader,
         tokenizer=tokenizer,
         by_file=by_file,
-        threads=options.workers if len(pieces) == 1 else 1,
     )
 
 
 def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
-    """Train a BPE on the corpus, or return the one that an earlier run has trained for OUT."""
-    vocabulary, limit = args.train_bpe, parse_size(args.train_bytes, "--train-bytes")
+    """Train a BPE on the corpus; the same text gives the same one, in each part of a job array."""
+    vocabulary = args.train_bpe
     tokens.check_vocabulary(vocabulary)
-    read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.found.files]])
-    of = tokens.digest_of(read)
-    name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"
-    content = _earlier(args.out, name)
-    if not content:
-        texts = corpus.sample(limit)
-        first = next(texts, None)
-        if first is None:
-            named = ", ".join(str(source.absolute()) for source in args.sources)
-            raise DataError(f"{named}: no text to train a tokenizer on")
-        if not args.quiet:
-            print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
-        content = tokens.trained(chain([first], texts), vocabulary)
-    tokenizer = tokens.of_content(content, name, not args.no_eod, tokens.EOD)
+    texts = corpus.sample(_TRAIN_BYTES)
+    first = next(texts, None)
+    if first is None:
+        named = ", ".join(str(source.absolute()) for source in args.sources)
+        raise DataError(f"{named}: no text to train a tokenizer on")
+    if not args.quiet:
+        print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
+    content = tokens.trained(chain([first], texts), vocabulary)
+    tokenizer = tokens.of_content(content, f"BPE of {vocabulary} tokens", tokens.EOD)
     if tokenizer.vocabulary < vocabulary and not args.quiet:
         print(
             f"the text gives {tokenizer.vocabulary} tokens, less than --train-bpe {vocabulary}",
             file=sys.stderr,
         )
     return tokenizer
-
-
-def _earlier(out: Path, name: str) -> str:
-    """Return the tokenizer of this name in `out` or in its interrupted conversion, or ""."""
-    with suppress(DataError):  # the conversion itself says so, unless OUT is replaced
-        if (plan := begun(out)) is not None and (
-            earlier := _same(plan.provenance, name, plan.beside.get(tokens.FILE, ""))
-        ):
-            return earlier
-    with suppress(DataError, OSError, ValueError):
-        content = (out / tokens.FILE).read_text("utf-8")
-        return _same(Index.load(out).provenance, name, content)
-    return ""
-
-
-def _same(provenance: Mapping[str, Any], name: str, content: str) -> str:
-    """Return the content of a tokenizer if it is the one that this provenance calls so, or ""."""
-    source = provenance.get("source")
-    about = source.get("tokenizer") if isinstance(source, Mapping) else None
-    if not isinstance(about, Mapping) or about.get("name") != name:
-        return ""
-    return content if tokens.digest_of(content) == about.get("digest") else ""

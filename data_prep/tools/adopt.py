@@ -301,6 +301,6 @@ def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -
     if any(slow for each in found for _, slow in each.notes.values()):
         lines.append(
             f"Faster: `python -m data_prep repack {folder} NEW` writes all of it contiguous, to be "
-            "mapped; with --codec auto compressed, where that pays"
+            "mapped; with --codec zstd compressed"
         )
     return "\n".join(lines)

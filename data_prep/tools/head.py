@@ -1,4 +1,4 @@
-"""Show the first samples: numbers with the names of categories, decoded text, arrays in short."""
+"""The first samples of a data set as text; see `inspect --head`."""
 
 import argparse
 import json
@@ -7,31 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, samples_of
+from data_prep.datasets.dataset import DataSet
 from data_prep.formats.text.tokens import FILE as TOKENIZER
 from data_prep.show import console
-from data_prep.show.images import SIGNATURES, is_text
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
-
-ARGUMENTS = f"""{samples_of("show")}
--n, --samples N = 5 : positive
-    number of samples of each split
---json
-    print JSON, one sample in each line
-"""
+_SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    data = DataSet(args.folder)
+def show(data: DataSet, args: argparse.Namespace) -> None:
+    """Print the first `args.head` samples of each split."""
     fields, tokenizer = data.fields(args.field), _tokenizer(data)
     width = max(map(len, fields))
     for split in data.splits(args.split):
-        numbers = range(min(args.samples, split.count))
+        numbers = range(min(args.head, split.count))
         for number, sample in data.take(split, fields, numbers):
             if args.json:
                 values = {name: _value(sample[name], field) for name, field in fields.items()}
@@ -59,9 +51,9 @@ def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
     shape = f"{field.dtype}[{', '.join(map(str, value.shape))}]"
     if not value.size:
         return f"{shape}  empty"
-    if is_text(field) and (text := _text(value)) is not None:
+    if _is_text(field) and (text := _text(value)) is not None:
         size = f"{len(value):,} bytes"
-        if text in SIGNATURES.values():
+        if text in _SIGNATURES.values():
             return f"{text} image, {size}"
         more = "…" if len(text) > _CHARACTERS else ""
         return f"{json.dumps(text[:_CHARACTERS], ensure_ascii=False)}{more}  {size}"
@@ -72,6 +64,11 @@ def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
         numbers = ", ".join(f"{number:.4g}" for number in value[: _PRINTED // 2].tolist())
         start = f"  [{numbers}, …]"
     return f"{shape}{start}  {_range(value)}"
+
+
+def _is_text(field: Field) -> bool:
+    """Return whether a field may hold text or files, which are sequences of bytes."""
+    return field.variable and field.dtype == "uint8" and not field.shape
 
 
 def _is_tokens(field: Field) -> bool:
@@ -95,7 +92,7 @@ def _tokenizer(data: DataSet) -> Any:
 def _text(value: Array) -> str | None:
     """Return the beginning of UTF-8 text, or the name of an image format, or None."""
     start = value[: 4 * _CHARACTERS + 4].tobytes()
-    for signature, name in SIGNATURES.items():
+    for signature, name in _SIGNATURES.items():
         if start.startswith(signature) and (name != "BMP" or b"\0" in start):
             return name
     for cut in range(4):  # the start may end inside a character
@@ -121,8 +118,8 @@ def _range(value: Array) -> str:
 def _value(value: Array, field: Field) -> Any:
     """Return a value for JSON: all of it, or a description of a large array."""
     large = {"dtype": field.dtype, "shape": list(value.shape)}
-    if is_text(field) and value.size and (text := _text(value)) is not None:
-        if text not in SIGNATURES.values() and len(text.encode()) == value.size:
+    if _is_text(field) and value.size and (text := _text(value)) is not None:
+        if text not in _SIGNATURES.values() and len(text.encode()) == value.size:
             return text
         return {**large, "starts": text[:_CHARACTERS]}
     if value.size > _PRINTED**2:

@@ -1,4 +1,14 @@
-"""Show what a data set holds: schema, splits, shards, their storage, and the provenance."""
+"""Show what a data set holds: schema, splits, ranges, shards, their storage, and the provenance.
+
+With --head show samples: numbers with the names of categories, decoded text, arrays in short.
+
+With --verify compare the shards with the index, and print every problem. --verify reads everything:
+it compares the digests and the statistics, and checks the offsets of variable-length fields, that
+labels are among their classes, and that no group (--group of the commands that write) is in two
+splits. --quick reads no samples; it opens each file and compares its size, its schema and its
+number of samples. The exit code is 3 when there is a problem. Files that the index does not list
+are printed, but are no problem.
+"""
 
 import argparse
 import json
@@ -8,26 +18,57 @@ from typing import Any
 from data_prep.datasets.dataset import DataSet
 from data_prep.options import DIR
 from data_prep.show import console
-from hpctrain.errors import DataError
-from hpctrain.shards.index import FILE
+from data_prep.tools import head, label_ranges, verify
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import FILE, Statistics
 
 MOST = 20  # shards and categories listed
 ARGUMENTS = f"""{DIR}
 --json
-    print JSON, with all shards
+    print JSON, with all shards, or one sample in each line
+[one of]
+--head N : positive
+    show the first N samples of each split
+--verify
+    compare the shards with the index
+[with --head]
+--split NAME
+    show only this split
+--field, -f NAME ...
+    show only this field
+[with --verify]
+--quick
+    open each file, read no samples
+{label_ranges.OPTIONS.strip()}
+--group FIELD
+    no value of this field may be in two splits (default: the field that the data set was split by,
+    if it has one)
 """
+_ONLY = {"head": ("split", "field"), "verify": ("quick", "labels", "ignore", "group")}
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    for mode, options in _ONLY.items():
+        if not getattr(args, mode) and (given := [o for o in options if getattr(args, o)]):
+            raise ConfigError(f"--{given[0]} is for --{mode}: give both, or none")
     data = DataSet(args.folder)
+    if args.verify:
+        verify.run(data, args)
+    elif args.head:
+        head.show(data, args)
+    else:
+        _describe(data, as_json=args.json)
+
+
+def _describe(data: DataSet, *, as_json: bool) -> None:
     problem = ""
     try:
         data.index.check(data.folder)
     except DataError as error:
         problem = str(error)
     layout = {} if problem else _layout(data)
-    if args.json:
+    if as_json:
         content = json.loads((data.folder / FILE).read_bytes())
         splits = {name: data.index.split(name).count for name in data.index.splits}
         more = {"problem": problem or None, "layout": layout, "splits": splits}
@@ -35,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         _print(data, layout)
     if problem:
-        raise DataError(f"{problem}. `python -m data_prep verify` lists every problem")
+        raise DataError(f"{problem}. `python -m data_prep inspect --verify` lists every problem")
 
 
 def _layout(data: DataSet) -> dict[str, str]:
@@ -77,6 +118,15 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     console.title("splits")
     console.show(columns, rows, numbers="samples share shards size")
 
+    rows = [
+        [split, name, *map(console.number, (s.mean, s.std, s.min, s.max)), *_more(s)]
+        for split, fields in index.statistics.items()
+        for name, s in fields.items()
+    ]
+    columns = ["split", "field", "mean", "std", "min", "max", "not finite", "lengths", "classes"]
+    console.title("values")
+    console.show(columns, rows, numbers="mean std min max classes")
+
     rows = [[s.path, s.split, f"{s.count:,}", console.size(s.bytes)] for s in index.shards[:MOST]]
     if len(index.shards) > MOST:
         rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
@@ -86,6 +136,14 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     if index.provenance:
         console.title("how it was made")
         console.show([], [[key, value] for key, value in _flat(index.provenance)])
+
+
+def _more(values: Statistics) -> Iterator[str]:
+    """Yield how many values are not finite, the range of the lengths, and the number of classes."""
+    counts = {"NaN": values.nan, "infinite": values.nonfinite - values.nan}
+    yield ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    yield f"{values.lengths.min} to {values.lengths.max}" if values.lengths else ""
+    yield f"{len(values.classes):,}" if values.classes else ""
 
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -77,5 +77,5 @@ class LabelRanges:
             yield (
                 f"{name}: row {row} is {value:g}{also}; its labels are 0 to "
                 f"{self.counts[name] - 1}. If such samples shall not count, train with "
-                f"task.ignore={value:g}, and verify with --ignore {value:g}"
+                f"task.ignore={value:g}, and --verify with --ignore {value:g}"
             )

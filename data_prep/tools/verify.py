@@ -1,11 +1,4 @@
-"""Compare the shards of a data set with its index, and print every problem.
-
---quick opens each file and compares its size, its schema and its number of samples. --full, the
-default, also reads everything: it compares the digests and the statistics, and checks the offsets
-of variable-length fields, that labels are among their classes, and that no group (--group of the
-commands that write) is in two splits. The exit code is 3 when there is a problem. Files that the
-index does not list are printed, but are no problem.
-"""
+"""Compare the shards of a data set with its index; see `inspect --verify`."""
 
 import argparse
 import json
@@ -21,7 +14,6 @@ from typing import Any
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.options import DIR
 from data_prep.show import console
 from data_prep.tools import label_ranges
 from data_prep.tools.label_ranges import LabelRanges
@@ -39,25 +31,6 @@ _Advance = Callable[[int, int], None]
 _MAX_THREADS = 32
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
-
-ARGUMENTS = f"""{DIR}
-[one of]
---quick
-    open each file, read no samples
---full
-    read everything (the default)
-[]
-{label_ranges.OPTIONS}
---workers N : positive
-    number of threads (default: the cores)
---group FIELD
-    no value of this field may be in two splits (default: the field that the data set was split by,
-    if it has one)
---json
-    print JSON
---quiet
-    print problems only
-"""
 
 
 @dataclass(frozen=True)
@@ -78,11 +51,10 @@ class Report:
     unlisted: list[str]
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command; see `verify`."""
-    data, full = DataSet(args.folder), not args.quick
-    index, quiet = data.index, args.quiet or args.json
-    group = index.group if args.group is None else args.group
+def run(data: DataSet, args: argparse.Namespace) -> None:
+    """Print what differs, and raise a DataError if something does; see `verify`."""
+    index, full = data.index, not args.quick
+    group = args.group or index.group
     if args.group and args.quick:
         raise ConfigError(f"--group {group} with --quick: it reads no samples; leave one out")
     if group and group not in index.fields:
@@ -90,8 +62,8 @@ def run(args: argparse.Namespace) -> None:
     report = verify(
         *(data, group),
         full=full,
-        workers=args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0))),
-        quiet=quiet,
+        workers=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+        quiet=args.json,
         labels=LabelRanges(label_ranges.label_counts(index, args.labels), args.ignore),
     )
     shards = len(index.shards)
@@ -107,20 +79,20 @@ def run(args: argparse.Namespace) -> None:
     else:
         for found in report.problems:
             console.say(f"{found.shard or 'index.json'}: {found.problem}")
-        if report.unlisted and not args.quiet:
+        if report.unlisted:
             console.say(f"not in the index: {', '.join(report.unlisted)}")
     if report.problems:
         bad = len({found.shard for found in report.problems if found.shard})
         count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
         where = f"{bad} of {shards} shards" if bad else "the index"
-        raise DataError(f"{args.folder}: {count}, in {where}")
-    if not quiet:
+        raise DataError(f"{data.folder}: {count}, in {where}")
+    if not args.json:
         what = ["sizes", "schema", *["offsets", "digests"] * full]
         what += [f"groups of {group}"] * bool(group and full)
         what += ["statistics"] * bool(index.statistics and full)
         checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
         first, *more = summary(index, groups=full).splitlines()
-        for line in (f"{args.folder}: {checked}: {first}", *more):
+        for line in (f"{data.folder}: {checked}: {first}", *more):
             console.say(line)
 
 

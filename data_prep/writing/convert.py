@@ -21,8 +21,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
@@ -39,7 +37,6 @@ from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress as ProgressBar
 from hpctrain.shards import commit
 from hpctrain.shards import index as index_file
-from hpctrain.shards.compression import Compression
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
 
@@ -62,8 +59,6 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     commit.settle(out, wait=WAIT_S if parts else 0)
     if (found := _finished(out, plan, options)) is not None:
         return found
-    if options.auto:
-        options, plan = _with_codec(source, out, options, plan)
     with _folder(out), Job(out, shared=parts) as job:
         if (found := _finished(out, plan, options)) is not None:
             return found  # another process has finished it before this one got the lock
@@ -148,26 +143,6 @@ def _is_last(job: Job, options: Options) -> bool:
         )
         print(f"{job.out}: part {part}/{parts} is done, {mine} of {job.plan.pieces} pieces; {then}")
     return False
-
-
-def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
-    """Choose the codec, or return the one that was chosen when this job began."""
-    from data_prep.writing import codec
-
-    chosen = codec.recorded(out, plan.fingerprint)
-    chosen = chosen or codec.choose(source, options.compression, quiet=options.quiet)
-    compression = Compression(chosen.codec, chosen.level, chosen.chunk_bytes)
-    if options.part is not None:
-        level = "" if chosen.level is None else f" --level {chosen.level}"
-        raise ConfigError(
-            "--codec auto measures, and the parts could choose differently; give each part what "
-            f"was chosen here: --codec {chosen.codec}{level}"
-        )
-    provenance = {**plan.provenance, "compression": msgspec.structs.asdict(chosen)}
-    return (
-        replace(options, compression=compression),
-        msgspec.structs.replace(plan, provenance=provenance),
-    )
 
 
 def _check_split(source: Source, options: Options) -> None:

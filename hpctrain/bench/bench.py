@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ import msgspec
 from hpctrain.config.advice import cures
 from hpctrain.console import Cell, Console, Table
 from hpctrain.errors import ConfigError, NodeError
-from hpctrain.estimates.bench_figures import Facts, Figures
+from hpctrain.estimates.bench_figures import Figures
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import referenced
 
@@ -36,10 +34,8 @@ def main(argv: list[str]) -> int:
     options, overrides = _parser().parse_known_args(argv)
     if strange := [text for text in overrides if text.startswith("-")]:
         raise ConfigError(f"{strange[0]}: no option of bench (--help lists them)")
-    if options.steps < 5 or options.warm_up < 1:
-        raise ConfigError(
-            f"--steps {options.steps} --warm-up {options.warm_up}: at least 5 and 1 are needed"
-        )
+    if options.steps < 5:
+        raise ConfigError(f"--steps {options.steps}: at least 5 are needed")
     if options.tolerance < 0:
         raise ConfigError(f"--tolerance {options.tolerance:g}: it must be at least 0")
     before = Figures.load(options.against) if options.against else None
@@ -51,7 +47,9 @@ def main(argv: list[str]) -> int:
         return 0
     if options.save:
         found.save(options.save)
-    return _report(found, before, options)
+    kinds = ("data", "communication")
+    limit = found.limit({kind: cures(kind, config, ranks.world_size) for kind in kinds})
+    return _report(found, before, limit, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,10 +66,6 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}-only", dest="only", action="store_const", const=part, help=f"only {part}"
         )
     parser.add_argument("--steps", type=int, default=50, help="steps that are measured (50)")
-    parser.add_argument("--warm-up", type=int, default=5, help="steps before these (5)")
-    parser.add_argument(
-        "--sample-shape", help="random samples in place of a data set: 8193 or 3x224x224"
-    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="compare with the figures of --save"
@@ -89,42 +83,20 @@ def _parts(options: argparse.Namespace, ranks: RankInfo) -> list[str]:
         raise ConfigError(
             "--comm-only: one rank sends nothing; start several (torchrun --nproc-per-node 2, srun)"
         )
-    if options.only == "data" and options.sample_shape:
-        raise ConfigError("--data-only with --sample-shape: random samples say nothing of a loader")
     if options.only:
         return [options.only]
     sent = ["communication"] if ranks.world_size > 1 else []
-    return ["compute", *sent] if options.sample_shape else ["data", "compute", *sent, "whole"]
+    return ["data", "compute", *sent, "whole"]
 
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
     from hpctrain.config.composing.compose_call import composed
-    from hpctrain.config.validate import validate
-    from hpctrain.plan.plan_command import composed_for
     from hpctrain.runs.freeze import check
 
-    config_dir, shape = options.config_dir, options.sample_shape
-    if shape:
-        config = composed_for(overrides, config_dir, shape)
-        from hpctrain.bench import random_data
-        from hpctrain.job.building.instantiate import instantiate
-        from hpctrain.plan.inspecting.model_facts import build_of
-
-        config.tracking.enabled = False
-        train, blocks = config.train, config.parallel.blocks
-        build = build_of(config.model, train.lora, config.optimizer, blocks)
-        random_data.check(instantiate("task", config.task), build, train, shape)
-        config.data = random_data.reading(config.data, _folder(config, ranks) / "data")
-        validate(config, ranks.world_size)
-        return config
-    with composed(overrides, config_dir) as call:
+    with composed(overrides, options.config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
-        try:
-            config = call.composer.typed(call.runs[0])
-        except ConfigError as error:
-            random = "; --sample-shape takes random samples" if "missing" in str(error) else ""
-            raise ConfigError(f"{error}{random}") from error
+        config = call.composer.typed(call.runs[0])
     config.tracking.enabled = False
     check(config, ranks.world_size)
     return config
@@ -137,10 +109,8 @@ def _measured(
     import torch
 
     from hpctrain.bench.parts import Bench
-    from hpctrain.bench.random_data import write
     from hpctrain.distributed.group import process_group
     from hpctrain.hardware import of_device
-    from hpctrain.job.building.instantiate import instantiate
     from hpctrain.rendezvous.variables import export
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
@@ -153,16 +123,11 @@ def _measured(
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
-            if options.sample_shape and ranks.is_main:
-                task, batch = instantiate("task", config.task), config.train.global_batch_size
-                write(task, config.seed, batch, options.sample_shape, folder / "data")
-            torch.distributed.barrier()
             bench = Bench(
                 config,
                 ranks,
                 device,
                 folder,
-                options.warm_up,
                 options.steps,
                 of_device(title) if on_gpu else None,
             )
@@ -170,16 +135,7 @@ def _measured(
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-    cured = ("data", "communication", "room")
-    facts = Facts(
-        time.time(),
-        socket.gethostname(),
-        str(torch.__version__),
-        tuple(ranks.hosts),
-        bench.rank_s,
-        {kind: cures(kind, config, ranks.world_size) for kind in cured},
-    )
-    return Figures(_setup(config, ranks, title), found, facts)
+    return Figures(_setup(config, ranks, title), found, str(torch.__version__))
 
 
 def _folder(config: Config, ranks: RankInfo) -> Path:
@@ -205,17 +161,16 @@ def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
     }
 
 
-def _report(found: Figures, before: Figures | None, options: argparse.Namespace) -> int:
+def _report(found: Figures, before: Figures | None, limit: str, options: argparse.Namespace) -> int:
     slower: list[str] = []
     if before is not None:
         found.check_comparable(before, options.against)
         slower = found.slower(before, options.tolerance)
     if options.json:
-        said = {"limit": found.limit(), "notes": found.notes(), "slower": slower}
-        print(json.dumps(msgspec.to_builtins(found) | said))
+        print(json.dumps(msgspec.to_builtins(found) | {"limit": limit, "slower": slower}))
     else:
         _print(found, before)
-        for line in filter(None, [found.limit(), *found.notes(), *slower]):
+        for line in filter(None, [limit, *slower]):
             Console().print(Cell(line))
         if before is not None and not slower:
             print(f"not slower than {options.against}, within {options.tolerance:g}%")

@@ -4,9 +4,6 @@ data            the loader alone: batches are read, made and sent to the device,
 compute         steps on one batch that stays on the device; with several ranks, they send gradients
 communication   as many bytes as the data-parallel ranks send in a step, by the same operations
 whole           steps as in the training, with the loader
-
-Beside them, each rank alone: forward and backward of a micro-batch, of which it sends nothing. The
-ranks wait for each other in every step, so only this tells which of them are slow.
 """
 
 import time
@@ -19,20 +16,18 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench import step_times
-from hpctrain.causes import is_out_of_memory
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed import objects
 from hpctrain.errors import DataError
-from hpctrain.estimates.bench_figures import Part, quantile
+from hpctrain.estimates.bench_figures import Part
 from hpctrain.faults.stop import Stop
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
 from hpctrain.job.building.flops import flops_of_training
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.precision import default_dtype, wide_batch
+from hpctrain.parallel.precision import default_dtype
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.types import Batch
@@ -42,7 +37,7 @@ from hpctrain.training.trainer import Trainer
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0
-_SMALL = 2 << 30  # bytes of a model that each rank can have beside its part
+_WARM_UP = 5  # steps that are not measured: they compile, allocate and connect
 _BUCKET = 25 << 20  # bytes; torch sends gradients in buckets of this size
 
 
@@ -55,22 +50,16 @@ class Bench:
         ranks: The rank.
         device: Its device.
         folder: A folder for what building a training may write.
-        warm_up: Steps that are not measured.
         steps: Steps that are measured.
         hardware: The hardware, for the MFU; None if it is unknown.
-        rank_s: The seconds of each rank for a sample, if each has the whole model; `measured` with
-            `compute` fills it in.
     """
 
     config: Config
     ranks: RankInfo
     device: torch.device
     folder: Path
-    warm_up: int
     steps: int
     hardware: Hardware | None = None
-    rank_s: tuple[float, ...] = ()
-    _bytes: int = 0
 
     def measured(self, parts: list[str]) -> dict[str, Part]:
         """Return the figures of these parts, the same on all ranks."""
@@ -81,10 +70,6 @@ class Bench:
             try:
                 for part in parts:
                     found[part] = getattr(self, part)(trainer, batches)
-                model = trainer.train_step.model.module
-                self._bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-                if "compute" in parts and self._whole_models:
-                    self.rank_s = self._alone(trainer, batches)
             finally:
                 batches.close()
                 for feed in (trainer.loader, *trainer.evaluations.values()):
@@ -166,42 +151,6 @@ class Bench:
         return Part.of(seconds, self._samples, step_bytes=times / 2 * size)
 
     @property
-    def _whole_models(self) -> bool:
-        """Whether there are several ranks that can each compute the samples of a batch alone."""
-        parallel = self.config.parallel
-        degrees = Degrees.of(parallel, self.ranks.world_size)
-        undivided = degrees.dp_shard == 1 or parallel.zero == 1 or self._bytes < _SMALL
-        return degrees.ranks == degrees.dp > 1 and undivided and self.config.data.collate != "pack"
-
-    def _alone(self, trainer: Trainer, batches: Batches) -> tuple[float, ...]:
-        """Return the seconds of each rank for a sample; empty if the memory is too small."""
-        rows = BatchSizes.of(self.config, trainer.train_step.model.mesh.degrees).micro
-        batch = {name: value[:rows].clone() for name, value in next(batches).items()}
-        dist.barrier()
-        try:
-            own = self._passes(trainer, batch)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):  # there is a second copy of the model meanwhile
-                raise
-            own = []
-        every: list[list[float]] = objects.all_gather(own)
-        return tuple(quantile(one, 0.5) / rows for one in every) if all(every) else ()
-
-    def _passes(self, trainer: Trainer, batch: Batch) -> list[float]:
-        """Return the seconds of forward and backward passes of a model that no wrapper knows."""
-        task, precision = trainer.train_step.task, trainer.train_step.model.precision
-        model: torch.nn.Module = instantiate("model", self.config.model)
-        model.to(self.device, precision.params).train()
-        wanted = [each for each in model.parameters() if each.requires_grad]
-
-        def work() -> None:
-            with precision.forward():
-                total, _ = task(model, wide_batch(batch))["loss"]
-            torch.autograd.grad(total, wanted, allow_unused=True)
-
-        return list(step_times.measured(work, self.device, self.warm_up, self.steps))
-
-    @property
     def _samples(self) -> int:
         return self.config.train.global_batch_size
 
@@ -222,7 +171,7 @@ class Bench:
     def _seconds(self, work: Callable[[], object]) -> list[list[float]]:
         """Return the times of the steps of each rank."""
         dist.barrier()
-        own = step_times.measured(work, self.device, self.warm_up, self.steps)
+        own = step_times.measured(work, self.device, _WARM_UP, self.steps)
         return [list(each) for each in objects.all_gather(own)]
 
 

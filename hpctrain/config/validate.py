@@ -58,8 +58,7 @@ def _alone(config: Config) -> Iterator[str]:
         of_section(config.hardware)
     except ConfigError as error:
         yield str(error)
-    at_end = config.checkpoint.at_end
-    yield from job.tracked(config.tracking, config.notify, at_end=at_end)
+    yield from job.tracked(config.tracking, config.notify)
 
 
 def _objects(config: Config) -> Iterator[str]:

@@ -73,12 +73,9 @@ def main(argv: list[str]) -> int:
         places, figures = _nodes(config, here)
     verdict = worst(finding for found in places.values() for finding in found)
     if options.json:
-        table.print_json(verdict, places, figures=figures)
-    elif options.nodes is not None:
-        table.print_nodes(places, figures)
+        table.print_json(verdict, places, figures)
     else:
-        table.print_findings(f"{host}: {verdict}", places[host])
-        table.print_cures(places[host])
+        table.show(places, figures)
     if options.nodes is not None:  # a full disk is among the findings, so they are shown first
         exclusion.exclude(config.output_dir, places)
     return NodeError.exit_code if verdict == "fail" else 0

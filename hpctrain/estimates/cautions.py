@@ -5,29 +5,20 @@ Nothing here stops a run. A formula whose figures are not known says nothing.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
-from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
-from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
+from hpctrain.config.advice import CORES_PER_GPU, cures
+from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import TRANSFORMER
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.switches import USUAL, idle
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
-from hpctrain.estimates import time_limit
 from hpctrain.estimates.like_runs import runs_of_model
-from hpctrain.estimates.memory_fit import on_gpu, on_host
+from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.units import ELEMENT_BYTES, GIB
-
-# The largest batch, as a multiple of the base, for which the papers of the rules show results.
-_STATED = {
-    "linear": (32, "Goyal et al. 2017: 256 to 8,192 images"),
-    "sqrt": (8, "Krizhevsky 2014: 128 to 1,024 images"),
-}
-_MLP = ("hpctrain.models.MLP", "hpctrain.models.mlp.MLP")
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
@@ -36,11 +27,9 @@ def of_sweep(configs: Iterable[Config]) -> list[str]:
     found: Counter[str] = Counter()
     every = list(configs)
     for config in every:
-        optimizer = config.optimizer
-        rule = optimizer.lr_scaling, optimizer.base_batch_size, bool(optimizer.groups)
+        optimizer = config.optimizer._target_, config.optimizer.options, config.optimizer.groups
         sections = config.model, config.launch, config.train, config.parallel, config.precision
-        own = optimizer._target_, optimizer.options, *rule, config.hardware, config.data
-        key = repr((*own, *sections))
+        key = repr((optimizer, *sections, config.hardware, config.data))
         if key not in kinds:
             kinds[key] = list(cautions(config))
         found.update(kinds[key])
@@ -57,24 +46,14 @@ def cautions(config: Config) -> Iterator[str]:
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
     yield from idle(config, USUAL)
-    yield from _host(config)
-    if config.precision.compute == "fp8" and config.train.compile == "off":
-        yield (
-            "precision.compute=fp8 with train.compile=off: scaling and casting to fp8 are kernels "
-            "of their own, which can take more time and memory than fp8 saves; use "
-            "train.compile=blocks"
-        )
+    yield from _cores(config)
     yield from _across_nodes(config, degrees)
-    yield from _learning_rate(config)
-    on_gpus = hardware is not None and config.parallel.device != "cpu"
-    yield from _states(config, degrees, hardware if on_gpus else None)
-    if hardware is not None and on_gpus:
-        yield from hardware.lacks(config.precision.compute)
+    if hardware is not None and config.parallel.device != "cpu":
+        yield from _states(config, degrees, hardware)
         yield from _idle(config, degrees, batch, hardware)
-    yield from _time(config, degrees, hardware)
 
 
-def _host(config: Config) -> Iterator[str]:
+def _cores(config: Config) -> Iterator[str]:
     launch, gpus = config.launch, config.launch.gpus_per_node
     if gpus and launch.cpus_per_task * launch.tasks_per_node < CORES_PER_GPU * gpus:
         least = -(-CORES_PER_GPU * gpus // launch.tasks_per_node)
@@ -82,11 +61,6 @@ def _host(config: Config) -> Iterator[str]:
             f"launch.cpus_per_task={launch.cpus_per_task}: fewer than {CORES_PER_GPU} cores per "
             "GPU, so that loading data and starting kernels take turns; use "
             f"launch.cpus_per_task={least} or more"
-        )
-    if gpus and launch.mem_gb and launch.mem_gb < HOST_GB_PER_GPU * gpus:
-        yield (
-            f"launch.mem_gb={launch.mem_gb:g}: less than {HOST_GB_PER_GPU} GiB of host memory per "
-            f"GPU, which torch, NCCL and the loader need; use {HOST_GB_PER_GPU * gpus} or more"
         )
 
 
@@ -106,38 +80,15 @@ def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
         )
 
 
-def _learning_rate(config: Config) -> Iterator[str]:
-    optimizer, batch = config.optimizer, config.train.global_batch_size
-    if (base := optimizer.base_batch_size) is None:
+def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:
+    """Yield a warning if parameters and their states alone do not fit on a GPU."""
+    parallel, share = config.parallel, config.launch.gpus_per_run
+    # How many weights are packed in 4 bits, or kept on the host, is not known here.
+    unknown = parallel.ep > 1 or config.train.lora.quantize or parallel.fsdp.offload
+    if hardware.memory_bytes is None or unknown:
         return
-    if optimizer.lr_scaling == "none" and batch > base:
-        yield (
-            f"train.global_batch_size={batch} with optimizer.lr_scaling=none: the learning rate "
-            f"was chosen for optimizer.base_batch_size={base} and is not changed; linear or sqrt "
-            "scales it"
-        )
-    most, source = _STATED.get(optimizer.lr_scaling, (0, ""))
-    if most and batch > most * base:
-        yield (
-            f"train.global_batch_size={batch} is {batch / base:g} times "
-            f"optimizer.base_batch_size={base}: optimizer.lr_scaling={optimizer.lr_scaling} was "
-            f"stated for up to {most} times ({source}); find the learning rate for this batch"
-        )
-
-
-def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
-    """Yield a warning if parameters and their states alone do not fit: on a GPU, or on the host."""
-    parallel, launch, offload = config.parallel, config.launch, config.parallel.fsdp.offload
-    memory, machine = None, ""
-    if hardware is not None and hardware.memory_bytes is not None:
-        share = launch.gpus_per_run
-        memory = int(hardware.memory_bytes * (share or 1))
-        machine = f"{share:g} of hardware={hardware.name}" if share else f"hardware={hardware.name}"
-    # How many weights are packed in 4 bits is not known here.
-    if parallel.ep > 1 or config.train.lora.quantize:
-        return
-    if (launch.mem_gb if offload else memory) is None:
-        return
+    memory = int(hardware.memory_bytes * (share or 1))
+    machine = f"{share:g} of hardware={hardware.name}" if share else f"hardware={hardware.name}"
     count = parameter_count(config.model)
     if count is None:
         count = next((run.parameters for run in runs_of_model(config) if run.parameters), None)
@@ -147,17 +98,12 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
     partly = any(group.get("freeze") for group in config.optimizer.groups)
     partly |= config.train.lora.match is not None
     # Gradients on a GPU come as activations go.
-    states = 0 if partly else offload + optimizer_states(config.optimizer)
+    states = 0 if partly else optimizer_states(config.optimizer)
     ranks = degrees.tp * degrees.pp * degrees.shards(parallel)
     needed = count * ELEMENT_BYTES[config.precision.params] * (1 + states) / ranks
     optimizer = config.optimizer._target_.rpartition(".")[2]
     of_model = f"{count:,} parameters" + f" and the state of {optimizer}" * (states > 0)
-    if offload:
-        fit = on_host(launch.tasks_per_node * needed, launch.tasks_per_node, launch.mem_gb)
-        if fit.reason:
-            verdict = "is tight" if fit.possible else "does not fit"
-            yield f"{verdict}: {of_model}: offload {fit.reason}; raise it, or use more launch.nodes"
-    elif memory and on_gpu(needed, memory, complete=False).possible is False:
+    if on_gpu(needed, memory, complete=False).possible is False:
         yield (
             f"does not fit: {of_model} alone take "
             f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
@@ -167,12 +113,6 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iter
         )
 
 
-def _tokens(config: Config) -> int:
-    """Return the tokens of a sample; 0 if they are not known."""
-    windows = config.data.windows
-    return windows.length - 1 if windows.field is not None and windows.length else 0
-
-
 def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardware) -> Iterator[str]:
     """Yield a warning if matrix products have so few rows that they wait for the memory.
 
@@ -180,7 +120,8 @@ def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardwar
     m / 2 with 32 bits. A GPU is busy if that is more than its peak divided by its bandwidth
     (Williams et al. 2009, "Roofline").
     """
-    peak, tokens = hardware.peak(config.precision.compute), _tokens(config)
+    windows, peak = config.data.windows, hardware.peak(config.precision.compute)
+    tokens = windows.length - 1 if windows.field is not None and windows.length else 0
     if not (peak and hardware.memory_bandwidth and tokens):
         return
     rows = batch.micro * tokens // degrees.cp
@@ -194,54 +135,15 @@ def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardwar
         )
 
 
-def _time(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
-    if not isinstance(limit := config.launch.time_min, int):
-        return
-    if (duration := time_limit.expected(config)) is not None:
-        if duration.seconds > 60 * limit:
-            yield (
-                f"launch.time_min={limit}: {duration.steps} steps take about "
-                f"{duration.seconds / 60:.0f} minutes, as measured by {duration.run}; a job that "
-                "reaches its limit saves and requeues itself"
-            )
-        return
-    least = _least_seconds(config, degrees, hardware)
-    if least is not None and least > 60 * limit:
-        yield (
-            f"launch.time_min={limit}: the run takes at least {least / 60:.0f} minutes, if every "
-            "GPU reached its peak (6 x parameters x tokens); a job that reaches its limit saves "
-            "and requeues itself"
-        )
-
-
-def _least_seconds(config: Config, degrees: Degrees, hardware: Hardware | None) -> float | None:
-    """Return the seconds that no run can beat: those of its matrix products at the peak."""
-    peak = None if hardware is None else hardware.peak(config.precision.compute)
-    steps, tokens, model = config.train.max_steps, _tokens(config), config.model
-    count = parameter_count(model)
-    if peak is None or steps is None or not tokens or count is None:
-        return None
-    if "vocab_size" not in model or model.get("experts"):
-        return None
-    if not model.get("tied"):  # a table in which rows are looked up multiplies nothing
-        count -= int(model["vocab_size"]) * int(model["dim"])
-    flops = 6.0 * count * tokens * ramp_of(config.train).samples(steps)
-    return flops / (peak * degrees.ranks)
-
-
 def parameter_count(model: Mapping[str, Any]) -> int | None:
     """Return the number of parameters, each counted once; None if the config does not tell it.
 
-    It tells those of our own Transformer and MLP. Other models have to be built to be counted,
-    which takes torch. An earlier run knows them, too.
+    It tells those of our own Transformer. Other models have to be built to be counted, which takes
+    torch. An earlier run knows them, too.
     """
-    target = model.get("_target_")
     try:
-        if target in TRANSFORMER:
+        if model.get("_target_") in TRANSFORMER:
             return _of_transformer(model)
-        if target in _MLP:
-            widths = [model["in_features"], *model["hidden"], model["out_features"]]
-            return int(sum((ins + 1) * outs for ins, outs in pairwise(widths)))
     except (KeyError, TypeError, ZeroDivisionError):  # it is wrong: building it says what
         pass
     return None

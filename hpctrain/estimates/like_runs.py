@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import dump
-from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.disk import text_of
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 
 _MOST_RUNS = 200
-_OWN_LAYOUT = ("tp", "cp", "pp", "ep")
+_DECIDING = (
+    *("model", "task._target_", "data.windows", "data.images.size", "precision.compute"),
+    *("train.global_batch_size", "train.compile", "train.activation_checkpointing"),
+    *("optimizer._target_", "launch.tasks_per_node", "launch.gpus_per_node", "site.partition"),
+    *(f"parallel.{name}" for name in ("device", "dp_shard", "zero", "tp", "cp", "pp", "ep")),
+)
 
 
 def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
@@ -38,60 +41,24 @@ def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
 
 
 def like_run(config: Config) -> MeasuredRun | None:
-    """Return the run whose steps are most like those of a config; None if there is none.
+    """Return the newest run whose steps are like those of a config; None if there is none.
 
-    It has the same model, samples, formats and way to divide the model, on the same kind of
-    machine. The number of ranks and the batch are those nearest to the config, whose `output_dir`
-    is absolute.
+    The `output_dir` of the config is absolute.
     """
-    ranks, cores = config.asked_world_sizes.start, config.launch.cpus_per_task
-
-    def distance(run: MeasuredRun) -> tuple[float, float, float]:
-        others = abs(run.config.launch.cpus_per_task - cores)
-        return abs(run.ranks - ranks), others, abs(run.batch.share - share_of(config, ranks))
-
-    found = [run for run in runs_of_model(config) if not differences(config, run.config)]
-    return min(found, key=distance, default=None)
+    return next((run for run in runs_of_model(config) if not differences(config, run)), None)
 
 
-def differences(config: Config, other: Config) -> list[str]:
-    """Return what decides the time of a sample and differs between two configs."""
-    there = kind(other)
-    return [
-        f"{name} is {here}, and there {there[name]}"
-        for name, here in kind(config).items()
-        if here != there[name]
-    ]
+def differences(config: Config, run: MeasuredRun) -> list[str]:
+    """Return what decides the time of a step and differs between a config and a run."""
+    pairs = {name: (_value(config, name), _value(run.config, name)) for name in _DECIDING}
+    pairs["the number of ranks"] = config.asked_world_sizes.start, run.ranks
+    return [f"{name} is {a}, and there {b}" for name, (a, b) in pairs.items() if a != b]
 
 
-def kind(config: Config) -> dict[str, Any]:
-    """Return by name what decides the time of a sample."""
-    parallel, train = config.parallel, config.train
-    sharded = parallel.dp_shard != 1
-    return {
-        "model": config.model,
-        "task": config.task.get("_target_"),
-        "data.windows.length": config.data.windows.length if config.data.windows.field else None,
-        "data.images.size": config.data.images.size,
-        "precision.compute": config.precision.compute,
-        "train.compile": train.compile,
-        "train.activation_checkpointing": train.activation_checkpointing,
-        "optimizer._target_": config.optimizer._target_,
-        "parallel.device": parallel.device,
-        "GPUs": config.launch.gpus_per_run or config.launch.gpus_per_node > 0,
-        "hardware": config.hardware.get("name"),
-        "site.partition": config.site.partition,
-        "parallel.zero": parallel.zero if sharded else None,
-        **{f"parallel.{name}": getattr(parallel, name) for name in _OWN_LAYOUT},
-    }
-
-
-def share_of(config: Config, ranks: int) -> float:
-    """Return the samples of a data-parallel rank in a step; those of a wrong config are 0."""
-    try:
-        return BatchSizes.of(config, Degrees.of(config.parallel, ranks)).share
-    except (ConfigError, ZeroDivisionError):
-        return 0.0
+def _value(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, dict) else getattr(config, part)
+    return config
 
 
 @functools.lru_cache(maxsize=16)
@@ -104,11 +71,6 @@ def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
                 found.append((Path(run, "journal", "events.jsonl").stat().st_mtime, run))
     newest = [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
     return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
-
-
-def forget() -> None:
-    """Let the next call look for runs again, in a process that lasts longer than they do."""
-    _candidates.cache_clear()
 
 
 def _model_lines(text: str) -> str:

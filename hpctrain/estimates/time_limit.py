@@ -1,28 +1,25 @@
-"""How long a run takes, from a measured one of the same model; and `launch.time_min=auto`.
+"""`launch.time_min=auto`: what the last run of the same model has measured, with a margin.
 
     seconds = start-up + steps x step + evaluations + checkpoints
     limit   = seconds x 1.3 + launch.warn_s, in whole minutes
 
-A step of a larger or smaller share of the batch is taken to be so much longer or shorter; only the
-margin covers that this is not exact. So the first steps of train.batch_size_ramp count as their
-part of a whole step.
+The first steps of train.batch_size_ramp count as their part of a whole step.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.like_runs import differences, like_run, runs_of_model, share_of
+from hpctrain.estimates.like_runs import differences, like_run, runs_of_model
 from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun
 
 _MARGIN = 1.3
 AUTO = "auto"
 
 
-@dataclass(frozen=True)
-class _Duration:
+class _Duration(NamedTuple):
     """The expected time of a run without interruptions."""
 
     seconds: float
@@ -34,7 +31,14 @@ def expected(config: Config) -> _Duration | None:
     """Return the time of a run; None without a measured run that is like it, or without an end."""
     if (run := like_run(config)) is None or (steps := _steps(config, run)) is None:
         return None
-    return _duration(config, run, steps)
+    train, ramp = config.train, ramp_of(config.train)
+    whole = ramp.samples(steps) / ramp.final
+    per_epoch = (run.samples_per_epoch or 0) // ramp.final
+    evaluations = steps / train.eval_every if train.eval_every else whole / (per_epoch or whole)
+    saves = steps // (config.checkpoint.every_steps or steps) + 1
+    seconds = run.startup_s + whole * run.mean_step_s
+    seconds += run.evaluation_s * math.ceil(evaluations) + run.checkpoint_s * saves
+    return _Duration(seconds, steps, run)
 
 
 def pin(config: Config) -> None:
@@ -44,17 +48,11 @@ def pin(config: Config) -> None:
     """
     if config.launch.time_min != AUTO:
         return
-    if (run := like_run(config)) is None:
+    if (duration := expected(config)) is None:
         raise ConfigError(f"launch.time_min=auto: {_why_none(config)}")
-    if (steps := _steps(config, run)) is None:
-        raise ConfigError(
-            f"launch.time_min=auto: train.max_epochs={config.train.max_epochs} of "
-            f"{config.data.path}, but the measured run {run.path.name} had other data, so the "
-            "steps of an epoch are unknown: give train.max_steps, or a number of minutes"
-        )
-    seconds = _duration(config, run, steps).seconds
     # A job saves in the time of `warn_s` before its limit.
-    config.launch.time_min = math.ceil(seconds * _MARGIN / 60 + config.launch.warn_s / 60)
+    minutes = duration.seconds * _MARGIN / 60 + config.launch.warn_s / 60
+    config.launch.time_min = math.ceil(minutes)
 
 
 def note(config: Config) -> str:
@@ -69,32 +67,22 @@ def note(config: Config) -> str:
 
 
 def _why_none(config: Config) -> str:
-    others = list(runs_of_model(config))
-    if not others:
+    if (run := like_run(config)) is not None:
         return (
-            f"no run in {config.output_dir} has measured this model (at least {ENOUGH_STEPS} steps "
-            "after its first report); give a number of minutes for the first run, for example "
-            "launch.time_min=30 train.max_steps=100"
+            f"train.max_epochs={config.train.max_epochs} of {config.data.path}, but the measured "
+            f"run {run.path.name} had other data, so the steps of an epoch are unknown: give "
+            "train.max_steps, or a number of minutes"
         )
-    reasons = "; ".join(differences(config, others[0].config))
+    if (other := next(runs_of_model(config), None)) is not None:
+        reasons = "; ".join(differences(config, other))
+        return (
+            f"no measured run is like this one: {other.path.name} has the same model, but {reasons}"
+        )
     return (
-        f"no measured run is like this one: {others[0].path.name} has the same model, but {reasons}"
+        f"no run in {config.output_dir} has measured this model (at least {ENOUGH_STEPS} steps "
+        "after its first report); give a number of minutes for the first run, for example "
+        "launch.time_min=30 train.max_steps=100"
     )
-
-
-def _duration(config: Config, run: MeasuredRun, steps: int) -> _Duration:
-    train, ramp = config.train, ramp_of(config.train)
-    share = share_of(config, config.asked_world_sizes.start) or run.batch.share
-    whole = ramp.samples(steps) / ramp.final
-    seconds = run.startup_s + whole * run.mean_step_s * share / run.batch.share
-    per_epoch = (run.samples_per_epoch or 0) // ramp.final
-    evaluations = whole / per_epoch if per_epoch else 1.0
-    if train.eval_every:
-        evaluations = steps / train.eval_every
-    seconds += run.evaluation_s * math.ceil(evaluations)
-    saves = steps // (config.checkpoint.every_steps or steps) + 1
-    seconds += run.checkpoint_s * (saves + seconds // (config.checkpoint.every_s or math.inf))
-    return _Duration(seconds, steps, run)
 
 
 def _steps(config: Config, run: MeasuredRun) -> int | None:
@@ -111,8 +99,8 @@ def _steps(config: Config, run: MeasuredRun) -> int | None:
     return min(lengths, default=None)
 
 
-def _data(config: Config) -> tuple[object, ...]:
+def _data(config: Config) -> str:
     data = config.data
     parts = (data.mixture, data.train_split, data.subset, data.group, data.repeat, data.windows)
     folds = data.fold_of and data.fold_of[1]  # the folds of one number have about one size
-    return (data.path, *map(repr, (*parts, folds)))
+    return repr((data.path, *parts, folds))

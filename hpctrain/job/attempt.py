@@ -6,7 +6,6 @@ It holds the lock of the run directory, writes run.json and tracks the metrics.
 import logging
 import math
 import os
-import shutil
 import socket
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -44,7 +43,7 @@ from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
-from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
+from hpctrain.tracking.alerts.settings import Settings, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.trainer import Outcome
 
@@ -190,8 +189,6 @@ class Attempt:
         self._run.end_attempt("finished", result=result, **({"reason": reason} if reason else {}))
         if outcome.reason:
             log.info("step %d: %s", outcome.step, outcome.reason)
-        if self._config.tracking.log_model:
-            self.tracker.log_model()
         self.tracker.finish("FINISHED", reason=reason)
 
     def _paused(self, outcome: Outcome) -> None:
@@ -243,9 +240,9 @@ class Attempt:
             return NullTracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            Settings(variable, tuple(notify.on)).write(self._run.path)
+            Settings(variable, tuple(notify.on)).put(self._run.path)
         else:
-            remove(self._run.path)
+            Settings.drop(self._run.path)  # of an attempt before
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
@@ -268,17 +265,12 @@ class Attempt:
         return SeveralTrackers(journal, others, self._run.path, name, known.uid)
 
     def _record_data(self) -> None:
-        """Record the data sets, and copies of the plots beside them."""
+        """Record the data sets."""
         if not self._config.tracking.enabled:
             return
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
             for facts in run_page.data_sets(self._config.data):
                 self.tracker.log_dataset(facts)
-                for plot in run_page.plots(facts["source"]):
-                    copy = self._run.path / "artifacts" / "data" / facts["name"] / plot.name
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(plot, copy)
-                    self.tracker.log_file(copy)
 
     def _say_what_changed(self, changed: list[str]) -> None:
         if changed:

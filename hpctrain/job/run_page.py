@@ -1,4 +1,4 @@
-"""What a run says of itself on its page in MLflow: tags, a description, plots and data sets.
+"""What a run says of itself on its page in MLflow: tags, a description and data sets.
 
 To the tags belong the versions of libraries, drivers and Slurm on the host of rank 0. The monitor
 of each node records the GPUs, the driver and the kernel of its own node.
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from hpctrain.config.identity import override_key
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import ChosenLayout, RunRecord
+from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
@@ -47,7 +46,6 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
         "hpctrain.hosts": ",".join(ranks.hosts),
         "hpctrain.world_size": str(ranks.world_size),
         "hpctrain.command": " ".join(sys.argv),
-        **({"hpctrain.layout": text} if (text := ChosenLayout.of(run.path).text) else {}),
         **{f"hpctrain.parent_{key}": str(v) for key, v in (record.parent or {}).items()},
         **{f"hpctrain.env.{name}": value for name, value in facts.items()},
     }
@@ -61,15 +59,6 @@ def data_sets(data: DataConfig) -> list[dict[str, Any]]:
     for path in (*evaluated, *(path for path, _ in data.other_sets.values())):
         used.setdefault(path, "evaluation")
     return [_facts(load_index(path), path, context) for path, context in used.items()]
-
-
-def plots(path: str) -> list[Path]:
-    """Return the plots that `data_prep stats --plot` has put beside a data set."""
-    folder = Path(path)
-    if "://" in path or not folder.is_dir():
-        return []
-    found = [*sorted(folder.glob("*.png")), *sorted(folder.glob("*.html"))]
-    return [file for file in found if file.is_file() and file.stat().st_size <= 8 << 20][:8]
 
 
 def _facts(index: Index, path: str, context: str) -> dict[str, Any]:

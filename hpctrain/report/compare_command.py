@@ -1,4 +1,4 @@
-"""`python -m hpctrain report --compare`: what differs between two runs, and where they part.
+"""`report --compare RUN RUN`: what differs between two runs, and the first step they part.
 
 Two runs differ in their config, code, data and packages, and in the numbers that they report.
 """
@@ -7,66 +7,100 @@ import argparse
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.console import Cell, Console, Table, print_json
+from hpctrain.console import Console, print_json
 from hpctrain.disk import text_of
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount, read
+from hpctrain.report.tree import Fact, Facts, Rows, Section, Sentences, as_json
+from hpctrain.report.views import terminal_view
 from hpctrain.runs.code import provenance
 from hpctrain.runs.state.select import add_dir, select
 from hpctrain.runs.sweep_overrides import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
-_MOST_LINES = 40  # of a difference between two working trees
+_MOST_LINES = 15  # of a difference between two working trees
 
 
-@dataclass(frozen=True)
-class _Parting:
-    """The first step at which a metric of two runs is not the same number, and both values."""
-
-    metric: str
-    step: int
-    left: float
-    right: float
-
-
-@dataclass
-class _Differences:
-    """What differs between two runs."""
-
-    # Both values by dotted key; None where there is no such key.
-    config: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    code: list[str] = field(default_factory=list)  # sentences about commits and uncommitted changes
-    data: list[str] = field(default_factory=list)  # sentences about the data sets
-    # The versions of both by package.
-    packages: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)  # the last values of both
-    # Where a shared metric first differs, in the order of the steps.
-    partings: list[_Parting] = field(default_factory=list)
-    shared: int = 0  # steps at which both have reported training metrics
-    left_out: list[str] = field(default_factory=list)  # what could not be compared, and why
+def main(argv: Sequence[str]) -> int:
+    """Print what differs between two runs; return the exit code."""
+    options = _parse(argv)
+    paths = select(options.dir, options.runs)
+    if len(paths) != 2:
+        names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
+        raise ConfigError(f"compare {' '.join(options.runs)}: it takes two runs, and got {names}")
+    left, right = read(paths)
+    for account in (left, right):
+        if damage := account.facts.damage or ("" if account.config else account.left_out[0]):
+            raise ConfigError(f"{account.name} cannot be compared: {damage}")
+    found = tree(left, right)
+    if options.json:
+        print_json(as_json(found))
+    else:
+        Console().print(terminal_view.show(f"{left.name} and {right.name}", found))
+    return 0
 
 
-def differences(left: RunAccount, right: RunAccount) -> _Differences:
-    """Compare two runs."""
-    found = _Differences()
-    found.config = _config(left.config, right.config)
+def tree(left: RunAccount, right: RunAccount) -> list[Section]:
+    """Return what differs between two runs, and where they part."""
+    left_out: list[str] = []
+    config = _differing(flat(left.config), flat(right.config))
     data = [each.facts.record.data_digest or "unknown" for each in (left, right)]
-    if data[0] != data[1]:
-        found.data = [f"the data sets have other contents: {data[0]} and {data[1]}"]
-    a, b = (each.facts.path / "provenance" for each in (left, right))
-    found.code = _code(a, b, found.left_out)
-    found.packages = _packages(a, b, found.left_out)
-    _metrics(left, right, found)
-    return found
+    folders = [each.facts.path / "provenance" for each in (left, right)]
+    code = _code(folders[0], folders[1], left_out)
+    versions = [_versions(text_of(folder / "packages.txt")) for folder in folders]
+    packages = _differing(versions[0], versions[1]) if all(versions) else {}
+    if not all(versions):
+        left_out.append("packages: a run has no record of them (it has not begun)")
+    partings, last, shared = _metrics(left, right)
+    if not shared:
+        left_out.append(
+            "metrics: the runs report none at the same step (train.log_every, train.eval_every)"
+        )
+    told = f"The runs do not part: all metrics are equal at the {shared:,} common steps."
+    if partings:
+        first = partings[0]
+        told = (
+            f"The runs part at step {first['step']:,}: {first['metric']} is {first['left']:.9g} "
+            f"and {first['right']:.9g}."
+        )
+    elif not shared:
+        told = "It is not known where the runs part: they have no step in common."
+    names = [left.name, right.name]
+    differ = [f"the data sets have other contents: {data[0]} and {data[1]}"]
+    digits = {name: (f"{a:.6g}", f"{b:.6g}") for name, (a, b) in last.items()}
+    return [
+        Facts(
+            "",
+            [
+                Fact("runs", names),
+                Fact("config", config),
+                Fact("packages", packages),
+                Fact("metrics", last),
+                Fact("partings", partings),
+                Fact("shared", shared),
+            ],
+        ),
+        _table("Config", names, config),
+        Sentences("Code", "code", code),
+        Sentences("Data", "data", differ if data[0] != data[1] else []),
+        _table("Packages", names, packages),
+        _table("Metrics at the end", names, digits),
+        Sentences("Left out", "left_out", left_out),
+        Sentences("", "", ["What is not shown here is the same.", told]),
+    ]
 
 
-def _config(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    a, b = flat(left), flat(right)
+def _table(title: str, names: list[str], rows: Mapping[str, tuple[Any, Any]]) -> Rows:
+    shown = [[key, *("-" if v is None else str(v) for v in both)] for key, both in rows.items()]
+    return Rows.of(title, ["key", *names], shown)
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values by key, where they differ; None where there is no such key."""
     return {
         key: (a.get(key), b.get(key))
         for key in sorted({*a, *b})
@@ -75,6 +109,7 @@ def _config(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
+    """Return sentences about commits and changes that are not committed."""
     trees = [
         {Path(each.path).name: each for each in provenance.trees(folder)}
         for folder in (left, right)
@@ -91,29 +126,14 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
         if a.commit != b.commit:
             commits = (f"{each.commit[:10]} ({each.branch})" for each in (a, b))
             found.append(f"{name}: commit {' and '.join(commits)}")
-        changes = [text_of(folder / f"{name}.diff") for folder in (left, right)]
-        if changes[0] != changes[1]:
+        old, new = (text_of(folder / f"{name}.diff").splitlines() for folder in (left, right))
+        if old != new:
             found.append(f"{name}: the changes that are not committed differ")
-            found += _lines(*changes)
+            lines = [*difflib.unified_diff(old, new, lineterm="", n=0)][2:]
+            some = [line for line in lines if not line.startswith("@@")]
+            more = len(some) - _MOST_LINES
+            found += some[:_MOST_LINES] + ([f"... {more} more lines"] if more > 0 else [])
     return found
-
-
-def _lines(left: str, right: str) -> list[str]:
-    lines = difflib.unified_diff(left.splitlines(), right.splitlines(), lineterm="", n=0)
-    some = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-    more = [f"... {len(some) - _MOST_LINES} more lines"] if len(some) > _MOST_LINES else []
-    return [f"  {line}" for line in some[:_MOST_LINES]] + more
-
-
-def _packages(
-    left: Path, right: Path, left_out: list[str]
-) -> dict[str, tuple[str | None, str | None]]:
-    a, b = (_versions(text_of(folder / "packages.txt")) for folder in (left, right))
-    if not (a and b):
-        left_out.append("packages: a run has no record of them (it has not begun)")
-        return {}
-    names = sorted({*a, *b})
-    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
 def _versions(text: str) -> dict[str, str]:
@@ -127,12 +147,14 @@ def _versions(text: str) -> dict[str, str]:
     return found
 
 
-def _metrics(left: RunAccount, right: RunAccount, found: _Differences) -> None:
+def _metrics(
+    left: RunAccount, right: RunAccount
+) -> tuple[list[dict[str, Any]], dict[str, tuple[float, float]], int]:
+    """Return where each shared metric first differs, the last values, and the common steps."""
     a, b = left.history.metrics, right.history.metrics
-    names = sorted(name for name in {*a} & {*b} if not name.startswith("perf/"))
-    steps: set[int] = set()
-    for name in names:
-        found.metrics[name] = (a[name].last(), b[name].last())
+    partings, last, steps = [], {}, set[int]()
+    for name in sorted(name for name in {*a} & {*b} if not name.startswith("perf/")):
+        last[name] = (a[name].last(), b[name].last())
         values = dict(zip(b[name].steps, b[name].values, strict=True))
         for step, value in zip(a[name].steps, a[name].values, strict=True):
             if step not in values:
@@ -140,79 +162,11 @@ def _metrics(left: RunAccount, right: RunAccount, found: _Differences) -> None:
             steps.add(step)
             other = values[step]
             if value != other and not (math.isnan(value) and math.isnan(other)):
-                found.partings.append(_Parting(name, step, value, other))
+                partings.append({"metric": name, "step": step, "left": value, "right": other})
                 break
-    found.shared = len(steps)
     # At one step the loss says more than what follows from it.
-    found.partings.sort(key=lambda each: (each.step, each.metric != "train/loss", each.metric))
-    if not steps:
-        found.left_out.append(
-            "metrics: the runs report none at the same step (train.log_every, train.eval_every)"
-        )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print what differs between two runs; return the exit code."""
-    options = _parse(argv)
-    paths = select(options.dir, options.runs)
-    if len(paths) != 2:
-        names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
-        raise ConfigError(f"--compare {' '.join(options.runs)}: it takes two runs, and got {names}")
-    left, right = read(paths)
-    for account in (left, right):
-        if damage := account.facts.damage or ("" if account.config else account.left_out[0]):
-            raise ConfigError(f"{account.name} cannot be compared: {damage}")
-    found = differences(left, right)
-    if options.json:
-        print_json(asdict(found) | {"runs": [left.name, right.name]})
-    else:
-        _show(left, right, found)
-    return 0
-
-
-def _show(left: RunAccount, right: RunAccount, found: _Differences) -> None:
-    console = Console()
-    names = [left.name, right.name]
-    _table(console, "Config", names, found.config, "the same")
-    for title, lines in (("Code", found.code), ("Data", found.data)):
-        console.print(title, style="bold")
-        for line in lines or ["the same"]:
-            console.print("  ", Cell(line), sep="")
-        console.print()
-    _table(console, "Packages", names, found.packages, "the same")
-    rows: dict[str, tuple[Any, Any]] = {
-        name: (f"{a:.6g}", f"{b:.6g}") for name, (a, b) in found.metrics.items()
-    }
-    _table(console, "Metrics at the end", names, rows, "none that both have")
-    for line in found.left_out:
-        console.print("left out: ", Cell(line), sep="")
-    console.print(_parting(found), highlight=False)
-
-
-def _parting(found: _Differences) -> str:
-    if found.partings:
-        first = found.partings[0]
-        return (
-            f"The runs part at step {first.step:,}: {first.metric} is {first.left:.9g} "
-            f"and {first.right:.9g}."
-        )
-    if not found.shared:
-        return "It is not known where the runs part: they have no step in common."
-    return f"The runs do not part: all metrics are equal at the {found.shared:,} common steps."
-
-
-def _table(
-    console: Console, title: str, names: list[str], rows: dict[str, tuple[Any, Any]], empty: str
-) -> None:
-    console.print(title, style="bold")
-    if not rows:
-        console.print(f"  {empty}\n")
-        return
-    table = Table("", *names)
-    for name, values in rows.items():
-        table.add_row(name, *("-" if v is None else str(v) for v in values))
-    console.print(table)
-    console.print()
+    partings.sort(key=lambda each: (each["step"], each["metric"] != "train/loss", each["metric"]))
+    return partings, last, len(steps)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

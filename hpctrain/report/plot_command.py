@@ -15,6 +15,7 @@ from rich.text import Text
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
+from hpctrain.report.tree import Curves
 from hpctrain.report.views import output
 from hpctrain.report.views.curves import Numbers, smoothed, thinned
 from hpctrain.runs.state.select import add_dir, select
@@ -93,7 +94,7 @@ def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> N
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,
-        html_view.curves_page(title, drawn) if is_page else charts.png(drawn, title),
+        html_view.page(title, [Curves(drawn)]) if is_page else charts.png(drawn, title),
     )
     print(options.out)
 

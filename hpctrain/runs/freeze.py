@@ -45,9 +45,8 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
 
     The paths are absolute, and the directory need not exist yet. The checkpoint of
     `checkpoint.init_from` and its digest are filled in, and the minutes of `launch.time_min=auto`.
-    Without `world_size` the ranks are those in `launch`. A
-    wrong value is a ConfigError, a data set that does not fit a DataError, a store that cannot work
-    a TrackingError.
+    Without `world_size` the ranks are those in `launch`. A wrong value is a ConfigError, a data set
+    that does not fit a DataError, a store that cannot work a TrackingError.
     """
     time_limit.pin(config)
     validate(config, world_size)

@@ -1,11 +1,10 @@
 """Metrics of torchmetrics in an evaluation: those that are no sum over samples, such as AUROC.
 
-    begin (reset) ── for each batch { task.sums, task.measured ── update } ── states of all ranks
-                                                                              └── merged ── compute
+    begin (reset) ── for each batch { task.sums, task.measured ── update } ── compute
 
-Each metric says itself how its states are merged (`dist_reduce_fx`), and
-`hpctrain.parallel.reducing.metric_states` does it. An evaluation that is stopped midway begins
-anew, so no state has to be saved.
+The metrics synchronise their states by themselves, over the ranks that
+`hpctrain.parallel.reducing.metric_states` tells. An evaluation that is stopped midway begins anew,
+so no state has to be saved.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ class _Measuring(SplitTask):
     """A task that also remembers what its metrics are to be updated with in one evaluation.
 
     A pipeline may compute the sums of a micro-batch twice, once to learn shapes. So the last
-    arguments of each micro-batch are kept until `update`.
+    arguments of each micro-batch are kept until `update`. `updated` is whether there were samples.
     """
 
     def __init__(self, task: SplitTask, device: torch.device) -> None:
@@ -33,6 +32,7 @@ class _Measuring(SplitTask):
         self.loss_parallel = task.loss_parallel
         self._task = task
         self._waiting: dict[int, tuple[Any, ...]] = {}
+        self.updated = False
         for metric in self.metrics.values():
             metric.reset()
 
@@ -52,6 +52,7 @@ class _Measuring(SplitTask):
         for arguments in waiting.values():
             if not counted or not len(arguments[0]):
                 continue
+            self.updated = True
             for name, metric in self.metrics.items():
                 try:
                     metric.update(*arguments)
@@ -95,11 +96,4 @@ def _moved(name: str, metric: Any, device: torch.device) -> Any:
             f"task.metrics.{name} is {described(metric)}; it must be a metric of torchmetrics, "
             "such as {_target_: torchmetrics.AUROC, task: multiclass, num_classes: 10}"
         )
-    for part in metric.modules():  # a metric may have others inside
-        # Otherwise `compute` would gather from all ranks, also from those with the same samples.
-        part.distributed_available_fn = _alone
     return metric.to(device)
-
-
-def _alone() -> bool:
-    return False

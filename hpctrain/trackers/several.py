@@ -74,7 +74,6 @@ class SeveralTrackers(Tracker):
     log_figure = _passed_on("log_figure", steps=True)
     log_dataset = _passed_on("log_dataset")
     log_file = _passed_on("log_file")
-    log_model = _passed_on("log_model")
     log_time = _passed_on("log_time")
     sync = _passed_on("sync")
 

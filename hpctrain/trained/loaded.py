@@ -248,11 +248,11 @@ class LoadedRun:
     ) -> Path:
         """Write what the model says about each sample, as a data set that a loader reads.
 
-        All ranks that were started call it together. If it is interrupted, the same call goes on.
+        All ranks that were started call it together.
 
         Args:
             data: The folder or URL of the data set; None means that of the run.
-            out: The folder of the predictions: a new one, or that of the same predictions.
+            out: The folder of the predictions, new or empty.
             split: As `evaluate`.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
@@ -267,7 +267,7 @@ class LoadedRun:
         Raises:
             ConfigError: A key, the layout or the task does not fit.
             DataError: The data set is missing or damaged.
-            StorageError: The folder has other results, or the checkpoint is missing or damaged.
+            StorageError: The folder has files, or the checkpoint is missing or damaged.
         """
         from hpctrain.data.places.origin import load_index
         from hpctrain.trained.predictor import predict, refuse_divided_outputs

@@ -2,18 +2,15 @@
 
 split ── parts of `shard_samples` ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
 
-The shards follow the order of the samples. A shard that is there is not made again, so a job that
-was interrupted goes on, with any number of ranks; the index is written last. `prediction.json` says
-what the folder is for, and how many samples a shard has: at most `shard_samples`, and fewer where
-otherwise some ranks would have nothing to do.
+The shards follow the order of the samples; the index is written last, so a folder without one is
+what an interrupted prediction has left. A shard has at most `shard_samples` samples, and fewer
+where otherwise some ranks would have nothing to do.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -23,22 +20,19 @@ from torch.distributed.tensor import DTensor
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.disk import sync, write_atomically
+from hpctrain.disk import sync
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
-from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.progress_bar import Progress
-from hpctrain.record import Count, Record, convert, read
 from hpctrain.secrets import referenced
 from hpctrain.shards.field import Field
-from hpctrain.shards.index import FILE, Index, Shard
+from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import shard_name, write_shard
 from hpctrain.shards.types import Array, Batch
 from hpctrain.tasks import SplitTask, Sums
 from hpctrain.trained.restored import Restored
-
-_NOTE = "prediction.json"
 
 
 def refuse_divided_outputs(parallel: ParallelConfig) -> None:
@@ -54,8 +48,8 @@ def refuse_divided_outputs(parallel: ParallelConfig) -> None:
 def predict(trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int) -> Index:
     """Write the predictions for the evaluation split; all ranks that were started call it together.
 
-    `out` is a new folder, or that of the same predictions: one with other `facts`, which the
-    predictions follow from, is a StorageError. A shard has about `shard_samples` samples at most.
+    `out` is a new or empty folder. The index has the `facts` that the predictions follow from. A
+    shard has about `shard_samples` samples at most.
     """
     if not isinstance(trained.parts.task, SplitTask):
         target = trained.parts.config.task.get("_target_")
@@ -94,10 +88,11 @@ def _whole(outputs: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _refuse_change(name: str, *kinds: tuple[str, tuple[int, ...], bool] | None) -> NoReturn:
+def _refuse_change(name: str, *kinds: Any) -> NoReturn:
     """Raise the error for predictions whose rows are of several kinds, such as two of `_kind`."""
     told = [
-        f"{each[0]} {each[1]}{', of any length' * each[2]}" if each else "none" for each in kinds
+        f"{each[0]} {(*each[1],)}{', of any length' * each[2]}" if each else "none"
+        for each in kinds
     ]
     raise ConfigError(
         f"{name}: its rows are {' in one batch and '.join(told)} in another, as where predictions "
@@ -125,20 +120,6 @@ def _kind(value: Array | Ragged) -> tuple[str, tuple[int, ...], bool]:
     return array.dtype.name, tuple(array.shape[1:]), isinstance(value, Ragged)
 
 
-class _Begun(Record, frozen=True):
-    shard_samples: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-
-
-class _Note(Record, frozen=True):
-    """A shard that is written: its samples, bytes and digest, and the dtype and shape by field."""
-
-    count: Count
-    bytes: Count
-    digest: str
-    fields: dict[str, tuple[str, tuple[int, ...]]]
-    variable: tuple[str, ...] = ()  # the fields whose samples have their own lengths
-
-
 class _Prediction:
     def __init__(
         self,
@@ -157,15 +138,13 @@ class _Prediction:
         share = -(-self._count // (self._mesh.dp_size * self._rows))
         self._size = max(1, min(shard_samples // self._rows, share)) * self._rows
         self._split = str(parts.config.data.evaluated)
+        self._written: list[Any] = []
 
     def run(self) -> Index:
         self._begin()
-        numbers = range(-(-self._count // self._size))
-        done = {n for n in numbers if (self._out / self._note(n)).exists()}
-        done = set(objects.broadcast(sorted(done)))
-        todo = [n for n in numbers if n not in done]
+        todo = range(-(-self._count // self._size))
         size, own = self._mesh.dp_size, self._mesh.dp_rank
-        with self._trained.progress(sum(map(self._samples, todo)), "predicted ") as shown:
+        with self._trained.progress(self._count, "predicted ") as shown:
             # All ranks make the same passes, since those of FSDP gather parameters together.
             for first in range(0, len(todo), size):
                 turn = todo[first : first + size]
@@ -173,39 +152,26 @@ class _Prediction:
         self._feed.close()
         with long_work("writing predictions"):
             pass
-        index = None
+        written = [one for rank in objects.all_gather(self._written) for one in rank]
         if self._ranks.is_main:
-            index = self._finish(numbers)
+            self._finish(sorted(written))
         dist.barrier()
-        return index or Index.load(self._out)
+        return Index.load(self._out)
 
     def _begin(self) -> None:
-        """Check that the folder is empty, or has a part of the same predictions."""
+        """Check that the folder is new or empty."""
         problem = ""
         if self._ranks.is_main:
             try:
-                note = self._out / _NOTE
-                if note.exists():
-                    known = read(dict[str, Any], note)
-                    other = [key for key, value in self._facts.items() if known.get(key) != value]
-                    if other:
-                        problem = (
-                            f"{self._out} has other predictions: {other[0]} was "
-                            f"{known.get(other[0])}, and is {self._facts[other[0]]} now; give "
-                            "another folder"
-                        )
-                    else:
-                        self._size = convert(_Begun, known, note).shard_samples
-                elif self._out.exists() and any(self._out.iterdir()):
-                    problem = f"{self._out} has other files: give a folder that is new or empty"
-                else:
-                    facts = self._facts | {"shard_samples": self._size}
-                    self._out.mkdir(parents=True, exist_ok=True)
-                    write_atomically(note, json.dumps(facts, indent=1) + "\n")
-            except (OSError, ValueError, KeyError, TypeError, HpctrainError) as error:
+                self._out.mkdir(parents=True, exist_ok=True)
+                if any(self._out.iterdir()):
+                    problem = (
+                        f"{self._out} has files, as an interrupted prediction leaves them: delete "
+                        "it, or give a folder that is new or empty"
+                    )
+            except OSError as error:
                 problem = f"{self._out}: cannot be used ({error})"
-        problem, self._size = objects.broadcast([problem, self._size])
-        if problem:
+        if problem := objects.broadcast(problem):
             raise StorageError(problem)
 
     def _samples(self, number: int) -> int:
@@ -262,34 +228,20 @@ class _Prediction:
             sync(self._out)
         except OSError as error:
             raise StorageError(f"{self._out / name}: cannot be written ({error})") from error
-        schema = {key: (field.dtype, field.shape) for key, field in fields.items()}
-        variable = tuple(key for key, field in fields.items() if field.variable)
-        text = msgspec.json.encode(_Note(rows, size, digest, schema, variable)).decode()
-        write_atomically(self._out / self._note(number), text)
+        kinds = {key: [f.dtype, [*f.shape], f.variable] for key, f in fields.items()}
+        self._written.append([number, rows, size, digest, kinds])
 
-    def _note(self, number: int) -> str:
-        return f".{shard_name(self._split, number)}.json"
-
-    def _finish(self, numbers: range) -> Index:
-        if (self._out / FILE).exists():
-            return Index.load(self._out)
-        notes = [read(_Note, self._out / self._note(n)) for n in numbers]
-        kinds = [
-            {name: (*kind, name in note.variable) for name, kind in note.fields.items()}
-            for note in notes
-        ]
-        for name, first in kinds[0].items():
-            if other := next((each for each in kinds if each.get(name) != first), None):
-                _refuse_change(name, first, other.get(name))
-        index = Index(
-            {name: Field(*kind) for name, kind in kinds[0].items()},
-            tuple(
-                Shard(shard_name(self._split, n), self._split, f.count, f.bytes, f.digest)
-                for n, f in zip(numbers, notes, strict=True)
-            ),
-            provenance={"source": {"name": "predict", **self._facts}},
-        )
-        index.save(self._out)
-        for number in numbers:
-            (self._out / self._note(number)).unlink()
-        return index
+    def _finish(self, written: list[Any]) -> None:
+        """Write the index of the shards: number, samples, bytes, digest and fields of each."""
+        fields = {
+            name: Field(dtype, tuple(shape), variable)
+            for name, (dtype, shape, variable) in written[0][-1].items()
+        }
+        shards = []
+        for number, rows, size, digest, kinds in written:
+            for name, first in written[0][-1].items():
+                if kinds.get(name) != first:
+                    _refuse_change(name, first, kinds.get(name))
+            shards.append(Shard(shard_name(self._split, number), self._split, rows, size, digest))
+        source = {"name": "predict", **self._facts}
+        Index(fields, tuple(shards), provenance={"source": source}).save(self._out)

@@ -206,7 +206,6 @@ class Trainer(RunParts):
                 return False
             with self.meter.spent("other"):
                 self._log(values | self.meter.evaluated())
-            self.watch.evaluated(values, self.step)
             self.hooks.after_evaluation(self._state())
             wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:

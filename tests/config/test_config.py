@@ -177,14 +177,6 @@ def test_bad_value(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_model_for_mlflow_needs_the_last_checkpoint(composer: Composer) -> None:
-    config = composer.typed(["experiment=digits", "checkpoint.at_end=false"])
-    validate(config)
-    config.tracking.log_model = True
-    with pytest.raises(ConfigError, match="MLflow would get no model of the end"):
-        validate(config)
-
-
 def test_options_of_another_optimizer_are_removed_as_the_error_says(composer: Composer) -> None:
     line = ["experiment=stdlib_lm", "data.path=/d", "output_dir=/r", "optimizer=sgd"]
     with pytest.raises(ConfigError) as caught:

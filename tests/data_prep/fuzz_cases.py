@@ -332,7 +332,6 @@ CASES = {
         read_hdf5,
     ),
     "netcdf4": Case(netcdf("NETCDF4"), "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
-    "netcdf3": Case(netcdf("NETCDF3_64BIT_OFFSET"), "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
     "zarr 2 metadata": Case(zarr(2), "x.zarr/.zarray", (*ARRAY, "x=x.zarr"), read_zarr),
     "zarr 2 chunk": Case(zarr(2), "x.zarr/1.0", (*ARRAY, "x=x.zarr"), read_zarr),
     "zarr 3 metadata": Case(zarr(3), "x.zarr/zarr.json", (*ARRAY, "x=x.zarr"), read_zarr),
@@ -352,7 +351,6 @@ CASES = {
     "png": Case(image("png"), "in/a/1.png", ("images", "in")),
     "jpeg": Case(image("jpg"), "in/a/1.jpg", ("images", "in"), read_images("jpg")),
     "bmp": Case(image("bmp"), "in/a/1.bmp", ("images", "in"), read_images("bmp")),
-    "tiff": Case(image("tif"), "in/a/1.tif", ("images", "in"), read_images("tif")),
     "webp": Case(
         image("webp", lossless=True), "in/a/1.webp", ("images", "in"), read_images("webp")
     ),

@@ -1,13 +1,8 @@
-"""`--codec` compresses shards, and `--codec auto` chooses a codec by trials."""
+"""`--codec` compresses shards."""
 
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import hdf5plugin  # noqa: F401  the import registers the filters
@@ -15,14 +10,9 @@ import numpy as np
 import pytest
 
 from data_prep.options import Options
-from data_prep.source import BadRecords, Block, Piece, Source
-from data_prep.writing.codec import Trial, decide
 from data_prep.writing.convert import convert
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.commit import PARTIAL
-from hpctrain.shards.compression import LEVELS, MOST_BYTES, Compression
-from hpctrain.shards.field import Field
+from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
@@ -118,7 +108,7 @@ def test_the_codec_is_a_part_of_what_was_asked(tmp_path, files, data_prep):
         (["--chunk", "1MiB"], "--chunk is for compressed shards: give a --codec"),
         (["--codec", "lz4", "--chunk", "1"], "--chunk '1': give the bytes with a unit"),
         (["--codec", "lz4", "--chunk", "0KB"], "--chunk '0KB': give the bytes with a unit"),
-        (["--codec", "auto", "--level", "1"], "--codec auto chooses one: leave one out"),
+        (["--codec", "auto"], "invalid choice: 'auto'"),
     ],
 )
 def test_bad_options(tmp_path, files, data_prep, asked, words):
@@ -136,13 +126,6 @@ def test_chunks_are_whole_samples_and_at_least_one(tmp_path):
             np.testing.assert_array_equal(file["x"], x)
 
 
-def test_samples_too_large_for_a_chunk():
-    fields = {"x": Field("float32", (MOST_BYTES // 4 + 1,))}
-    Compression().check(fields)
-    with pytest.raises(DataError, match=r"'x' has samples of 2\.1 GB.*--codec none"):
-        Compression("zstd").check(fields)
-
-
 WITHOUT = """
 import sys
 sys.modules["hdf5plugin"] = None
@@ -152,7 +135,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("codec", "code"), [("zstd", 2), pytest.param("gzip", 0, marks=pytest.mark.slow), ("auto", 0)]
+    ("codec", "code"), [("zstd", 2), pytest.param("gzip", 0, marks=pytest.mark.slow)]
 )
 def test_without_hdf5plugin(tmp_path, files, codec, code):
     command = [sys.executable, "-c", WITHOUT, "arrays", *files[0], tmp_path / "OUT"]
@@ -168,8 +151,6 @@ def test_without_hdf5plugin(tmp_path, files, codec, code):
         assert f"codec {codec} needs hdf5plugin" in done.stderr
         assert "pip install 'hpctrain[codecs]'" in done.stderr
         assert not (tmp_path / "OUT").exists()
-    if codec == "auto":
-        assert done.stdout.count("not tried: codec ") == 3
 
 
 FULL = """
@@ -198,121 +179,6 @@ def test_the_disk_gets_full(tmp_path, codec):
     assert not (tmp_path / "OUT").exists()
 
 
-# Tests of --codec auto
-
-
-def trials(**found):
-    return [Trial(Compression(codec), *numbers) for codec, numbers in found.items()]
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ({"gzip": (0.2, 400), "lz4": (0.76, 3000)}, "none"),  # gzip is slow, lz4 saves little
-        ({"gzip": (0.2, 499), "lz4": (0.75, 3000)}, "lz4"),
-        ({"lz4": (0.6, 3000), "zstd": (0.5, 1000)}, "zstd"),
-        ({"lz4": (0.54, 3000), "zstd": (0.5, 1000)}, "lz4"),
-        ({"gzip": (0.49, 600), "zstd": (0.5, 1000), "blosc2": (0.52, 900)}, "zstd"),
-        ({"gzip": (0.3, 900), "zstd": (0.4, 600)}, "zstd"),
-        ({"gzip": (0.3, 900), "zstd": (0.4, 400)}, "gzip"),
-        ({}, "none"),
-    ],
-)
-def test_the_rule(found, expected):
-    compression, why = decide(trials(none=(1.0, 9000), **found))
-    assert compression.codec == expected
-    assert "500" in why
-
-
-def test_auto_compresses_what_can_be(tmp_path, files, data_prep):
-    paths, data = files
-    out = tmp_path / "OUT"
-    code, said, err = data_prep("arrays", *paths, out, "--codec", "auto", "--chunk", "200KB")
-    assert (code, err) == (0, "")
-    table, (choice,) = said.splitlines()[:6], [s for s in said.splitlines() if "takes" in s]
-    assert [line[2:].split()[0] for line in table[1:]] == list(LEVELS)
-    kept = Index.load(out).provenance["compression"]
-    assert choice == f"--codec auto takes {Compression(kept['codec'])}: {kept['why']}"
-    assert [line[:2] for line in table[1:]].count("* ") == 1
-    assert kept["chunk_bytes"] == 200_000
-    with h5py.File(out / "train-00000.h5") as file:
-        assert filters(file["image"]) == ([FILTERS[kept["codec"]]] * (kept["codec"] != "none"))
-    np.testing.assert_array_equal(Reader(out, "train").read(np.arange(300))["x"], data["x"])
-    again = data_prep("arrays", *paths, out, "--codec", "auto", "--chunk", "200KB")
-    assert again[:2] == (0, f"{out} already holds this data set: {Index.load(out).digest}\n")
-
-
-def test_auto_leaves_noise_as_it_is(tmp_path, data_prep):
-    np.save(tmp_path / "x.npy", rng.integers(0, 256, (500, 1000), dtype=np.uint8))
-    said = data_prep("arrays", tmp_path / "x.npy", tmp_path / "OUT", "--codec", "auto")[1]
-    assert "--codec auto takes none: nothing saves 25%" in said
-    with h5py.File(tmp_path / "OUT" / "train-00000.h5") as file:
-        assert file["x"].chunks is None
-
-
-def test_parts_are_told_the_codec(tmp_path, files, data_prep):
-    out = tmp_path / "OUT"
-    code, _, err = data_prep("arrays", *files[0], out, "--codec", "auto", "--part", "1/2")
-    assert code == 2
-    given = err.strip().rpartition("what was chosen here: ")[2].split()
-    assert data_prep("arrays", *files[0], out, *given, "--part", "1/2")[0] == 0
-
-
-@dataclass(frozen=True)
-class Interrupted(Source):
-    """A source whose third piece can be read only when the file `marker` exists."""
-
-    marker: str = ""
-
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-        if what == 2 and not os.path.exists(self.marker):
-            raise DataError("the third piece is not there")
-        yield Block({"x": np.full((100, 50), what, np.int32)})
-
-
-def test_who_goes_on_takes_the_codec_of_the_beginning(tmp_path):
-    """A resumed conversion keeps its codec, even if another codec would be chosen now."""
-    source = Interrupted(
-        name="test",
-        fields={"x": Field("int32", (50,))},
-        pieces=[Piece(i) for i in range(8)],  # the trials read 0, 2, 4 and 6
-        marker=str(tmp_path / "marker"),
-    )
-    out, options = tmp_path / "OUT", Options(shard_bytes=10**6, auto=True, quiet=True)
-    (tmp_path / "marker").touch()
-    convert(source, tmp_path / "whole", options)
-    job = tmp_path / "OUT" / PARTIAL / "job.json"
-    with pytest.MonkeyPatch.context() as patch:
-        # The trials read only the first piece, so the conversion fails and not the trials.
-        patch.setattr("data_prep.writing.codec.PIECES", 1)
-        (tmp_path / "marker").unlink()
-        with pytest.raises(DataError, match="third piece"):
-            convert(source, out, options)
-    content = json.loads(job.read_text())
-    assert content["provenance"]["compression"]["codec"] in LEVELS
-    content["provenance"]["compression"] |= {"codec": "gzip", "level": 7, "why": "by hand"}
-    job.write_text(json.dumps(content))
-    (tmp_path / "marker").touch()
-    index = convert(source, out, options)
-    assert index.provenance["compression"]["why"] == "by hand"
-    with h5py.File(out / "train-00007.h5") as file:
-        assert file["x"].compression == "gzip"
-        assert file["x"].compression_opts == 7
-    with h5py.File(out / "train-00003.h5") as file:
-        assert (file["x"][:] == 3).all()
-
-
-def test_auto_with_samples_that_are_all_bad(tmp_path):
-    @dataclass(frozen=True)
-    class Nothing(Source):
-        def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-            yield from ()
-
-    source = Nothing(name="test", fields={"x": Field("int32")}, pieces=[Piece(0)])
-    with pytest.raises(DataError, match="the source has no samples"):
-        convert(source, tmp_path / "OUT", Options(shard_bytes=10**6, auto=True))
-
-
 # Tests of other entries of the index
 
 
@@ -335,9 +201,3 @@ def test_lengths(tmp_path):
     found = index.statistics["train"]["text"].lengths
     assert (found.min, found.max, found.total) == (lengths.min(), lengths.max(), lengths.sum())
     assert (found.mean, found.std) == pytest.approx((lengths.mean(), lengths.std()), rel=1e-12)
-
-
-@pytest.mark.parametrize("asked", [{"codec": "nope"}, {"chunk_bytes": 0}, {"level": 3}])
-def test_compressions_that_are_none(asked):
-    with pytest.raises(ConfigError):
-        Compression(**asked)

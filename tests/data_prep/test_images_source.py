@@ -288,9 +288,12 @@ ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "it is no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 or AVIF, but an empty file"),
+        (b"", "it is no JPEG, PNG or WebP, but an empty file; save it as PNG, or"),
         (b"hello", "but 5 bytes"),
-        (encoded(noise(8, 12), "PPM"), "no JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 or AVIF"),
+        *(
+            (encoded(noise(8, 12), kind), "it is no JPEG, PNG or WebP")
+            for kind in ("PPM", "TIFF", "BMP", "GIF", "JPEG2000", "AVIF")
+        ),
         (CUT[:-200], "it cannot be decoded: image file is truncated"),
         (CUT[:100], "cannot be"),
         (encoded(noise(8, 12))[:-30], "it is cut off: the end of the PNG is missing"),
@@ -298,15 +301,14 @@ ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
         (encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
         (deep(2, bytes(12)), "more than 8 bits a channel (Pillow's mode RGB): --mode L16"),
         (deep(6, bytes(16)), "more than 8 bits a channel (Pillow's mode RGBA)"),
-        (encoded(noise(8, 12).astype(np.float32)[:, :, 0], "TIFF"), "(Pillow's mode F)"),
         (encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
         (png((50_000, 50_000), 8, 2, [bytes(6)] * 10), "its header says 50000 x 50000 pixels; --m"),
         *(
             (
                 encoded(ANIMATION[0], kind, save_all=True, append_images=ANIMATION[1:]),
-                "it is an animation or has several pages: 3 images",
+                "it is an animation of 3 images; save each",
             )
-            for kind in ("PNG", "WEBP", "TIFF")
+            for kind in ("PNG", "WEBP")
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -328,7 +330,6 @@ def test_bad_images_are_named(two, data_prep, content, words):
         (encoded(noise(8, 12))[:-13], "it is cut off: the end of the PNG is missing"),
         (FLIPPED, "it is damaged: the checksum of its part"),
         (encoded(noise(8, 12), "WEBP")[:-9], "it c"),
-        (encoded(noise(8, 12), "BMP"), "the loader decodes JPEG, PNG, WEBP, not BMP"),
         (deep(2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),
         (b"hello", "it is no JPEG"),
     ],
@@ -377,10 +378,9 @@ def test_the_first_of_a_phones_images():
 
 def test_sixteen_bits():
     values = np.arange(0, 65536, 683, np.uint16).reshape(8, 12)
-    for kind in ("PNG", "TIFF"):
-        found = Pixels(mode="L16").sample(encoded(values, kind))
-        assert found.dtype == np.uint16
-        assert (found[0] == values).all()
+    found = Pixels(mode="L16").sample(encoded(values))
+    assert found.dtype == np.uint16
+    assert (found[0] == values).all()
     small = Pixels(mode="L16", size=(4, 6), filter="lanczos").sample(encoded(values))
     assert small.shape == (1, 4, 6)
     assert (np.diff(small[0].astype(int), axis=0) > 0).all()
@@ -415,19 +415,16 @@ def test_the_loader_sees_what_is_stored_decoded():
     assert (read[0] == Pixels(**over).sample(encoded(pixels))).all()
 
 
-@pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB", "CMYK"])
+@pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB"])
 def test_grey_or_colour_as_the_file_is(kind):
     image = Image.fromarray(noise(8, 12, 3)).convert("L").convert(kind)
-    found = Pixels(mode="").sample(encoded(image, "TIFF"))
+    found = Pixels(mode="").sample(encoded(image))
     assert len(found) == (1 if kind in ("1", "L", "LA") else 3)
-    assert (
-        found == Pixels(mode="L" if len(found) == 1 else "RGB").sample(encoded(image, "TIFF"))
-    ).all()
+    assert (found == Pixels(mode="L" if len(found) == 1 else "RGB").sample(encoded(image))).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("draft", [False, True])
-def test_the_orientation_is_applied(orientation, draft):
+def test_the_orientation_is_applied(orientation):
     """The sample has the orientation that a viewer shows: its white corner is at the top left."""
     turn = [None, 0, 3, 1, 5, 4, 6, 2][orientation - 1]  # how a viewer turns the image
     upright = np.zeros((64, 96, 3), np.uint8)
@@ -437,10 +434,9 @@ def test_the_orientation_is_applied(orientation, draft):
     stored = image if inverse is None else image.transpose(Image.Transpose(inverse))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+    for kind in ("JPEG", "PNG", "WEBP"):
         content = encoded(stored, kind, exif=exif)
-        pixels = Pixels(size=(16, 24) if draft else None, draft=draft)
-        found = pixels.sample(content)
+        found = Pixels().sample(content)
         height, width = found.shape[1:]
         assert (height * 3, width * 2) == (width * 2, height * 3)
         assert found[:, : height // 3, : width // 3].min() > 200, kind
@@ -465,9 +461,6 @@ def test_resizing(shape):
     assert abs((bottom - top) / (right - left) - shape[0] / shape[1]) < 0.15 * shape[0] / shape[1]
     assert max((bottom - top) / 32, (right - left) / 48) == 1
     assert (abs(top - (32 - bottom)) < 2) & (abs(left - (48 - right)) < 2)
-    if shape != (32, 48):
-        with pytest.raises(Unusable, match="and --resize is none"):
-            Pixels(size=(32, 48), resize="none").sample(content)
 
 
 def test_every_size_can_be_cropped():
@@ -478,15 +471,8 @@ def test_every_size_can_be_cropped():
     pixels = Pixels(size=(7, 11))
     for height in range(1, 50):
         for width in range(1, 50):
-            assert pixels.convert(Image.new("RGB", (width, height))).shape == (3, 7, 11)
-
-
-def test_a_draft_is_nearly_the_same():
-    from sklearn.datasets import load_sample_images
-
-    content = encoded(load_sample_images().images[0], "JPEG", quality=95)
-    exact, draft = (Pixels(size=(48, 64), draft=d).sample(content).astype(int) for d in (0, 1))
-    assert 0 < np.abs(exact - draft).mean() < 4
+            content = encoded(Image.new("L", (width, height)))
+            assert pixels.sample(content).shape == (3, 7, 11)
 
 
 @pytest.mark.parametrize(
@@ -508,9 +494,7 @@ def test_a_draft_is_nearly_the_same():
         (["src", "--split", "column:folder"], 3, "not in a folder for its split and its class"),
         (["src", "--size", "8x"], 2, "--size '8x': height and width in pixels"),
         (["src", "--size", "0"], 2, "--size '0'"),
-        (["src", "--quality", "0"], 2, "--quality 0: from 1 to 95"),
         (["src", "--max-pixels", "50"], 3, "its header says 8 x 12 pixels; --max-pixels is 50"),
-        (["src", "--draft"], 2, "--draft is for --size"),
         (["src", "--background", "blurple"], 2, "a colour such as white"),
         (["src", "--encoded", "--mode", "L"], 2, "with --encoded the loader decides it"),
         (["src", "--encoded", "--size", "8", "--mode", "L16"], 2, "the loader decodes 8 bits"),

@@ -264,7 +264,8 @@ def test_a_file_system_without_locks(tmp_path):
     out = tmp_path / "OUT"
     code = (
         "import sys; from data_prep.cli import main; source, out = sys.argv[1:]; "
-        "sys.exit(main(['arrays', source, out, '--workers', '1']) or main(['verify', out]))"
+        "sys.exit(main(['arrays', source, out, '--workers', '1']) "
+        "or main(['inspect', out, '--verify']))"
     )
     said = run(sys.executable, "-c", code, tmp_path / "x.npy", out, LD_PRELOAD=str(library))
     assert "60 samples" in said

@@ -344,7 +344,11 @@ def test_a_foreign_shard_cannot_show_another_file(tmp_path, data_prep, kind):
     secret = tmp_path / "secret.txt"
     secret.write_bytes(b"the private key of whoever repacks")
     folder = planted(tmp_path / "set", secret, kind)
-    for command in (("repack", folder, tmp_path / "out"), ("verify", folder), ("head", folder)):
+    for command in (
+        ("repack", folder, tmp_path / "out"),
+        ("inspect", folder, "--verify"),
+        ("inspect", folder, "--head", 5),
+    ):
         code, out, err = data_prep(*command)
         assert code == 3
         assert "'x' is " in out + err

@@ -60,7 +60,7 @@ def test_more_columns_than_are_aligned(data_prep, name):
     for i in range(count):
         assert (found[f"c{i}"] == values[:, i] / (1 + i % 2)).all()
     assert found["text"][6].tobytes() == b"t6"
-    assert data_prep("verify", "OUT")[0] == 0
+    assert data_prep("inspect", "OUT", "--verify")[0] == 0
     stacked = ["--stack", "x=c*", "--cast", "x=float32"]
     assert (
         data_prep("table", name, "STACK", *stacked, "--columns", *[",".join(table.column_names)])[0]

@@ -1,4 +1,4 @@
-"""`data_prep head` prints samples, and `data_prep inspect` describes a data set."""
+"""`inspect --head` prints samples, and `data_prep inspect` describes a data set."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def on_a_terminal(*args):
 def test_head(folder, data_prep, monkeypatch):
     names = ["no", "[yes]"]
     monkeypatch.setattr(DataSet, "categories", lambda _, name: names if name == "label" else [])
-    code, out, err = data_prep("head", folder, "-n", 2, "--split", "val")
+    code, out, err = data_prep("inspect", folder, "--head", 2, "--split", "val")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "val 0",
@@ -89,7 +89,7 @@ def test_head(folder, data_prep, monkeypatch):
 
 
 def test_head_of_all(folder, data_prep):
-    code, out, _ = data_prep("head", folder)
+    code, out, _ = data_prep("inspect", folder, "--head", 5)
     assert code == 0
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
         *(f"train {i}" for i in range(5)),
@@ -100,7 +100,7 @@ def test_head_of_all(folder, data_prep):
 
 
 def test_head_as_json(folder, data_prep):
-    code, out, _ = data_prep("head", folder, "--json", "-n", 99, "--split", "train")
+    code, out, _ = data_prep("inspect", folder, "--json", "--head", 99, "--split", "train")
     rows = [json.loads(line) for line in out.splitlines()]
     assert (code, len(rows)) == (0, 5)
     assert [row["sample"] for row in rows] == list(range(5))
@@ -111,8 +111,11 @@ def test_head_as_json(folder, data_prep):
 
 
 def test_head_of_what_is_not_there(folder, data_prep):
-    for options in (["--split", "x"], ["-f", "x"], ["-n", "0"], ["-n", "x"]):
-        assert data_prep("head", folder, *options)[0] == 2
+    for options in (
+        *(["--head", 2, "--split", "x"], ["--head", 2, "-f", "x"], ["--head", "0"]),
+        *(["--head", 1, "--verify"], ["--split", "val"], ["--quick"], ["--head", 1, "--ignore", 3]),
+    ):
+        assert data_prep("inspect", folder, *options)[0] == 2
 
 
 NUMBERS, BYTES = Field("int64"), Field("uint8", variable=True)
@@ -145,6 +148,9 @@ def test_inspect(folder, data_prep):
     assert lines[:3] == [str(folder), told, index.digest]
     assert "image uint8[3, 4, 4] contiguous" in lines
     assert "boxes float32[*, 4] contiguous" in lines
+    assert "train pair 1.125 0.7181 0 2.25" in lines
+    assert "train bad - - - - 100 infinite" in lines
+    assert "val boxes 1 0 1 1 0 to 4" in lines
     assert "command made [bold]by[/] hand" in lines
     assert "options.a 1" in lines
     code, out, _ = data_prep("inspect", folder, "--json")
@@ -175,18 +181,18 @@ def test_inspect_of_a_damaged_set(folder, data_prep):
     assert "splits" in out
     assert err == (
         f"data_prep: shard {path} is missing; index.json lists it. "
-        "`python -m data_prep verify` lists every problem\n"
+        "`python -m data_prep inspect --verify` lists every problem\n"
     )
     code, out, _ = data_prep("inspect", folder, "--json")
     assert (code, json.loads(out)["problem"].startswith(f"shard {path} is missing")) == (3, True)
 
 
-@pytest.mark.parametrize("command", ["inspect", "head", "stats", "compress", "verify"])
-def test_on_a_terminal(folder, command):
+@pytest.mark.parametrize("how", ["--verify", "--head=5", ""])
+def test_on_a_terminal(folder, how):
     odd = folder.with_name("[red]a\nset[b]")
     folder.rename(odd)
-    code, out = on_a_terminal(command, odd)
+    code, out = on_a_terminal("inspect", odd, *how.split())
     assert code == 0
-    if command in ("inspect", "verify"):
+    if "head" not in how:
         assert "[red]a\\nset[b]" in out.replace("\r\n", "")
     assert "Traceback" not in out

@@ -11,12 +11,13 @@ import sys
 from dataclasses import replace
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import (
-    clocks,
     gpu_judgements,
     infiniband,
     installed,
@@ -27,11 +28,17 @@ from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.probe import Expectation, probe
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
-from tests.doctor.test_seen_outside import port
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+
+
+def port(folder: Path, adapter: str, state: str = "4: ACTIVE") -> None:
+    place = folder / adapter / "ports" / "1"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "state").write_text(f"{state}\n")
+    (place / "rate").write_text("400 Gb/sec (4X NDR)\n")
 
 
 def bad(findings: list[Finding]) -> dict[str, str]:
@@ -56,28 +63,6 @@ def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")  # torch sees one of them
     ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "", 0, ())
     assert probe(asked, ranks, ["MIG-c"], disks=False, library=Nvidia(nvml)).gpus_given == 0
-
-
-def test_limits() -> None:
-    mib = 2**20
-    sizes = (1, 48, 1024)
-    assert [limits.shared_memory(n * mib, n * mib).verdict for n in sizes] == [
-        *("fail", "warn", "pass")
-    ]
-    # The ranks of several GPUs should have 1 GiB, of which some may be in use.
-    for n, ranks, verdict in ((512, 1, "pass"), (512, 4, "warn"), (1024, 4, "pass")):
-        assert limits.shared_memory(n * mib, (n - 10) * mib, ranks).verdict == verdict
-    assert [limits.open_files(n, 4096).verdict for n in (256, 600, 1024)] == [
-        "fail",
-        "warn",
-        "pass",
-    ]
-    assert "`ulimit -n 1024` to site.setup" in limits.open_files(256, 4096).cure
-    assert "higher hard limit, which is 300 here" in limits.open_files(256, 300).cure
-    assert limits.locked_memory(8 * mib, has_infiniband=False).verdict == "pass"
-    assert limits.locked_memory(8 * mib, has_infiniband=True).verdict == "fail"
-    assert limits.locked_memory(-1, has_infiniband=True).verdict == "pass"
-    assert worst(limits.checked(0, infiniband=False)) == "pass"  # this machine
 
 
 def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
@@ -150,15 +135,6 @@ def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert not told()
 
 
-def test_clocks() -> None:
-    found = clocks.compared({"a": 1000.0, "b": 1000.3, "c": 1100.0})
-    assert {host: one.verdict for host, one in found.items()} == {
-        "a": "pass",
-        "b": "pass",
-        "c": "warn",
-    }
-
-
 def test_interfaces(tmp_path: Path) -> None:
     for name, state in (("lo", "unknown"), ("ib0", "up"), ("eth0", "down")):
         (tmp_path / name).mkdir()
@@ -184,23 +160,44 @@ def test_a_port_in_use() -> None:
     assert interfaces.port("127.0.0.1", number, only_here=True).verdict == "pass"
 
 
-def test_host_names() -> None:
-    assert interfaces.host_name(ALONE).verdict == "pass"
-    several = RankInfo("slurm", 0, 0, 0, 2, 1, 2, "no-such-host.invalid", 1, ("a.invalid", "b"))
-    found = interfaces.host_name(several)
-    assert found.verdict == "fail"
-    assert "a.invalid" in found.found
-    several = RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("a.invalid", "localhost"))
-    assert interfaces.host_name(several).verdict == "warn"  # nobody needs the name
-
-
-def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert limits.cpus(2, real=1, asked=4).verdict == "fail"
-    assert limits.cpus(8, real=4, asked=4).verdict == "pass"
-    assert limits.cpus(7, real=7, asked=8).verdict == "warn"
+def test_the_cores_near_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = tmp_path / "0000:17:00.0"
     device.mkdir()
     (device / "local_cpulist").write_text("0-3,8\n")
     for cpus, verdict in (({8}, "pass"), ({5}, "warn")):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
-        assert gpu_judgements.numa("GPU 0", "00000000:17:00.0", tmp_path).verdict == verdict
+        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
+        assert gpu_judgements._numa("00000000:17:00.0")[0] == verdict
+
+
+def test_infiniband(tmp_path: Path) -> None:
+    (absent,) = infiniband.checked(tmp_path / "no")
+    assert (absent.verdict, infiniband.rates(tmp_path / "no")) == ("unknown", "none")
+    for adapter in ("mlx5_0", "mlx5_1"):
+        port(tmp_path, adapter)
+    (found,) = infiniband.checked(tmp_path)
+    assert (found.verdict, found.found) == ("pass", "active: 2 x 400 Gb/sec (4X NDR)")
+    port(tmp_path, "mlx5_1", state="1: DOWN")
+    (found,) = infiniband.checked(tmp_path)
+    assert "1 of 2 ports are active; not mlx5_1/1 (1: DOWN)" in found.found
+    # NCCL uses what is active, unless it is told to use something else.
+    assert infiniband.is_used(tmp_path, {"NCCL_IB_DISABLE": "0"})
+    for variable, value in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_NET", "OFI")):
+        assert not infiniband.is_used(tmp_path, {variable: value})
+    port(tmp_path, "mlx5_0", state="1: DOWN")
+    assert not infiniband.is_used(tmp_path, {})
+
+
+def test_the_library_of_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for it counts the devices that have a provider."""
+    counts = iter((0, 2))
+
+    def list_devices(count: Any) -> int:
+        count._obj.value = next(counts)
+        return 0
+
+    verbs = SimpleNamespace(ibv_get_device_list=list_devices)
+    monkeypatch.setattr(infiniband.ctypes, "CDLL", lambda name: verbs)
+    found = infiniband.library()
+    assert (found.verdict, "NCCL falls back to TCP" in found.found) == ("warn", True)
+    assert infiniband.library().verdict == "pass"

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison, exclusion
@@ -60,76 +63,43 @@ def test_the_node_is_named_that_differs() -> None:
     }
 
 
-def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
-    """700 of 989 TFLOP/s in bfloat16 is usual for an H100; nothing is said of an unknown GPU."""
-    weak = {"matmul_tflops": 300.0, "memory_gb_s": 1000.0, "all_reduce_268435456_bus_gb_s": 20.0}
-    known = look(0, gpus=[H100], figures=weak)
-    assert verdicts([known]) == {
-        "node0": [
-            ("rank 0: power limit", "warn"),
-            ("rank 0: matmul against the hardware", "warn"),
-            ("rank 0: memory against the hardware", "warn"),
-            ("all-reduce against the hardware", "warn"),
-        ]
-    }
-    assert verdicts([replace(known, gpus=[GPU])]) == {"node0": []}
+GH200 = replace(H100, name="NVIDIA GH200 120GB", memory_bytes=97_871 * 2**20)
+L40S = replace(H100, name="NVIDIA L40S", memory_bytes=46_068 * 2**20)
+OLD_BOARD = {"devices": [H100.name], "host": {"kind": "PCIe 4", "gb_per_s": 31.5}}
+SLOW_LINK = {"devices": [H100.name], "between": {"gb_per_s": 0.125}}
+ALL_REDUCE = "all_reduce_268435456_bus_gb_s"
 
 
-def test_links_are_compared_with_the_file_of_the_hardware() -> None:
-    """An H100 in a slot of an older board, with no NVLink, whose copies to it are slow."""
-    poor = replace(H100, power_w=700.0, pcie_gb_s=31.5, nvlinks=0)
-    # What a GPU tells of its PCIe says nothing where another link leads to its processor.
-    section = {"devices": [H100.name], "host": {"kind": "Infinity Fabric", "gb_per_s": 36}}
-    found = comparison.compared([look(0, gpus=[poor])], section)
-    assert worst(found["node0"]) == "pass"
-    assert verdicts([look(0, gpus=[poor], figures={"to_gpu_gb_s": 12.0})]) == {
-        "node0": [
-            ("rank 0: PCIe against the hardware", "warn"),
-            ("rank 0: NVLink against the hardware", "warn"),
-            ("rank 0: PCIe under load against the hardware", "warn"),
-        ]
-    }
-
-
-def test_a_link_to_the_host_that_is_not_pcie_is_not_compared_with_it() -> None:
-    """A GH200 has NVLink-C2C, and its driver reports a PCIe of one lane."""
-    gpu = replace(H100, name="NVIDIA GH200 120GB", memory_bytes=97_871 * 2**20, pcie_gb_s=3.9)
-    figures = {"to_gpu_gb_s": 370.0}
-    assert verdicts([look(0, gpus=[replace(gpu, power_w=900.0)], figures=figures)]) == {"node0": []}
-
-
-def test_cards_of_two_sockets_reach_half_of_their_pcie() -> None:
-    """12.7 GB/s of cards with PCIe 4 is usual, and no reason for a warning."""
-    card = replace(H100, name="NVIDIA L40S", memory_bytes=46_068 * 2**20, pcie_gb_s=31.5)
-    for rate, expected in ((12.7, []), (5.0, [("all-reduce against the hardware", "warn")])):
-        figures = {"all_reduce_268435456_bus_gb_s": rate}
-        assert verdicts([look(0, gpus=[card], figures=figures)]) == {"node0": expected}
-
-
-def test_the_network_is_compared_with_the_file_of_the_hardware() -> None:
-    """Two nodes with 400 Gb/s for each GPU, of which a pair reaches 1 Gb/s."""
-    looks = [
-        look(n, gpus=[replace(H100, power_w=700.0)], figures={f"pair_{1 - n}_mb_s": 125.0})
-        for n in (0, 1)
-    ]
-    assert verdicts(looks) == {
-        host: [("network against the hardware", "warn")] for host in ("node0", "node1")
-    }
-    # The config knows the cluster better than the file of the GPU does.
-    section = {"devices": [H100.name], "between": {"gb_per_s": 0.125}}
-    found = comparison.compared(looks, section)
-    assert worst(one for each in found.values() for one in each) == "pass"
-
-
-def test_four_cards_on_a_board_that_shares_the_lanes() -> None:
-    """Each RTX 4090 has 8 of 16 lanes, as guides advise; 4 of them are too few."""
-    card = GpuFacts("NVIDIA GeForce RTX 4090", "570.1", 24564 << 20, pcie_gb_s=15.75, nvlinks=0)
-    looks = [
-        look(0, rank=n, local_rank=n, gpus=[card], figures={"to_gpu_gb_s": 13.0}) for n in range(4)
-    ]
-    assert verdicts(looks) == {"node0": []}
-    looks[2] = replace(looks[2], gpus=[replace(card, pcie_gb_s=7.9)], figures={"to_gpu_gb_s": 6.5})
-    assert {verdict for _, verdict in verdicts(looks)["node0"]} == {"warn"}
+@pytest.mark.parametrize(
+    ("gpu", "figures", "section", "expected"),
+    [
+        # 700 of 989 TFLOP/s in bfloat16 is usual; nothing is said of an unknown GPU.
+        (H100, {"matmul_tflops": 700.0, "memory_gb_s": 2900.0, ALL_REDUCE: 370.0}, {}, []),
+        (H100, {"matmul_tflops": 300.0}, {}, ["rank 0: matmul"]),
+        (H100, {"memory_gb_s": 1000.0}, {}, ["rank 0: memory"]),
+        (H100, {ALL_REDUCE: 20.0}, {}, ["all-reduce"]),
+        (GPU, {"matmul_tflops": 1.0, "to_gpu_gb_s": 1.0}, {}, []),
+        (H100, {"to_gpu_gb_s": 12.0}, {}, ["rank 0: PCIe under load"]),
+        (H100, {"to_gpu_gb_s": 20.0}, OLD_BOARD, []),
+        (GH200, {"to_gpu_gb_s": 370.0}, {}, []),
+        (L40S, {ALL_REDUCE: 12.7, "to_gpu_gb_s": 13.0}, {}, []),  # of two sockets; shared lanes
+        (
+            L40S,
+            {ALL_REDUCE: 5.0, "to_gpu_gb_s": 6.5},
+            {},
+            ["rank 0: PCIe under load", "all-reduce"],
+        ),
+        # Nodes with 400 Gb/s for each GPU, of which a pair reaches 1 Gb/s.
+        (H100, {"pair_1_mb_s": 125.0}, {}, ["network"]),
+        (H100, {"pair_1_mb_s": 125.0}, SLOW_LINK, []),
+    ],
+)
+def test_what_was_measured_is_compared_with_the_file_of_the_hardware(
+    gpu: GpuFacts, figures: dict[str, float], section: dict[str, Any], expected: list[str]
+) -> None:
+    (found,) = comparison.compared([look(0, gpus=[gpu], figures=figures)], section).values()
+    bad = [one.check for one in found if one.verdict == "warn"]
+    assert bad == [f"{name} against the hardware" for name in expected]
 
 
 def test_nodes_that_are_meant_to_differ() -> None:
@@ -246,12 +216,6 @@ def test_the_slow_node_is_found_by_its_pairs() -> None:
     assert worst(comparison.links({("a", "b"): 1.0}).values()) == "pass"
 
 
-def test_the_formula_of_nccl_tests() -> None:
-    """A sum over 8 ranks moves 7/4 of the bytes over each link."""
-    assert all_reduce.bus_bandwidth(10**9, 0.01, 8) == 175.0
-    assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0
-
-
 def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
     where = str(tmp_path)
     bad = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
@@ -293,3 +257,9 @@ def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
     assert "--exclude=node" not in sbatch_script(settings([])[0], folder, 1)
     text = sbatch_script(config, folder, 1, exclude=["node2", "node3"])
     assert '#SBATCH --exclude="node[7-8],node2,node3"' in text
+
+
+def test_the_formula_of_nccl_tests() -> None:
+    """A sum over 8 ranks moves 7/4 of the bytes over each link."""
+    assert all_reduce.bus_bandwidth(10**9, 0.01, 8) == 175.0
+    assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0

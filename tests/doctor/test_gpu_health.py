@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from hpctrain import gpu_driver
 from hpctrain.doctor import comparison
-from hpctrain.doctor.checks import gpu_health, gpu_judgements
+from hpctrain.doctor.checks import gpu_health
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding
 from hpctrain.doctor.probe import Probe
@@ -61,11 +60,8 @@ def of_amd(**planted: Any) -> Amd:
     [
         (nvidia(), {}),
         (nvidia(ecc=(0, 2)), {"ECC": "fail"}),
-        (nvidia(ecc=(20_000, 0)), {"ECC": "warn"}),
-        (nvidia(remapped=[1, 1, 1, 0]), {"retired memory": "warn"}),
         (nvidia(remapped=[8, 9, 0, 1]), {"retired memory": "fail"}),
         (nvidia(reasons=0x40), {"throttling": "fail"}),
-        (nvidia(reasons=0x20), {"throttling": "warn"}),
         (nvidia(reasons=0x01), {}),  # nothing runs
         (nvidia(mig=1), {"MIG": "warn"}),
         (nvidia(limit=350), {"power limit": "warn"}),
@@ -83,24 +79,12 @@ def of_amd(**planted: Any) -> Amd:
         (nvidia(nvlinks=[]), {}),
         (nvidia(celsius=93), {"temperature": "warn"}),
         # Nobody is seen who uses the memory: a process of another container, or one that has died.
-        (nvidia(used=5_000_000_000), {"other processes": "warn"}),
         (nvidia(used=60_000_000_000), {"other processes": "fail"}),
         (nvidia(lost={GPU}), {"GPU 0": "fail"}),
         (of_amd(), {}),
         (of_amd(ecc=(0, 2)), {"ECC": "fail"}),
-        (of_amd(ecc=(20_000, 0)), {"ECC": "warn"}),
-        (of_amd(pages=[0, 0]), {}),  # pages that are set aside do no harm
-        (of_amd(pages=[0, 1]), {"retired memory": "warn"}),
-        (of_amd(pages=[2]), {"retired memory": "fail"}),
-        (of_amd(active={"active_prochot_thrm": True}), {"throttling": "fail"}),
-        (of_amd(active={"active_hbm_thrm": True}), {"throttling": "warn"}),
-        (of_amd(active={"active_ppt_pwr": True}), {}),  # the limit is reached under load
-        (of_amd(celsius=93), {"temperature": "warn"}),
         (of_amd(celsius=104), {"temperature": "fail"}),
         (of_amd(used_mib=49_148), {"other processes": "warn"}),
-        (of_amd(watts=400), {"power limit": "warn"}),
-        (of_amd(link=(2.5, 16)), {}),  # at rest
-        (of_amd(link=(32.0, 4)), {"PCIe": "warn"}),
     ],
 )
 def test_a_gpu(library: Library, expected: dict[str, str]) -> None:
@@ -129,12 +113,8 @@ def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
     assert found() == {"pass": "none"}
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
-    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} (NAME) of user 0"
-    user, name = f"user {os.stat('/proc/self').st_uid}", psutil.Process().name()
-    assert found() == {"warn": used.replace("user 0", user).replace("NAME", name)}
-    monkeypatch.setattr(gpu_judgements, "_name", lambda pid: "nvidia-cuda-mps-server")
-    (said,) = (one.cure for one in findings(Nvidia(nvml)) if one.check == check)
-    assert "CUDA waits until all programs of its user have ended" in said
+    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} of user "
+    assert found() == {"warn": f"{used}{os.stat('/proc/self').st_uid}"}
     nvml.processes = [2**22 + 1]  # in another container
     assert [*found()] == ["unknown"]
     monkeypatch.undo()
@@ -175,18 +155,10 @@ def test_a_library_that_does_not_answer_stops_only_nccl() -> None:
     assert (said.verdict, "NCCL needs it" in said.found) == ("fail", True)
 
 
-def test_pcie_is_judged_by_its_bandwidth() -> None:
-    assert gpu_judgements.pcie_bandwidth(4, 8) == pytest.approx(
-        gpu_judgements.pcie_bandwidth(3, 16), rel=0.01
-    )
-    assert gpu_judgements.pcie("GPU 0", (3, 4), (3, 16)).verdict == "warn"
-    assert gpu_judgements.nvlink("GPU 0", 0, 4).verdict == "warn"
-
-
 def test_its_facts_are_those_of_its_file() -> None:
     (facts,), _ = gpu_health.checked([UUIDS[1]], library=Amd(AmdSmi()))
     name, memory = "AMD Instinct MI300X", 196_592 * 2**20
-    assert facts == GpuFacts(name, "6.12.12", memory, 2100, 750.0, pytest.approx(63, rel=0.01))
+    assert facts == GpuFacts(name, "6.12.12", memory, 2100)
     hardware = of_device(facts.name, facts.memory_bytes)
     assert hardware is not None
     assert hardware.name == "mi300x"
@@ -219,13 +191,10 @@ def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     """Each function that fails costs its own check alone; torch sees a GPU that it does not."""
     smi = AmdSmi()
     library = Amd(smi)
-    assert found(library, "unknown") == {"NUMA": "unknown", "Infinity Fabric": "unknown"}
-    smi.active = dict.fromkeys(("active_prochot_thrm", "active_socket_thrm"), "N/A")
-    smi.active |= dict.fromkeys(("active_vr_thrm", "active_hbm_thrm"), "N/A")
+    unseen = "Infinity Fabric, throttling, retired pages"
+    assert found(library, "unknown").keys() == {"NUMA", unseen}
     smi.broken = {"amdsmi_get_gpu_total_ecc_count": 2, "amdsmi_get_gpu_process_list": 10}
-    assert found(library, "unknown", "fail").keys() == {
-        *("NUMA", "Infinity Fabric", "throttling", "ECC", "other processes")
-    }
+    assert found(library, "unknown", "fail").keys() == {*("NUMA", unseen, "ECC", "other processes")}
     strange = "ffffffff-ffff-ffff-ffff-ffffffffffff"
     facts, (lost,) = gpu_health.checked([strange], library=Amd(AmdSmi()), first=5)
     assert (facts, lost.check, lost.verdict) == ([], "GPU 5", "unknown")

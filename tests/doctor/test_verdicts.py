@@ -7,7 +7,9 @@ stand-in of tests/monitor/nvml.py.
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,14 +74,8 @@ def of_scratch(folder: Path, stage: str) -> list[Finding]:
     config = Config(output_dir=str(folder))
     config.data.stage, config.data.path = stage, ""
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
-    seen = probe(Expectation.of(config), alone, [], disks=False).findings
-    return [one for one in seen if one.check == "scratch: free space"]
-
-
-def of_disk(free: int, *, locks: bool = True) -> list[Finding]:
-    seen = file_systems.Probe(1e9, 1e9, 0.001, 0.0, locks)
-    free_space = file_systems.free_space("output_dir", free, 2**50)
-    return [free_space, *file_systems.judged("output_dir", seen)]
+    found = probe(Expectation.of(config), alone, [], disks=False).findings
+    return [one for one in found if one.check == "scratch: free space"]
 
 
 def of_ports(folder: Path) -> list[Finding]:
@@ -89,78 +85,122 @@ def of_ports(folder: Path) -> list[Finding]:
     return [*infiniband.checked(folder)]
 
 
-def of_data(folder: Path) -> list[Finding]:
-    slow = file_systems._speed("data.path: read speed", 1e6, file_systems._WARN_READ, "Copy it.")
-    return [*file_systems.readable("data.path", folder / "none"), slow]
+def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
+    return lambda _: [judge(*each) for each in given]
 
 
-def seen_of_processes(used: int) -> Finding:
-    return gpu_judgements.processes("other processes", {}, used, 80 * GIB)
+def of(name: str, *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
+    """Return what a row of the table of GPUs says of readings."""
+    return seen(partial(gpu_judgements.CHECKS[name].finding, name), *given)
 
 
-judge = gpu_judgements
-ROWS: dict[str, Callable[[Path], list[Finding]]] = {
-    "GPUs": lambda _: [*of_gpu(True, nvmlInit=12), *of_gpu(nvmlInit=12)],
-    "GPU 0": lambda _: [*of_gpu(nvmlDeviceGetName=15), *of_gpu(nvmlDeviceGetHandleByUUID=6)],
-    "number of GPUs": lambda _: of_looks(look(0, uuids=["a"], gpus_given=2)),
-    "same GPUs": lambda _: [
-        *of_gpus(name="X2"),
-        *(found for links in (17, 0) for found in of_gpus(nvlinks=links)),
-        *of_gpus(driver="580.1", memory_bytes=(80 << 30) - MIB),
-    ],
-    "ECC": lambda _: [judge.ecc("ECC", 0, 1), judge.ecc("ECC", None, None)],
-    "retired memory": lambda _: [
-        judge.retired("retired memory", "1 row", waits=not failed, failed=failed)
-        for failed in (True, False)
-    ],
-    "throttling": lambda _: [
-        judge.throttling("throttling", ["heat"], []),
-        judge.throttling("throttling", [], ["heat"]),
-    ],
-    "temperature": lambda _: [
-        judge.temperature("temperature", 101, 100),
-        judge.temperature("temperature", 86, None),
-    ],
-    "other processes": lambda _: [seen_of_processes(60 * GIB), seen_of_processes(9 * GIB)],
-    "MIG": lambda _: [judge.mig("MIG", True)],
-    "power limit": lambda _: [judge.power_limit("power limit", 300, 700, "nvidia-smi -pl")],
-    "NUMA": lambda folder: [judge.numa("NUMA", "00000000:17:00.0", folder)],
-    "PCIe": lambda _: [judge.pcie("PCIe", (4, 4), (4, 16)), judge.pcie("PCIe", (4, 8), (4, 16))],
-    "NVLink": lambda _: [judge.nvlink("NVLink", 0, 18), judge.nvlink("NVLink", 12, 18)],
-    "rank 0: matmul_tflops": lambda _: [*of_speed(40), *of_speed(70)],
-    "link to other nodes": lambda _: [*of_link(400), *of_link(600)],
-    "network against the hardware": lambda _: of_looks(
-        look(0, gpus=[replace(H100, power_w=700.0)], figures={"pair_1_mb_s": 125.0})
+# The first letters of the verdicts, in the order of what is looked at.
+ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
+    "GPUs": ("fu", lambda _: [*of_gpu(True, nvmlInit=12), *of_gpu(nvmlInit=12)]),
+    "GPU 0": (
+        "fu",
+        lambda _: [*of_gpu(nvmlDeviceGetName=15), *of_gpu(nvmlDeviceGetHandleByUUID=6)],
     ),
-    "InfiniBand": of_ports,
-    "InfiniBand library": lambda _: [infiniband.library()],
-    "locked memory (ulimit -l)": lambda _: [
-        limits.locked_memory(8 * MIB, True),
-        limits.locked_memory(GIB, True),
-        limits.locked_memory(8 * MIB, False),
-    ],
-    "/dev/shm": lambda _: [limits.shared_memory(n * MIB, n * MIB, 2) for n in (20, 512, 1024)],
-    "open files (ulimit -n)": lambda _: [limits.open_files(n, n) for n in (500, 1000, 1024)],
-    "CPU cores": lambda _: [limits.cpus(n, n, 8) for n in (4, 7, 8)],
-    "host names": lambda _: [
-        *of_names("no.invalid", "localhost"),
-        *of_names("localhost", "no.invalid"),
-    ],
-    "interface": lambda folder: [
-        found
-        for nccl in (True, False)
-        for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
-    ],
-    "C compiler for Triton": lambda _: [installed.compiler(True), installed.compiler(False)],
-    "TCP to other nodes": lambda _: [
-        *reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()
-    ],
-    "clock": lambda _: [*clocks.compared({"a": 0.0, "b": 0.0, "c": 99.0}).values()],
-    "output_dir": lambda _: [*of_disk(0), *of_disk(2 * GIB, locks=False)],
-    "scratch": lambda folder: [*of_scratch(folder, "node"), *of_scratch(folder, "auto")],
-    "data.path": of_data,
-    "same torch": lambda _: of_looks(look(0), look(1), look(2, versions=OTHER)),
-    "same system": lambda _: of_looks(look(0), look(1), look(2, versions=OTHER)),
+    "number of GPUs": ("f", lambda _: of_looks(look(0, uuids=["a"], gpus_given=2))),
+    "same GPUs": (
+        "ffwww",
+        lambda _: [
+            *of_gpus(name="X2"),
+            *(found for links in (17, 0) for found in of_gpus(nvlinks=links)),
+            *of_gpus(driver="580.1", memory_bytes=(80 << 30) - MIB),
+            *of_gpus(power_w=350.0),
+        ],
+    ),
+    "ECC": (
+        "pfww",
+        of("ECC", (3, 0), (0, 1), (20_000, 0), (None, None)),
+    ),
+    "retired memory": (
+        "pwf",
+        of("retired memory", *(("1 row", *each) for each in ((0, 0), (1, 0), (0, 1)))),
+    ),
+    "throttling": (
+        "pfw",
+        of("throttling", ([], []), (["heat"], []), ([], ["heat"])),
+    ),
+    "temperature": (
+        "pfw",
+        of("temperature", (84, 100), (101, 100), (86, None)),
+    ),
+    "other processes": (
+        "pwf",
+        of("other processes", *(({}, n * GIB, 80 * GIB) for n in (1, 9, 60))),
+    ),
+    "MIG": ("pw", of("MIG", (False,), (True,))),
+    "power limit": (
+        "pw",
+        of("power limit", (700, 700, ""), (300, 700, "")),
+    ),
+    "NUMA": ("w", of("NUMA", ("00000000:17:00.0",))),
+    "PCIe": ("wp", of("PCIe", ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
+    "NVLink": ("wp", of("NVLink", (0, 18), (12, 18))),
+    "rank 0: matmul_tflops": ("fwp", lambda _: [*of_speed(40), *of_speed(70), *of_speed(90)]),
+    "link to other nodes": (
+        "pppfpppwpppp",
+        lambda _: [*of_link(400), *of_link(600), *of_link(900)],
+    ),
+    "network against the hardware": (
+        "w",
+        lambda _: of_looks(look(0, gpus=[H100], figures={"pair_1_mb_s": 125.0})),
+    ),
+    "InfiniBand": ("w", of_ports),
+    "InfiniBand library": ("w", lambda _: [infiniband.library()]),
+    "locked memory (ulimit -l)": (
+        "fwpp",
+        seen(limits.locked_memory, (8 * MIB, True), (GIB, True), (8 * MIB, False), (-1, True)),
+    ),
+    "/dev/shm": (
+        "fwpwp",
+        seen(
+            limits.shared_memory,
+            *(
+                (n * MIB, n * MIB, of)
+                for n, of in ((20, 0), (48, 0), (512, 1), (512, 4), (1024, 4))
+            ),
+        ),
+    ),
+    "open files (ulimit -n)": (
+        "fwp",
+        seen(limits.open_files, *((n, n) for n in (500, 1000, 1024))),
+    ),
+    "CPU cores": ("fwp", seen(limits.cpus, *((n, n, 8) for n in (4, 7, 8)))),
+    "host names": (
+        "wf",
+        lambda _: [*of_names("no.invalid", "localhost"), *of_names("localhost", "no.invalid")],
+    ),
+    "interface": (
+        "f",
+        lambda folder: [
+            found
+            for nccl in (True, False)
+            for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
+        ],
+    ),
+    "C compiler for Triton": ("wp", seen(installed.compiler, (True,), (False,))),
+    "TCP to other nodes": (
+        "fpp",
+        lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
+    ),
+    "clock": ("ppw", lambda _: [*clocks.compared({"a": 0.0, "b": 0.3, "c": 99.0}).values()]),
+    "output_dir": (
+        "fwpfwppwpppwwww",
+        lambda _: [
+            *(file_systems.free_space("output_dir", n * GIB, 100 * GIB) for n in (0, 5, 50)),
+            *(file_systems.free_inodes("output_dir", n, 10**6) for n in (10, 5000, 10**5)),
+            file_systems.free_inodes("output_dir", 0, 0),  # btrfs, for example
+            *file_systems.judged("output_dir", file_systems.Probe(1e9, 0.001, 0.0, False)),
+            *file_systems.judged("output_dir", file_systems.Probe(1e6, 1.0, 120.0, False)),
+        ],
+    ),
+    "scratch": ("fw", lambda folder: [*of_scratch(folder, "node"), *of_scratch(folder, "auto")]),
+    "data.path": ("f", lambda folder: [file_systems.readable(folder / "none")]),
+    "same torch": ("f", lambda _: of_looks(look(0), look(1), look(2, versions=OTHER))),
+    "same system": ("w", lambda _: of_looks(look(0), look(1), look(2, versions=OTHER))),
 }
 
 
@@ -189,11 +229,13 @@ def test_a_check_fails_and_warns_as_the_table_says(
         monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
+        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
         (tmp_path / "0000:17:00.0").mkdir()
         (tmp_path / "0000:17:00.0" / "local_cpulist").write_text("4000\n")
     if name == "scratch":
         monkeypatch.setattr(file_systems, "_FAIL_FREE", 2**60)
-    found = [one for one in ROWS[name](tmp_path) if one.check.startswith(name)]
-    said = {one.verdict for one in found}
-    assert {verdict: verdict in said for verdict in (FAIL, WARN)} == documented()[name]
+    letters, look_at = ROWS[name]
+    found = [one for one in look_at(tmp_path) if one.check.startswith(name)]
+    assert "".join(one.verdict[0] for one in found) == letters, found
+    assert {FAIL: "f" in letters, WARN: "w" in letters} == documented()[name]
     assert all(one.cure for one in found if one.verdict in (FAIL, WARN))

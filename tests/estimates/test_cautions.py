@@ -14,7 +14,7 @@ from hpctrain.estimates import cautions
 from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.before_queueing import notes
-from hpctrain.models import MLP, Transformer
+from hpctrain.models import Transformer
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import partition_limit
 from hpctrain.units import GIB
@@ -24,10 +24,7 @@ LLAMA = ["experiment=llama3_8b", "data.path=data", "hardware=h100_sxm"]
 LM = ["experiment=stdlib_lm", "data.path=data", "hardware=h100_sxm", "launch.gpus_per_node=1"]
 SMALL = [*LM, "precision=bf16", "data.windows.length=129"]
 LARGE = ("llama3_70b", "llama3_405b")  # as llama3_8b, and slow to build
-LINEAR = ["optimizer.lr_scaling=linear"]
 LORA = ["train.lora.match='*'", "checkpoint.init_from=base"]
-OFFLOAD = [*LLAMA, "parallel=offload", "launch.nodes=1", "launch.tasks_per_node=2"]
-OFFLOAD += ["launch.gpus_per_node=2"]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,6 @@ OFFLOAD += ["launch.gpus_per_node=2"]
             "8,030,261,248 parameters alone take",
         ),
         ([*LLAMA, "launch.cpus_per_task=1"], "use launch.cpus_per_task=2 or more"),
-        ([*LLAMA, "launch.mem_gb=63"], "launch.mem_gb=63: less than 8 GiB of host memory per GPU"),
         ([*LLAMA, "parallel.tp=16"], "parallel.tp=16 spans several nodes of 8 ranks"),
         (
             [*LLAMA, "+model.experts=16", "parallel.ep=16", "parallel.dp_shard=16"],
@@ -60,26 +56,9 @@ OFFLOAD += ["launch.gpus_per_node=2"]
             ],
             "a micro-batch of 1 x 128 tokens leaves the GPU idle",
         ),
-        (
-            [*LM, *LINEAR, "optimizer.base_batch_size=1", "train.global_batch_size=64"],
-            "lr_scaling=linear was stated for up to 32 times (Goyal et al. 2017",
-        ),
-        ([*LM, "optimizer.base_batch_size=1"], "the learning rate was chosen for"),
-        ([*LLAMA, "precision=fp8", "train.compile=off"], "fp8 with train.compile=off: scaling and"),
-        ([*LLAMA, "launch.time_min=600"], "launch.time_min=600: the run takes at least"),
-        (
-            [*OFFLOAD, "launch.mem_gb=32"],
-            "does not fit: 8,030,261,248 parameters and the state of AdamW: offload keeps 119.7 GiB"
-            " in the host memory of each node, and launch.mem_gb=32; raise it",
-        ),
-        (
-            [*OFFLOAD, "launch.mem_gb=130"],
-            "launch.mem_gb=130 leaves each of 2 ranks less than 8 GiB beside it",
-        ),
         ([*LLAMA, "train.local_sgd.outer_lr=0.7"], "outer_lr=0.7 needs train.local_sgd.every: wit"),
         ([*LLAMA, "train.compression.rank=8"], "compression.rank=8 needs train.compression.kind"),
         ([*LLAMA, "data.windows.field=null"], "data.windows.length=8193 needs data.windows.field"),
-        ([*LLAMA, "hardware=a100_80", "precision=fp8"], "a100_80 has no peak for it (NVIDIA A100"),
     ],
 )
 def test_a_warning(composer: Composer, words: list[str], text: str) -> None:
@@ -118,7 +97,7 @@ def test_room_on_a_gpu_and_on_its_host() -> None:
 
 
 def test_nothing_to_warn_of(composer: Composer) -> None:
-    words = [*LLAMA, "launch.time_min=20160", "launch.mem_gb=64", "launch.cpus_per_task=2"]
+    words = [*LLAMA, "launch.cpus_per_task=2"]
     assert list(cautions.cautions(composer.typed(words))) == []
 
 
@@ -142,7 +121,7 @@ def test_a_sweep_of_a_thousand_says_it_once(composer: Composer, tmp_path: Path) 
 def test_parameters_are_those_of_the_model() -> None:
     files = [file for file in (ROOT / "conf/model").glob("*.yaml") if file.stem not in LARGE]
     models = [yaml.safe_load(file.read_text()) for file in files]
-    own = {"hpctrain.models.Transformer": Transformer, "hpctrain.models.MLP": MLP}
+    own = {"hpctrain.models.Transformer": Transformer}
     base = {"_target_": "hpctrain.models.Transformer", "vocab_size": 99, "dim": 48, "layers": 2}
     base |= {"heads": 6, "dense_layers": 1, "shared_experts": 1}
     kinds = itertools.product((None, 2), ("rms", "layer"), ("swiglu", "gelu"), (None, 4), (0, 1))
@@ -161,7 +140,7 @@ def test_parameters_are_those_of_the_model() -> None:
             counted += 1
         else:
             assert cautions.parameter_count(model) is None
-    assert counted == 32 + 5
+    assert counted == 32 + 4
     assert cautions.parameter_count({"_target_": "hpctrain.models.Transformer"}) is None
 
 

@@ -79,5 +79,5 @@ def test_a_model_from_a_folder_learns_own_text(tmp_path: Path) -> None:
     codes = {name: (stored[name] / scale).to(torch.int8), f"{name}_scale": scale}
     save_file(stored | codes, tmp_path / "base8" / "model.safetensors", {"format": "pt"})
     told = run_module("hpctrain", *lora, "checkpoint.init_from=base8", cwd=tmp_path, code=2).stderr
-    assert f"the weights are quantized (8 bits with scales): {name} hold codes" in told
+    assert f"{name} is stored as int8 and is float32 in the model" in told
     assert "take the release of the model in bf16" in told

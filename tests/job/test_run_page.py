@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.config.composing.compose import words
 from hpctrain.config.schema import Config
-from hpctrain.job.run_page import changes, plots, tags
+from hpctrain.job.run_page import changes, tags
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.freeze import freeze
@@ -59,14 +59,6 @@ def test_the_description_tells_how_to_go_on(tmp_path: Path) -> None:
     assert found["hpctrain.job_id"] == "7_1 8_1"
 
 
-def test_plots_beside_a_data_set_are_found(tmp_path: Path) -> None:
-    for name in ("b.html", "a.png", "index.json", "c.png"):
-        (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "c.png").write_bytes(b"x" * (9 << 20))  # too large for a page
-    assert plots(str(tmp_path)) == [tmp_path / "a.png", tmp_path / "b.html"]
-    assert plots("s3://bucket/data") == []
-
-
 def test_changes_of_the_environment() -> None:
     before, now = {"driver": "550", "torch": "2.13"}, {"torch": "2.13", "cuda": "13.0"}
     assert changes(before, now) == ["cuda none -> 13.0", "driver 550 -> none"]
@@ -89,7 +81,6 @@ def test_the_page_of_a_training(train: Train, tmp_path: Path) -> None:
         "train.max_epochs=1",
         "optimizer.lr=1e-2",
         "hooks=[{_target_: draw.Draw}]",
-        "tracking.log_model=true",
         "tracking.drain_s=200",
         PYTHONPATH=str(tmp_path),
     )
@@ -101,8 +92,6 @@ def test_the_page_of_a_training(train: Train, tmp_path: Path) -> None:
     images = {name for name in names if name.startswith("images/curve+step+22+")}
     assert len(images) == 2
     assert {"config.yaml", "checkpoints.json", "logs/terminal_1.rank0.log"} <= names
-    assert {"model/MLmodel", "model/data/model.pt2"} <= names
-    assert '"dtype": "float32"' in (root / "model" / "MLmodel").read_text()
     with closing(sqlite3.connect(tmp_path / "runs" / "mlflow.db")) as store:
         params = dict(store.execute("SELECT key, value FROM params"))
         ((run_id, status),) = store.execute("SELECT run_uuid, status FROM runs")

@@ -1,4 +1,4 @@
-"""MFU and HFU: the operations of a sample, and what a run logs of them."""
+"""MFU: the operations of a sample, and what a run logs of them."""
 
 import logging
 from functools import partial
@@ -13,7 +13,7 @@ from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import Precision
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.types import Batch
-from hpctrain.training.measuring.utilisation import Utilisation, Work
+from hpctrain.training.measuring.utilisation import Utilisation
 from tests.steps import alone
 
 DIGITS = {
@@ -21,7 +21,6 @@ DIGITS = {
     "label": torch.zeros(4, dtype=torch.int64),
     "mask": torch.ones(4, dtype=torch.bool),
 }
-TEXT = {"tokens": torch.zeros(2, 65, dtype=torch.int32), "mask": torch.ones(2, dtype=torch.bool)}
 PEAK = ("hardware=cpu", "hardware.peak_tflops={fp32: 2.0}")
 
 
@@ -56,30 +55,6 @@ def test_an_mlp_needs_the_products_of_its_matrices(composer: Composer) -> None:
     # Three products for each matrix, but no gradient of the images.
     flops = 6 * sum(sizes) - 2 * sizes[0]
     assert found["perf/mfu_percent"] == pytest.approx(100 * flops * 1000 / 8e12)
-    assert found["perf/hfu_percent"] == found["perf/mfu_percent"]
-
-
-@pytest.mark.parametrize(
-    ("more", "least", "most"),
-    [
-        # A forward pass of the blocks, without the large last layer.
-        (["=full"], 0.1, 1 / 3),
-        pytest.param(["=full", "_every=2"], 0.05, 1 / 6, marks=pytest.mark.slow),
-        # The results of matrix products are kept.
-        pytest.param(["=selective"], 0.0, 0.01, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.usefixtures("group_of_one")
-def test_what_is_computed_again_is_in_hfu_only(
-    composer: Composer, more: list[str], least: float, most: float
-) -> None:
-    text = ("experiment=stdlib_lm", "model.layers=4")
-    kept = at_thousand(composer, TEXT, *text)
-    again = at_thousand(
-        composer, TEXT, *text, *(f"train.activation_checkpointing{o}" for o in more)
-    )
-    assert again["perf/mfu_percent"] == kept["perf/mfu_percent"]
-    assert least <= again["perf/hfu_percent"] / kept["perf/mfu_percent"] - 1 < most
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -101,11 +76,11 @@ def test_what_is_not_known_has_no_mfu(composer: Composer, caplog: pytest.LogCapt
 
 
 def test_more_than_all_is_an_error_that_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    made = Utilisation(lambda batch: Work(10, 20), peak=1000.0)
+    made = Utilisation(lambda batch: 20, peak=1000.0)
     assert made.metrics(1.0) == {}  # nothing is counted yet
     made.begin(DIGITS)
     made.see(DIGITS)
-    assert made.metrics(20.0) == {"perf/mfu_percent": 20, "perf/hfu_percent": 40}
+    assert made.metrics(20.0) == {"perf/mfu_percent": 40}
     assert made.metrics(51.0) == made.metrics(51.0) == {}
     (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert error.startswith("MFU would be 102%, more than the devices can do")

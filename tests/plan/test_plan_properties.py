@@ -209,16 +209,11 @@ def test_a_base_in_4_bits_is_counted_packed(
     one = ["parallel=single", "launch.nodes=1", "launch.tasks_per_node=1"]
     small = "hardware.memory_gib=1.15"
     whole = plan(*one, small, code=8)["layouts"][0]
-    assert whole["reason"].endswith("; precision=pure_bf16 needs 1.1 GiB and fits")
     found = plan(*one, small, "train.lora.quantize=nf4")["layouts"][0]
     layers = 4 * (4 * 1024 * 1024 + 3 * 1024 * 2752)
     bits = 4 + 8 / 64 + 32 / 64 / 256
     saved = layers * (32 - bits) / 8
     assert found["memory"]["parameters"] == whole["memory"]["parameters"] - saved
-    none = plan(*one, "hardware.memory_gib=0.5", "train.lora.quantize=nf4", code=8)["layouts"][0]
-    assert f"quantize=nf4 packs only the layers that train.lora.match names, {layers:,} of" in str(
-        none["reason"]
-    )
     words = ["--nodes", "1", "train.global_batch_size=4", "train.lora.quantize=nf4"]
     excluded = plan(*words)["assumptions"]["excluded"]
     assert "FSDP2 cannot divide a weight in 4 bits" in excluded["zero3 on 4 ranks"]

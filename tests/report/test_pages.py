@@ -13,14 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpctrain.metric_names import most
-from hpctrain.report import report_command
+from hpctrain.report import report_command, sweep_tree
 from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount, read
-from hpctrain.report.account.standing import verdict
+from hpctrain.report.run_tree import verdict
 from hpctrain.report.sweeps.parameters import Sweep
 from hpctrain.report.sweeps.seeds import settings
+from hpctrain.report.tree import Chart
 from hpctrain.report.views import html_view, run_charts, sweep_charts
-from hpctrain.report.views.charts import Chart, svg
+from hpctrain.report.views.charts import svg
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
 
 
@@ -193,7 +194,7 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
             assert axes.get_ylim()[1] <= 1
             assert axes.get_ylabel() == "val/accuracy (higher is better)"
             assert axes.get_xlabel()
-    page = html_view.sweep_page(accounts, sweep, found, [])
+    page = html_view.page("6 runs", sweep_tree.tree(accounts, sweep, found, None, None))
     answer = re.search(r"<h1>.*?</h1>\n(.*?)<h2>", page, re.S)
     assert answer is not None
     for text in (

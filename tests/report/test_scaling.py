@@ -8,7 +8,7 @@ import pytest
 from hpctrain.errors import ConfigError
 from hpctrain.report import report_command
 from hpctrain.report.account.run_account import read
-from hpctrain.report.sweeps.scaling_fit import Scaling
+from hpctrain.report.sweeps.scaling import Scaling
 from tests.report.accounts import BEGIN, attempt, metrics, spent, write_run
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """Metrics of torchmetrics: in every layout they are those of one process over all samples."""
 
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.reducing import metric_states
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Classification, MultiLabel, Regression, measuring
@@ -42,7 +40,6 @@ def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
             "binned": torchmetrics.AUROC(**given, thresholds=20),  # a sum
             "f1": torchmetrics.F1Score(**given, average="macro"),
             "half": torchmetrics.AUROC(**given) * 0.5,  # a list in a metric inside
-            "longest": kept(torchmetrics.Metric),
         }
         task: Any = Classification("x", "y", metrics=metrics)
         y = torch.randint(0, CLASSES, (ROWS,), generator=draw)
@@ -62,21 +59,20 @@ def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return task, {"x": x, "y": y}
 
 
-def kept(metric: Any, more: Any = None) -> Any:
-    """Return a metric with a list that is joined, and not made one tensor; it may stay empty."""
+def kept(more: Any = None) -> Any:
+    """Return a metric with a list that is not joined."""
+    import torchmetrics
 
-    class Longest(metric):  # type: ignore[misc]
+    class Longest(torchmetrics.Metric):
         def __init__(self) -> None:
             super().__init__()
             self.add_state("rows", default=[], dist_reduce_fx=None)
 
-        def update(self, probabilities: torch.Tensor, _: torch.Tensor) -> None:
-            sure = probabilities[probabilities.amax(1) > 0.6]
-            if len(sure):
-                self.rows.append(sure if more is None else more)
+        def update(self, rows: torch.Tensor, _: torch.Tensor) -> None:
+            self.rows += [*rows] if more is None else [more]
 
         def compute(self) -> torch.Tensor:
-            return torch.stack([rows.max() for rows in self.rows]).max()
+            return torch.stack(self.rows).max()
 
     return Longest()
 
@@ -123,28 +119,6 @@ def expected(kind: str, rows: list[int]) -> dict[str, float]:
     return {name: float(metric.compute()) for name, metric in task.metrics.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_states_that_were_sent_give_the_metric_of_all_samples(kind: str) -> None:
-    """What two ranks have, through bytes; the collectives are in the slow test."""
-    (task, whole), ranks = made(kind), [[*range(0, ROWS, 2)], [*range(1, ROWS, 2)]]
-    received = []
-    for rows in ranks:
-        batch, own = {name: value[rows] for name, value in whole.items()}, made(kind)[0].metrics
-        for metric in own.values():
-            for half in (slice(5), slice(5, None)):
-                arguments = task.measured(batch["x"], batch)
-                metric.update(*(each[half] for each in arguments))
-        received.append(sent([metric_states._states(metric) for metric in own.values()]))
-    values: dict[str, Any] = {}
-    for number, (name, metric) in enumerate(task.metrics.items()):
-        for _ in range(2):  # as two evaluations of one run
-            metric.reset()
-            metric.update(*task.measured(whole["x"], whole))  # what is there is replaced
-            merged = metric_states._value(metric, [states[number] for states in received])
-            assert values.setdefault(name, merged) == merged
-    assert values == pytest.approx(expected(kind, [*range(ROWS)]), rel=1e-5)
-
-
 class Texts(Classification):
     """Its metric gets a text and a dict of boxes for each sample."""
 
@@ -179,23 +153,20 @@ def test_lists_are_measured_and_anything_else_is_described() -> None:
         wrong.sums(batch["x"], batch)
 
 
-def sent(states: Any) -> Any:
-    """Return states after a journey as bytes and JSON."""
-    outline, content = metric_states._as_bytes(states, CPU)
-    assert sum(metric_states._sizes(outline[1])) == len(content)
-    return metric_states._restored(json.loads(json.dumps(outline)), content)
+SLOW = {"one": Degrees(1), "two": Degrees(2), "two of tensor parallel": Degrees(2, tp=2)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("degrees", "rows"),
     [
-        (Degrees(1), [*range(ROWS)]),
-        (Degrees(2), [*range(ROWS)]),
-        (Degrees(2, tp=2), [*range(ROWS)]),
-        (Degrees(3), [row for row in range(ROWS) if row % 3 < 2]),
+        pytest.param(
+            Degrees(3), [row for row in range(ROWS) if row % 3 < 2], id="one without samples"
+        ),
+        *(
+            pytest.param(degrees, [*range(ROWS)], id=name, marks=pytest.mark.slow)
+            for name, degrees in SLOW.items()
+        ),
     ],
-    ids=["one", "two", "two of tensor parallel", "one without samples"],
 )
 def test_metrics_are_those_of_one_process(degrees: Degrees, rows: list[int]) -> None:
     # Importing torchmetrics takes seconds on each rank.
@@ -204,11 +175,21 @@ def test_metrics_are_those_of_one_process(degrees: Degrees, rows: list[int]) -> 
             assert mine == pytest.approx(expected(kind, rows), rel=1e-5)
 
 
-def refused(metrics: dict[str, Any]) -> str:
+def unequal(_: int) -> str:
+    return refused({"kept": kept()}, 1 + distributed.get_rank())
+
+
+def test_lists_that_ranks_do_not_have_alike_are_refused() -> None:
+    for said in run_ranks(unequal, 2, 0):
+        assert said.startswith("task.metrics.kept: the ranks have [1, 2] tensors in its state")
+
+
+def refused(metrics: dict[str, Any], rows: int = ROWS) -> str:
     task, whole = made("classes")
     task.metrics = metrics
     batch = whole | {"mask": torch.ones(ROWS, dtype=torch.bool)}
-    mesh = Mesh(Degrees(1), 0, CPU)
+    batch = {name: value[:rows] for name, value in batch.items()}
+    mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), CPU)
     model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
     try:
         measured = Measured(task, mesh)
@@ -231,8 +212,8 @@ def test_metrics_that_do_not_fit() -> None:
         "task.metrics.all is a dict of MulticlassF1Score; a metric is one number: choose an "
         "average (average: macro), or give each part its own metric"
     )
-    assert refused({"kept": kept(torchmetrics.Metric, "text")}).startswith(
-        "a metric of task.metrics keeps an object of builtins.str in its state 'rows': ranks can "
+    assert refused({"kept": kept("text")}).startswith(
+        "task.metrics.kept keeps an object of builtins.str in its state 'rows': ranks can "
     )
     several = refused({"f1": torchmetrics.F1Score(**given, average=None)})
     other = refused({"f1": torchmetrics.F1Score(task="binary")})

@@ -80,20 +80,6 @@ def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
         return float(nn.functional.cross_entropy(model.eval()(images), labels))
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
-    """Interrupt the prediction that writes this shard, once; return the names of all written."""
-    write, written = predictor.write_shard, list[str]()
-
-    def stopping(path: Path, *args: Any) -> Any:
-        written.append(path.name)
-        if len(written) == count:
-            raise KeyboardInterrupt
-        return write(path, *args)
-
-    monkeypatch.setattr(predictor, "write_shard", stopping)
-    return written
-
-
 def test_an_evaluation_and_predictions_are_those_of_the_training(
     train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,14 +105,8 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     assert recorded.read(run, 4) == before
     found = loaded.metrics
     assert dict(found[found["step"] == 4][["key", "value"]].values) == expected
-    # An interrupted prediction goes on: two of the shards are not made again.
     out = tmp_path / "out"
-    written = interrupted(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        loaded.predict(None, out, shard_samples=128)
-    assert not (out / "index.json").exists()
     loaded.predict(None, out, shard_samples=128)
-    assert len(written) == len({*written}) + 1
     check_predictions(out, logits(run, digits))
     # A sample, which needs no label, becomes what the model takes: scaled, in float64.
     scaled = validation(loaded, digits)[0][:1]
@@ -141,7 +121,7 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     loaded.config.data.transforms = [{"_target_": of_samples, "_partial_": True}]
     loaded.config.data.batch_transforms = [{"_target_": flip, "p": 1.0}]
     assert torch.equal(loaded.inputs({"image": given})[0], scaled / 2)
-    run_module("data_prep", "verify", str(out))
+    run_module("data_prep", "inspect", str(out), "--verify")
     # A list has samples of their own lengths; a tensor whose rows change is refused.
     counts = iter(range(1, 99))
     with monkeypatch.context() as context:
@@ -159,12 +139,9 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
             with pytest.raises(ConfigError, match=r"x: its rows are float64 \(1,\) .* \(2,\) in"):
                 loaded.predict(None, tmp_path / name, shard_samples=size)
             counts = iter(range(1, 99))
-    # Its folder is for these predictions only.
-    loaded.predict(None, out, shard_samples=128)
-    with pytest.raises(StorageError, match="has other predictions: split was val, and is train"):
-        loaded.predict(None, out, "train", shard_samples=128)
-    with pytest.raises(StorageError, match="has other files"):
-        loaded.predict(None, run)
+    (out / "index.json").unlink()
+    with pytest.raises(StorageError, match="has files, as an interrupted prediction leaves them"):
+        loaded.predict(None, out)
     with pytest.raises(ConfigError, match="no rank has whole outputs"):
         loaded.predict(None, tmp_path / "x", overrides=["parallel.pp=2"])
 
@@ -206,7 +183,7 @@ def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 def test_several_ranks_evaluate_and_predict_as_one(
-    layout: str, train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, train: Train, digits: Path, tmp_path: Path
 ) -> None:
     train(*QUICK)
     run = only_run(tmp_path)
@@ -225,12 +202,6 @@ def test_several_ranks_evaluate_and_predict_as_one(
     on_two("predict", run.name, str(digits), "small")
     check_predictions(tmp_path / "small", logits(run, digits))
     assert len(list((tmp_path / "small").glob("*.h5"))) == 2
-    # What one rank has begun, two finish.
-    interrupted(monkeypatch, 2)
-    with pytest.raises(KeyboardInterrupt):
-        load_run(run).predict(str(digits), tmp_path / "begun", shard_samples=128)
-    on_two("predict", run.name, str(digits), "begun")
-    check_predictions(tmp_path / "begun", logits(run, digits))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +268,7 @@ def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
             ranks, "predict", run.name, str(text), out, "--shard-samples", "8", cwd=tmp_path
         )
         found[ranks] = predictions(tmp_path / out)
-        run_module("data_prep", "verify", str(tmp_path / out))
+        run_module("data_prep", "inspect", str(tmp_path / out), "--verify")
         said = hpctrain_on(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout
         means[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]
     assert found[1].shape[1:] == (16, 300)

@@ -214,17 +214,6 @@ def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_needs_no_code(train: Train, tmp_path: Path) -> None:
-    train("train.max_steps=2", "monitor.enabled=false", "tracking=off", "precision=fp64")
-    run = only_run(tmp_path)
-    program = (run.name, "program", "--dir", f"{tmp_path}/runs", "--torch-export")
-    run_module("hpctrain", "export", *program, cwd=tmp_path)
-    loaded = torch.export.load(tmp_path / "program" / "model.pt2").module()
-    images = torch.rand(5, 1, 8, 8, dtype=torch.float64)
-    within([apart(loaded(images), load_run(run).model()(images))], EXACT)
-
-
-@pytest.mark.slow
 def test_a_model_of_transformers_keeps_its_layout(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
@@ -252,7 +241,7 @@ def test_an_adapter_on_a_shared_weight_that_is_trained_too(name: str, tmp_path: 
     family = FAMILIES[name]
     also = [family.embed, *([family.bias] if family.bias else [])]
     config, trained, base = adapted(family.tied, [family.query, family.head], also, tmp_path)
-    read_back(config, tmp_path / "step", logits(trained), base, tmp_path)
+    read_back(config, tmp_path / "step", logits(trained), base, tmp_path, merges=False)
 
 
 CELLS = [
@@ -273,13 +262,12 @@ def test_every_export_is_the_trained_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["elsewhere", "head", "also embed"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_base_that_has_the_shared_weight_under_the_name_of_the_head(
-    name: str, what: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
     head = f"{FAMILIES[name].head}.weight"
-    check(name, what, "zero3", tmp_path, tied=True, stored=head)
+    check(name, "also embed", "zero3", tmp_path, tied=True, stored=head)
 
 
 ODD: list[tuple[list[str], list[str]]] = [
@@ -331,14 +319,3 @@ def test_an_adapter_in_two_places_is_no_adapter_of_peft(tmp_path: Path) -> None:
     merged, x = Odd(), torch.randn(5, 8)
     start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
     within([apart(merged.eval()(x), trained(x))], EXACT)
-
-
-@pytest.mark.slow
-def test_a_model_that_transformers_cannot_untie_is_not_merged(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    sizes = {"vocab_size": 32, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    inner = {"_target_": "transformers.T5Config", "tie_word_embeddings": True, **sizes}
-    node = {"_target_": "transformers.T5ForConditionalGeneration", "config": inner}
-    config, _, _ = adapted(node, ["lm_head"], [], tmp_path)
-    with pytest.raises(ConfigError, match=r"--merge: .*lm_head.weight and shared.weight are one"):
-        Exporter(config, tmp_path / "step", merge=True)

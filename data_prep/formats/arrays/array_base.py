@@ -3,7 +3,7 @@
 A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
 and how rows along an axis are read. The rest is done here once: which axis counts the samples,
 arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
-.npy, .npz and raw numbers, `array_hdf5`, `array_netcdf` and `array_zarr` the others; `array_files`
+.npy, .npz and raw numbers, `array_hdf5` and `array_zarr` the others; `array_files`
 has them in a table. Memory is needed for the requested rows only, whatever the size of the file.
 """
 
@@ -184,10 +184,8 @@ def reading(where: Where, hint: str = "") -> Iterator[None]:
 
 def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
     if isinstance(error, OSError) and error.strerror and error.errno:
-        # The libraries put the path into strerror. NetCDF's own error numbers are negative.
-        known = error.errno > 0
-        why = os.strerror(error.errno) if known else error.strerror
-        return DataError(f"{where.path} cannot be read: {why}")
+        # The libraries put the path into strerror.
+        return DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
     return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")
@@ -219,7 +217,8 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
         return next(iter(names))
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-    if suggestion := looks_like_groups(where.path, names)[1]:
+    is_hdf5 = where.kind in ("hdf5", "netcdf")
+    if is_hdf5 and (suggestion := looks_like_groups(where.path, names)[1]):
         raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"

@@ -119,8 +119,7 @@ class OpenColumn:
                     missing,
                     lambda row, at: (
                         f"{missing[row].sum()} values are missing (stored as {raw[row][at]}); "
-                        f"--cast {self.column.name}=float32 or float64 makes them NaN, --packed "
-                        f"{self.column.name} keeps them"
+                        f"--cast {self.column.name}=float32 or float64 makes them NaN"
                     ),
                 )
             values, lost = cast(values, to) if to else (values, None)
@@ -164,7 +163,6 @@ def open_parts(
     axis: int | None,
     to: str,
     *,
-    unpack: bool,
     external: bool,
     unwritten: bool,
     max_output: int | None,
@@ -184,8 +182,7 @@ def open_parts(
                 size = math.prod(array.shape) * array.dtype.itemsize
                 check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
             array.check()
-            attributes = array.attributes if unpack else {}
-            packing = Packing.of(str(where), array.dtype, attributes, text=array.text)
+            packing = Packing.of(str(where), array.dtype, array.attributes, text=array.text)
             dtype = np.dtype(packing.dtype)
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)
             if array.text and (to or array.shape[1:]):

@@ -5,14 +5,13 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from data_prep.formats.arrays import (
     array_hdf5,
-    array_netcdf,
     array_npz,
     array_numpy,
     array_zarr,
@@ -46,20 +45,14 @@ def natural(text: str) -> tuple[Any, ...]:
     return *((int(number or -1), other) for number, other in parts), text
 
 
-class _Format(NamedTuple):
-    """How arrays of a kind of files are opened, and the names of the arrays in such a file."""
-
-    open: Callable[[Where, int | None, bool, ExitStack], ArrayFile]
-    names: Callable[[str], Collection[str]] = lambda path: ()
-
-
-_FORMATS = {
-    "npy": _Format(array_numpy.open_npy),
-    "npz": _Format(array_npz.open_npz, array_npz.npz_names),
-    "raw": _Format(array_numpy.open_raw),
-    "hdf5": _Format(array_hdf5.open_hdf5, array_hdf5.names_in),
-    "netcdf": _Format(array_netcdf.open_netcdf, array_netcdf.names_in),
-    "zarr": _Format(array_zarr.open_zarr, array_zarr.names_in),
+_Open = Callable[[Where, int | None, bool, ExitStack], ArrayFile]
+_FORMATS: dict[str, _Open] = {
+    "npy": array_numpy.open_npy,
+    "npz": array_npz.open_npz,
+    "raw": array_numpy.open_raw,
+    "hdf5": array_hdf5.open_hdf5,
+    "netcdf": array_hdf5.open_hdf5,
+    "zarr": array_zarr.open_zarr,
 }
 
 
@@ -68,7 +61,7 @@ def open_array(where: Where, axis: int | None = 0, *, external: bool = False) ->
     _check_file(where)
     with ExitStack() as opened:
         with reading(where):
-            array = _FORMATS[where.kind].open(where, axis, external, opened)
+            array = _FORMATS[where.kind](where, axis, external, opened)
         if array.single and axis is not None:
             raise DataError(
                 f"{where} is a single value; an axis has to be the sample, or --axis NAME=none "
@@ -82,14 +75,11 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
 
     Without a pattern this is the array itself.
     """
-    if where.kind in ("raw", "npy") or not has_wildcard(where.key):
+    if where.kind not in ("hdf5", "netcdf") or not has_wildcard(where.key):
         return [where], []
     _check_file(where)
     with reading(where):
-        if where.kind == "hdf5":
-            found, gone = array_hdf5.matching(where, external)
-        else:
-            found, gone = groups.among(where.key, _FORMATS[where.kind].names(where.path))
+        found, gone = array_hdf5.matching(where, external)
     if not found:
         raise ConfigError(f"nothing in {where.path} matches {where.key!r}")
     wheres = [Where(where.path, key, matched) for key, matched in found]
@@ -98,9 +88,9 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
 
 def among_others(where: Where, rows: int) -> tuple[bool, str]:
     """Return whether an array must be one of many samples, and what to say; see `one_of_many`."""
-    if not where.key or where.kind == "raw":
+    if not where.key or where.kind not in ("hdf5", "netcdf"):
         return False, ""
-    return groups.one_of_many(where.path, _FORMATS[where.kind].names(where.path), where.key, rows)
+    return groups.one_of_many(where.path, array_hdf5.names_in(where.path), where.key, rows)
 
 
 def _check_file(where: Where) -> None:

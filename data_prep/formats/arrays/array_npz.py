@@ -1,4 +1,4 @@
-"""Arrays in .npz files; see `array_base`. What is not compressed is read as a .npy file is."""
+"""Arrays in .npz files; see `array_base`."""
 
 import atexit
 import math
@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, check_dtype, choose, reading
-from data_prep.formats.arrays.array_numpy import bytes_of, check_size, header, npy_at
+from data_prep.formats.arrays.array_numpy import check_size, header
 from data_prep.source import SourceFile
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
@@ -25,21 +25,10 @@ def open_npz(where: Where, axis: int | None, external: bool, opened: ExitStack) 
     """Open a member of a .npz file."""
     name = choose(where, dict.fromkeys(npz_names(where.path), "")) + ".npy"
     found = os.stat(where.path)
-    with zipfile.ZipFile(where.path) as archive:
-        info = archive.getinfo(name)
-        if info.flag_bits & 1:
-            raise DataError(f"{where} is encrypted")
-        archive.open(name).close()  # zipfile compares the header with the list
-        if info.compress_type == zipfile.ZIP_STORED:
-            with open(where.path, "rb") as file:
-                file.seek(info.header_offset + 26)  # the lengths of name and extra field
-                lengths = np.frombuffer(file.read(4), "<u2")
-            offset = info.header_offset + 30 + int(lengths.sum())
-            return npy_at(where, axis, opened, offset, info.file_size, info.CRC)
     stream = _stream(where.path, name, found.st_size, found.st_mtime_ns)
     check_dtype(where, stream.dtype)
     needed = stream.dtype.itemsize * math.prod(stream.shape)
-    check_size(where, needed, info.file_size - stream.begin)
+    check_size(where, needed, stream.size - stream.begin)
     return _Member(where, axis, stream)
 
 
@@ -76,7 +65,7 @@ def _listed_members(path: str) -> int:
 
 
 class _Member(ArrayFile):
-    """A compressed member of an .npz: a stream that is read forward and stays open."""
+    """A member of an .npz: a stream that is read forward and stays open."""
 
     def __init__(self, where: Where, axis: int | None, stream: "_Stream") -> None:
         super().__init__(where, stream.dtype, stream.shape, axis)
@@ -93,8 +82,9 @@ class _Member(ArrayFile):
 
 class _Stream:
     def __init__(self, path: str, name: str) -> None:
-        self._archive = zipfile.ZipFile(path)
+        self._archive, self._name = zipfile.ZipFile(path), name
         self._file = self._archive.open(name)
+        self.size = self._archive.getinfo(name).file_size
         self.shape, self.fortran, self.dtype = header(self._file)
         self.begin = self._file.tell()
 
@@ -103,10 +93,10 @@ class _Stream:
         return self._read((stop - start, *self.shape[1:]), start * row)
 
     def check(self) -> None:
-        """Read all, so that `zipfile` compares the CRC-32."""
-        self._file.seek(0)
-        while self._file.read(_READ_BYTES):
-            pass
+        """Read all, so that `zipfile` compares the CRC-32, which it may not do after a seek."""
+        with self._archive.open(self._name) as file:
+            while file.read(_READ_BYTES):
+                pass
 
     @cached_property
     def whole(self) -> Array:
@@ -117,7 +107,7 @@ class _Stream:
     def _read(self, shape: tuple[int, ...], offset: int) -> Array:
         array = np.empty(shape, self.dtype)
         self._file.seek(self.begin + offset)
-        room = memoryview(bytes_of(array))
+        room = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         while room:
             content = self._file.read(min(len(room), _READ_BYTES))
             if not content:

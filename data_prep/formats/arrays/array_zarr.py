@@ -1,10 +1,9 @@
-"""Arrays in Zarr folders and zip files, read by zarr; see `array_base`.
+"""Arrays in Zarr folders, read by zarr; see `array_base`.
 
 xarray is not used: it reads a chunk that is missing as zeros if there is no fill value.
 """
 
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,29 +23,19 @@ _SPARSE = ("csr_matrix", "csc_matrix")  # AnnData's encoding-type
 
 
 def open_zarr(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
-    """Open an array in a Zarr store: a folder or a zip file."""
-    found, key = _store(where.path, opened), ""
-    is_zip = where.path.lower().endswith(".zip")
-    archive = opened.enter_context(zipfile.ZipFile(where.path)) if is_zip else None
+    """Open an array in a Zarr store, which is a folder."""
+    found, key = _store(where.path), ""
     if hasattr(found, "members"):
         key = _key_in(found, where)
         found = found[key]
     if where.key.strip("/") and not key:
         raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
-    return _ZarrArray(where, key, found, axis, archive)
+    return _ZarrArray(where, key, found, axis)
 
 
 class _ZarrArray(ArrayFile):
-    def __init__(
-        self,
-        where: Where,
-        key: str,
-        found: Any,
-        axis: int | None,
-        archive: zipfile.ZipFile | None,
-    ) -> None:
-        self._key, self._array, self._archive = key, found, archive
-        self._zipped = frozenset(archive.namelist() if archive else ())
+    def __init__(self, where: Where, key: str, found: Any, axis: int | None) -> None:
+        self._key, self._array = key, found
         self._chunks = found.shards or found.chunks  # each of them is a file
         super().__init__(
             where, found.dtype, found.shape, axis, chunks=self._chunks, attributes=found.attrs
@@ -82,7 +71,7 @@ class _ZarrArray(ArrayFile):
         # The index of a shard: the offset and size of each chunk, or only ones.
         size = 16 * there.size + 4 * (len(codecs) - 1)
         path = os.path.join(self.where.path, name)
-        with self._archive.open(name) if self._archive else open_regular(Path(path), 0) as file:
+        with open_regular(Path(path), 0) as file:
             if settings["index_location"] == "end":
                 file.seek(-size, os.SEEK_END)
             index = np.frombuffer(file.read(size)[: 16 * there.size], "u8")
@@ -94,9 +83,6 @@ class _ZarrArray(ArrayFile):
 
     def _files(self, start: int, stop: int) -> Iterator[str]:
         """Yield the metadata files, and the chunks of these rows that exist."""
-        if self._archive:
-            yield self.where.path
-            return
         metadata = (os.path.join(self._key, name) for name in ("zarr.json", ".zarray", ".zattrs"))
         for name in (*metadata, *(name for _, name in self._stored(start, stop))):
             if self._has(name):
@@ -104,8 +90,6 @@ class _ZarrArray(ArrayFile):
 
     def _has(self, name: str) -> bool:
         """Return whether the store has a file."""
-        if self._archive:
-            return name in self._zipped
         return os.path.exists(os.path.join(self.where.path, name))
 
     def _stored(self, start: int, stop: int) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -120,22 +104,13 @@ class _ZarrArray(ArrayFile):
             yield at, os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
 
 
-def names_in(path: str) -> dict[str, str]:
-    """Return the paths of the arrays in a store, each with its dtype and shape."""
-    with ExitStack() as opened:
-        found = _store(path, opened)
-        return _texts(found) if hasattr(found, "members") else {}  # else the store is an array
-
-
-def _store(path: str, opened: ExitStack) -> Any:
+def _store(path: str) -> Any:
     """Return the group or array in a store."""
     zarr = library("zarr", f"reading {path}")
-    if not path.lower().endswith(".zip"):
-        check_regular(os.path.abspath(path))
-        return zarr.open(path, mode="r")
-    store = zarr.storage.ZipStore(path, mode="r")
-    opened.callback(lambda: store.close() if hasattr(store, "_zf") else None)  # if it was opened
-    return zarr.open(store, mode="r")
+    if not os.path.isdir(path):
+        raise DataError(f"{path} is no folder; `unzip` makes one of a .zarr.zip")
+    check_regular(os.path.abspath(path))
+    return zarr.open(path, mode="r")
 
 
 def _texts(group: Any) -> dict[str, str]:

@@ -48,7 +48,9 @@ class Packing:
         stored = np.dtype(stored)
         if text:
             return cls(stored.str, "uint8")
-        unsigned = str(attributes.get("_Unsigned", "")).lower() == "true" and stored.kind == "i"
+        unsigned = attributes.get("_Unsigned", b"")
+        unsigned = unsigned if isinstance(unsigned, bytes) else str(unsigned).encode()
+        unsigned = unsigned.lower() == b"true" and stored.kind == "i"
         missing: list[float] = []
         for name in ("_FillValue", "missing_value"):
             if name in attributes:

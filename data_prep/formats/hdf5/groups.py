@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 SHOWN = 3  # names that a message has
 _OPTIONS = 6  # that a command in a message has
@@ -58,19 +58,6 @@ def matching(
     known = {path for path, _ in there}
     gone = [path for path, _ in found if path not in known]
     return there, [path for path in gone if "@" in last or [*names(path.rpartition("/")[0])]]
-
-
-def among(pattern: str, paths: Collection[str]) -> tuple[list[Match], list[str]]:
-    """Return what matches a pattern among the paths of all arrays of a file; see `matching`."""
-    inside: dict[str, dict[str, None]] = defaultdict(dict)  # the names in each group, in order
-    for path in paths:
-        above = ""
-        for name in path.split("/"):
-            inside[above][name] = None
-            above = f"{above}/{name}"
-    known = {f"/{path}" for path in paths}
-    found, gone = matching(pattern, lambda group: inside[group], known.__contains__)
-    return [(path.removeprefix("/"), matched) for path, matched in found], gone
 
 
 def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:

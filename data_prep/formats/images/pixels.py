@@ -3,14 +3,12 @@
 Pillow decodes the images into uint8 (channels, height, width). With --encoded their bytes are kept,
 and the loader decodes them.
 
-- Formats: JPEG, PNG, TIFF, WebP, BMP, GIF, JPEG 2000 and AVIF, recognised by their content. For
-  animations and files with several pages, --pages first takes the first page, and --pages all makes
-  a variable-length field of the pages (pages, channels, height, width). Of an MPO file from a
-  phone, the first image is taken.
+- Formats: JPEG, PNG and WebP, recognised by their content. Others, and animations, cannot be used.
+  Of an MPO file from a phone, the first image is taken.
 - The EXIF orientation is applied. ICC profiles are ignored. Grey, palette and CMYK images are
   converted by Pillow's formulas; colour is converted to grey by ITU-R 601.
-- Images with more than 8 bits per channel need --mode L16 (uint16, grey) or --mode RGB16 (uint16,
-  TIFF and PNG). They are never cut to 8 bits.
+- Grey PNGs of 16 bits need --mode L16 (uint16). Colours of 16 bits cannot be used: they are never
+  cut to 8 bits.
 - Transparent pixels are kept by --mode RGBA, or laid over the colour of --background. Otherwise the
   image cannot be used. An alpha channel that is opaque everywhere is dropped.
 - --encoded keeps each file's bytes, with their orientation, which the loader applies when it
@@ -28,59 +26,44 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.images.image_files import (
-    PAGES,
     check_whole,
-    colours16,
     grey16,
     has_alpha,
     is_deep,
-    is_negative,
     is_opaque,
     least_alpha,
     opened,
-    page_count,
     pillow,
     reasons,
 )
 from data_prep.formats.samples import Unusable
 from data_prep.options import add_options
-from hpctrain.data.sources.images import FORMATS as LOADED
 from hpctrain.data.sources.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.errors import ConfigError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
-MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
-DEEP = ("L16", "RGB16")
+MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
+_QUALITY = 95  # of JPEGs that are encoded again
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
-_DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
 
 
 _OPTIONS = f"""
 --size HxW
     height and width of the samples; 64 means 64x64
---resize {{crop,pad,stretch,none}} = crop
+--resize {{crop,pad,stretch}} = crop
     how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
-    longer side, fill the rest; stretch: scale both sides; none: images of another size cannot be
-    used
+    longer side, fill the rest; stretch: scale both sides
 --filter {{{",".join(FILTERS)}}} = bilinear
     the filter for resizing
 --mode {{{",".join(MODES)}}}
     mode of the pixels (default: MODE)
---pages {{{",".join(PAGES)}}} = refuse
-    images with several pages. first: take the first page; all: the pages of an image are one sample
-    of any length; refuse: they cannot be used
 --background COLOR =
     the colour under transparent pixels and around images resized by `pad`
 --encoded
     keep the bytes of the files; the loader decodes them
---quality 1-95 = 95 : int
-    quality of JPEGs that are encoded again
 --max-pixels N = {MAX_PIXELS} : int
     images with more pixels cannot be used: a file of a few KB can need many GB of memory
---draft
-    decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {_DRAFT} times --size: faster,
-    but the pixels differ a little
 """
 
 
@@ -100,11 +83,7 @@ class Pixels:
     mode: str = "RGB"  # one of MODES; "" is L for grey images and RGB for all others
     background: str = ""  # the name of a colour that Pillow knows, or ""
     encoded: bool = False  # whether a sample is the bytes of the file
-    quality: int = 95  # quality of JPEGs that are encoded again, 1 to 95
     max_pixels: int = MAX_PIXELS  # images with more pixels cannot be used
-    draft: bool = False  # whether JPEGs may be decoded at a fraction of their size
-    # One of PAGES: what is read of an animation, or of a file with several pages.
-    pages: str = "refuse"
 
     @classmethod
     def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
@@ -113,16 +92,8 @@ class Pixels:
         size = _size(args.size) if args.size else None
         if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
             raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
-        if args.encoded and args.mode in DEEP:
+        if args.encoded and args.mode == "L16":
             raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
-        if args.encoded and args.pages != "refuse":
-            raise ConfigError(
-                f"--pages {args.pages}: the loader decodes one page; leave out --encoded"
-            )
-        if args.draft and size is None:
-            raise ConfigError("--draft is for --size: JPEGs that are far larger")
-        if not 1 <= args.quality <= 95:
-            raise ConfigError(f"--quality {args.quality}: from 1 to 95")
         if args.max_pixels < 1:
             raise ConfigError(f"--max-pixels {args.max_pixels}: at least 1")
         if args.background:
@@ -134,7 +105,7 @@ class Pixels:
                 raise ConfigError(
                     f"--background {args.background!r}: a colour such as white or #ff8800"
                 ) from None
-            if args.mode in DEEP:
+            if args.mode == "L16":
                 raise ConfigError("--background: images of 16 bits have no transparent pixels")
         given = {each.name: getattr(args, each.name) for each in fields(cls)}
         return cls(**given | {"size": size, "mode": args.mode or mode})
@@ -146,73 +117,36 @@ class Pixels:
             return Field("uint8", variable=True)
         if self.size is None or not self.mode:
             return None
-        dtype = "uint16" if self.mode in DEEP else "uint8"
-        return Field(dtype, (MODES[self.mode], *self.size), self.pages == "all")
+        dtype = "uint16" if self.mode == "L16" else "uint8"
+        return Field(dtype, (MODES[self.mode], *self.size))
 
     def field_of(self, first: Array) -> Field:
         """Return the field of the samples, whose first one is `first`."""
-        if self.field is not None:
-            return self.field
-        pages = self.pages == "all"
-        return Field(first.dtype.name, first.shape[1:] if pages else first.shape, pages)
+        return self.field or Field(first.dtype.name, first.shape)
 
     def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
         """Return the sample of an image file, perhaps `out` itself.
 
-        It is uint8 or uint16 (channels, height, width); with all pages (pages, channels, height,
-        width); if encoded, uint8 (bytes,).
+        It is uint8 or uint16 (channels, height, width); if encoded, uint8 (bytes,).
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
-        with reasons(), opened(content, self.max_pixels, self.pages) as image:
+        with reasons(), opened(content, self.max_pixels) as image:
             if image.format == "PNG":
                 check_whole(image, "PNG", content)
-            if self.pages == "all":
-                found = []
-                for page in range(page_count(image)):
-                    image.seek(page)
-                    found.append(self._page(image, content))
-                    self._check(found[-1], Field(found[0].dtype.name, found[0].shape), "page")
-                pixels = np.stack(found)
-                if field is not None:
-                    self._check(found[0], field, "image")
-                return pixels
-            pixels = self._page(image, content, out)
-        if field is not None:
-            self._check(pixels, field, "image")
-        return pixels
-
-    def _page(self, image: Any, content: bytes, out: Array | None = None) -> Array:
-        """Return the pixels of the page that an open image is at."""
-        if self.mode == "RGB16" and is_deep(image):
-            colours = colours16(image, content, self.max_pixels)
-            turn = orientation(image)
-            return np.concatenate([self._array(self._resized(upright(c, turn))) for c in colours])
-        return self._array(self._resized(self._upright(image)), out)
-
-    def _check(self, pixels: Array, field: Field, what: str) -> None:
-        """Check that an image or page is like the first one."""
-        if len(pixels) != field.shape[0]:
+            pixels = self._array(self._resized(self._upright(image)), out)
+        if field is not None and len(pixels) != field.shape[0]:
             raise Unusable(
-                f"it has {_channels(len(pixels))}, the first {what} {_channels(field.shape[0])}; "
+                f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
                 "--mode makes them equal"
             )
-        if pixels.shape != field.shape:
+        if field is not None and pixels.shape != field.shape:
             raise Unusable(
-                f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first {what} "
+                f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
                 f"{field.shape[1]} x {field.shape[2]} (height x width); --size HxW makes them "
                 "equal; docs/data.md says how to keep sizes (Samples of different shapes)"
             )
-
-    def convert(self, image: Any) -> Array:
-        """Return the sample of an open Pillow image; see `sample`."""
-        with reasons():
-            if self.encoded:
-                file = io.BytesIO()
-                image.save(file, "PNG")
-                return self.sample(file.getvalue())
-            pixels = self._array(self._resized(self._upright(image)))
-            return pixels[None] if self.pages == "all" else pixels
+        return pixels
 
     def _file(self, content: bytes) -> bytes:
         """Return the bytes for the loader: those of the file, or the image encoded again."""
@@ -220,15 +154,10 @@ class Pixels:
             kind = "JPEG" if image.format == "MPO" else image.format
             if is_deep(image):
                 raise Unusable("it has more than 8 bits a channel, which the loader does not take")
-            if self.size is None and kind not in LOADED:
-                raise Unusable(
-                    f"the loader decodes {', '.join(LOADED)}, not {kind}; leave out --encoded, or "
-                    "--size encodes it again"
-                )
             fits = self.size is None or (
                 self.size == (image.height, image.width) and orientation(image) == 1
             )
-            if kind in LOADED and fits and is_opaque(image, content, self.max_pixels):
+            if fits and is_opaque(image, content, self.max_pixels):
                 check_whole(image, kind, content)
                 return content
         # Open the file again: reading the EXIF data may have moved the position in it.
@@ -236,30 +165,25 @@ class Pixels:
             file = io.BytesIO()
             resized = self._resized(self._upright(image))
             if kind == "JPEG":
-                resized.save(file, "JPEG", quality=self.quality)
+                resized.save(file, "JPEG", quality=_QUALITY)
             else:
                 resized.save(file, "PNG")
             return file.getvalue()
 
     def _upright(self, image: Any) -> Any:
         """Decode an image, apply its orientation, and convert it to the mode of the samples."""
-        deep, negative = is_deep(image), is_negative(image)
-        if self.draft and self.size and image.format in ("JPEG", "MPO"):
-            height, width = self.size[::-1] if orientation(image) > 4 else self.size
-            if self.resize == "pad":
-                height, width = _inside((height, width), (image.height, image.width))
-            image.draft(None, (_DRAFT * width, _DRAFT * height))
+        deep = is_deep(image)
         image.load()
-        if deep != (self.mode in DEEP):
+        if deep != (self.mode == "L16"):
             raise Unusable(
                 f"it has more than 8 bits a channel (Pillow's mode {image.mode}): --mode L16 "
-                "takes grey of 16 bits, --mode RGB16 colours; store others as arrays"
+                "takes grey of 16 bits; store colours as arrays"
                 if deep
-                else f"it has 8 bits a channel, --mode {self.mode} takes 16"
+                else "it has 8 bits a channel, --mode L16 takes 16"
             )
         image = upright(image, orientation(image))
         if self.mode == "L16":
-            return grey16(image, negative)
+            return grey16(image)
         mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
         if has_alpha(image):
             image = image.convert("RGBA")
@@ -282,11 +206,6 @@ class Pixels:
             return image
         height, width = self.size
         resample = pillow().Resampling[self.filter.upper()]
-        if self.resize == "none":
-            raise Unusable(
-                f"it has {image.height} x {image.width} pixels, not {height} x {width} (height x "
-                "width), and --resize is none"
-            )
         if self.resize == "stretch":
             return image.resize((width, height), resample)
         if self.resize == "crop":
@@ -303,7 +222,7 @@ class Pixels:
         return padded
 
     def _array(self, image: Any, out: Array | None = None) -> Array:
-        if self.mode in DEEP:
+        if self.mode == "L16":
             deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter may exceed the range
             return deep.astype(np.uint16)[None]
         shape = (len(image.getbands()), image.height, image.width)

@@ -9,7 +9,6 @@ from typing import Any
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv
-from data_prep.formats.tables.tables import without
 from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
@@ -103,9 +102,8 @@ def categorical(
     for file in sources if names else ():
         for part, _ in tables.parts_of(file, file.size or 1, csv):
             for rows in tables.rows_of(part, names, csv):
-                for name in names if rows.batch.num_rows else ():
-                    values = without(rows.batch.column(name), rows.bad)
-                    found[name].update(values.unique().to_pylist())
+                for name in names:
+                    found[name].update(rows.batch.column(name).unique().to_pylist())
                     if len(found[name]) > _MAX_CATEGORIES:
                         raise DataError(
                             f"{file.path}: --categorical {name}: it has more than "

@@ -8,7 +8,6 @@ string, binary            variable-length uint8; strings as UTF-8
 fixed-size list, tensor   shape (k, …)
 list of any of these      variable-length
 dictionary-encoded        the field of the values
-decimal                   what --cast says; floats are then rounded, integers are exact
 """
 
 import math
@@ -71,8 +70,7 @@ class Column:
         elif _is_text(kind):
             field = Field("uint8", variable=True)
         else:
-            is_cast_decimal = bool(cast) and pa.types.is_decimal(inner)
-            dtype = cast if is_cast_decimal else _dtype(name, kind, inner)
+            dtype = _dtype(name, kind, inner)
             try:
                 field = Field(cast or dtype, shape, variable)
             except DataError as error:
@@ -122,10 +120,7 @@ class Column:
 
         if leaves.null_count:
             add(_mask(leaves.is_null()), " has a null inside")
-        whole = self._of_decimals(leaves.type)
-        if whole:
-            add(_fractions(leaves), f": {{}} is not possible in {self.cast}")
-        values = _numbers(leaves, whole)
+        values = _numbers(leaves)
         if values.dtype == np.uint64 and not self.cast:
             add(values > np.uint64(2**63 - 1), ": {} is beyond int64, the largest integer type")
         elif self.cast:
@@ -140,15 +135,9 @@ class Column:
         if _is_text(array.type):
             return _text(array)
         leaves, lengths = _flat(array)
-        values = _numbers(leaves, self._of_decimals(leaves.type))
+        values = _numbers(leaves)
         values = values.astype(self.field.dtype, copy=False).reshape(-1, *self.field.shape)
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
-
-    def _of_decimals(self, kind: Any) -> bool:
-        """Return whether decimals are cast to integers, which must not go through floats."""
-        import pyarrow as pa
-
-        return pa.types.is_decimal(kind) and "int" in self.cast
 
     def _plain(self, array: Any) -> Any:
         """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
@@ -232,8 +221,8 @@ def _dtype(name: str, kind: Any, inner: Any) -> str:
         return str(np.dtype(inner.to_pandas_dtype()).name)
     if types.is_decimal(inner):
         raise DataError(
-            f"the column {name!r} is {kind}: no field holds such numbers; --cast {name}=float64 "
-            f"(or int64, if all are whole) converts them"
+            f"the column {name!r} is {kind}: no field holds such numbers; `cast` of pyarrow's "
+            "tables, or of datasets, makes float64 or int64 of them"
         )
     how = "--columns or --drop leave it out"
     if types.is_struct(inner):
@@ -262,25 +251,12 @@ def _flat(array: Any) -> tuple[Any, Int64s]:
         array = array.flatten()
 
 
-def _fractions(decimals: Any) -> Array:
-    """Return a mask of the decimals that int64 cannot hold."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    wide = pa.decimal256(76, max(0, decimals.type.scale))
-    integers = decimals.cast(pa.int64(), safe=False)
-    same = compute.equal(integers.cast(wide), decimals.cast(wide)).fill_null(True)
-    return ~_mask(same)
-
-
-def _numbers(array: Any, whole: bool = False) -> Array:
+def _numbers(array: Any) -> Array:
     """Return a flat array as NumPy. Nulls become zeros; `problems` reports them."""
     import pyarrow as pa
 
     kind = array.type
-    if pa.types.is_decimal(kind):
-        array = array.cast(pa.int64() if whole else pa.float64(), safe=False)
-    elif pa.types.is_temporal(kind):
+    if pa.types.is_temporal(kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         array = array.cast(width).cast(pa.int64())
     if array.null_count:

@@ -1,25 +1,21 @@
-"""The rows of CSV files, and the numbers of those that cannot be used.
+"""The rows of CSV files.
 
-The first rows of a CSV file decide the types of its columns. A row with a later value of another
-type cannot be used and is reported, and so is a row with an integer that its column of floats would
-round. A file that is not UTF-8 cannot be read.
+The first rows of a CSV file decide the types of its columns. A later value of another type is
+refused, and so is an integer that its column of floats would round, and a row with too few or too
+many values. A file that is not UTF-8 cannot be read.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from data_prep.formats.files import Part, lines_of
 from data_prep.formats.opening import one_line, opened, pyarrow
-from data_prep.formats.tables.columns import shown
-from data_prep.formats.tables.csv_text import (
-    NotTextError,
-    Utf8,
-    convert_values,
-    may_be_rounded,
-)
+from data_prep.formats.tables.csv_text import NotTextError, Utf8, may_be_rounded, rounded
 from data_prep.show.console import size
 from hpctrain.errors import DataError
 
@@ -29,15 +25,14 @@ FIRST = 2**20  # bytes at the beginning of a file; their values decide the types
 # time that each column of a block costs does not dominate; but at least FEW lines, whatever fits.
 LONG, LINES, FEW, LARGE = 2**14, 64, 8, 2**26
 LONGEST = 2**24  # bytes of the first line that are looked at
+SHOWN = 60  # characters of a value in a message
+_ROW = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
 
 
 class Rows(NamedTuple):
-    """A batch of rows, and the rows in it or between them that cannot be used."""
+    """A batch of rows."""
 
     batch: Any  # a `pyarrow.RecordBatch`
-    bad: Mapping[int, str]  # for each row of the batch that cannot be used, the reason
-    # The rows of the file that are not in the batch: number in the file and reason.
-    missing: Sequence[tuple[int, str]]
     # Returns the number in the file (from 1) of a row of the batch (from 0).
     number: Callable[[int], int]
 
@@ -65,90 +60,58 @@ class Csv:
 
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
     """Return the schema of the first rows, and these rows, or None if there are no rows."""
-    with _csv(Part(path), csv, {}, None, max(FIRST, csv.block)) as reader:
+    with _csv(Part(path), csv, {}, max(FIRST, csv.block)) as reader:
         return reader.schema, next(iter(reader), None)
 
 
 def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
     """Yield the rows of a part with the columns `names`, converted to the types of `csv`."""
-    # Convert whole batches. From the first one that fails, read bytes and convert them by value.
     types = {name: csv.types[name] for name in names}
-    exact = [i for i, name in enumerate(names) if name in csv.exact]
-    invalid = _Invalid(part, csv)
+    exact, done = [name for name in names if name in csv.exact], 0
+    with _csv(part, csv, types) as reader:
+        for batch in reader:
+            if exact and may_be_rounded(batch.select(exact)):
+                _check_exact(part, csv, exact)
+                exact = []
+            yield Rows(batch, partial(_number, part, csv, done + 1))
+            done += batch.num_rows
+
+
+def _check_exact(part: Part, csv: Csv, names: Sequence[str]) -> None:
+    """Check that no integer of a part is rounded in columns of floats, by their texts."""
     done = 0
-    try:
-        with _csv(part, csv, types, invalid) as reader:
-            for batch in reader:
-                if exact and may_be_rounded(batch.select(exact)):
-                    raise _ByValueError
-                yield from invalid.rows(batch, {}, done)
-                done += batch.num_rows
-    except _ByValueError:
-        seen = 0
-        with _csv(part, csv, dict.fromkeys(names, pyarrow().binary()), invalid) as reader:
-            for batch in reader:
-                fresh = batch.slice(max(0, done - seen))
-                if fresh.num_rows:
-                    converted, bad = convert_values(fresh, types, frozenset(exact))
-                    yield from invalid.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
-                seen += batch.num_rows
-    yield from invalid.rest()
+    with _csv(part, csv, dict.fromkeys(names, pyarrow().string())) as reader:
+        for batch in reader:
+            for name in names:
+                for place, text in rounded(batch.column(name)):
+                    raise DataError(
+                        f"{part.path}: row {_number(part, csv, done + 1, place)}: column {name!r} "
+                        f"is read as floats, which would round {text[:SHOWN]!r}; --cast "
+                        f"{name}=float64 allows that, --cast {name}=text keeps all as text"
+                    )
+            done += batch.num_rows
 
 
-class _ByValueError(Exception):
-    """A value does not have the type of its column, or may be rounded: look at each value."""
+def _number(part: Part, csv: Csv, first: int, row: int) -> int:
+    """Return the number in the file of a row, if row 0 has the number `first` in the part."""
+    return row + first + _rows_before(part, 0 if csv.names else 1)
 
 
-class _Invalid:
-    """The rows with too few or too many values, and the numbers in the file of all others.
-
-    It is pyarrow's handler for invalid rows, also of those that are read a second time.
-    """
-
-    def __init__(self, part: Part, csv: Csv) -> None:
-        # pyarrow counts the header as a row if it reads the header.
-        self._header = 0 if csv.names or part.start else 1
-        self._skipped = 0 if csv.names else 1
-        self._part, self._reasons = part, dict[int, str]()
-        self._told = 0  # so many of them were reported
-
-    def __call__(self, row: Any) -> str:
-        self._reasons[row.number] = (
-            f"it has {row.actual_columns} {'value' if row.actual_columns == 1 else 'values'}, not "
-            f"{row.expected_columns}: {shown(row.text)}"
-        )
-        return "skip"
-
-    def rows(self, batch: Any, bad: Mapping[int, str], first: int) -> Iterator[Rows]:
-        """Yield a batch that begins after `first` valid rows, and invalid rows before its end."""
-        if batch.num_rows:
-            last = self._physical(first + batch.num_rows - 1)
-            missing = self._untold(last)
-            yield Rows(batch, bad, missing, lambda row: self._number(self._physical(first + row)))
-
-    def rest(self) -> Iterator[Rows]:
-        """Yield the invalid rows after the last batch."""
-        missing = self._untold(None)
-        if missing:
-            batch = pyarrow().RecordBatch.from_pydict({})
-            yield Rows(batch, {}, missing, lambda row: row)
-
-    def _untold(self, before: int | None) -> list[tuple[int, str]]:
-        rows = sorted(row for row in self._reasons if before is None or row < before)
-        rows, self._told = rows[self._told :], len(rows)
-        return [(self._number(row), self._reasons[row]) for row in rows]
-
-    def _physical(self, row: int) -> int:
-        """Return pyarrow's number of the valid row `row`: it counts the invalid ones too."""
-        number = row + 1 + self._header
-        for invalid in sorted(self._reasons):
-            if invalid > number:
-                break
-            number += 1
-        return number
-
-    def _number(self, physical: int) -> int:
-        return physical - self._header + _rows_before(self._part, self._skipped)
+def _refused(part: Part, csv: Csv, error: str) -> DataError:
+    """Return the error for a row that Arrow refuses, with its number in the file."""
+    if (match := _ROW.fullmatch(error)) is None:
+        return DataError(f"{part.path} cannot be read as CSV: {error}")
+    column, row, why = match.groups()
+    # Arrow counts the header, if it reads it.
+    number = _number(part, csv, int(row), 0 if csv.names or part.start else -1)
+    where = f"{part.path}: row {number}"
+    if column is None:
+        return DataError(f"{where}: {why[:200]}")
+    name = list(csv.types)[int(column)]  # its place in the file
+    return DataError(
+        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {csv.types[name]}, the type "
+        f"of the first rows; --cast {name}=text takes all as text, --cast {name}=float64 all as floats"
+    )
 
 
 def _rows_before(part: Part, headers: int) -> int:
@@ -164,10 +127,8 @@ def _rows_before(part: Part, headers: int) -> int:
 
 
 @contextmanager
-def _csv(
-    part: Part, csv: Csv, types: Mapping[str, Any], invalid: "_Invalid | None", block: int = 0
-) -> Iterator[Any]:
-    """Open a part, and yield Arrow's reader."""
+def _csv(part: Part, csv: Csv, types: Mapping[str, Any], block: int = 0) -> Iterator[Any]:
+    """Open a part, and yield Arrow's reader; without types it leaves out rows of another length."""
     pa = pyarrow()
     from pyarrow import csv as library
 
@@ -189,8 +150,7 @@ def _csv(
                 library.ParseOptions(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
                     newlines_in_values=True,
-                    # Without a handler only the types are needed; `csv_rows` reports such rows.
-                    invalid_row_handler=invalid or (lambda _: "skip"),
+                    invalid_row_handler=None if types else (lambda _: "skip"),
                 ),
                 library.ConvertOptions(column_types=types, include_columns=list(types) or None),
             )
@@ -202,15 +162,13 @@ def _csv(
                 "Excel has saved, -f utf-16 or another encoding what others have"
             ) from None
         except pa.ArrowException as error:
-            if "conversion error" in str(error) and invalid is not None:
-                raise _ByValueError from None
             if "straddling" in str(error):
                 raise DataError(
                     f"{part.path} cannot be read as CSV: a row has more than {size(block)} of "
                     "text, or a quote in it is not closed; `data_prep python` converts longer rows"
                 ) from None
-            raise DataError(f"{part.path} cannot be read as CSV: {one_line(error)}") from None
-        if invalid is not None and text.quotes % 2:
+            raise _refused(part, csv, one_line(error)) from None
+        if types and text.quotes % 2:
             raise DataError(
                 f"{part.path} has an odd number of quotes: one is not closed, and what follows it "
                 'would be taken for one value; a quote inside of quotes is written twice, ""'

@@ -1,19 +1,11 @@
-"""The text of CSV files, which is checked as it is read, and their values one by one.
-
-Values are looked at one by one where a whole batch cannot be converted, or where a float may have
-been rounded.
-"""
+"""The text of CSV files, which is checked as it is read, and integers that a float would round."""
 
 import codecs
 import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
-
-from data_prep.formats.opening import pyarrow
-from data_prep.formats.tables.columns import shown
 
 
 class NotTextError(Exception):
@@ -52,7 +44,7 @@ class Utf8(io.RawIOBase):
 
 
 _EXACT = 2.0**53  # floats below this are exact if they are whole numbers
-WHOLE = re.compile(rb"\s*[+-]?\d+\s*")
+_WHOLE = r"^\s*[+-]?\d{16,}\s*$"
 
 
 def may_be_rounded(batch: Any) -> bool:
@@ -63,76 +55,13 @@ def may_be_rounded(batch: Any) -> bool:
     return bool((np.abs(matrix) >= _EXACT).any())
 
 
-def convert_values(
-    batch: Any, types: Mapping[str, Any], exact: frozenset[int]
-) -> tuple[Any, dict[int, str]]:
-    """Convert a batch of bytes to types; also return the rows with a value that is impossible."""
-    pa = pyarrow()
-    columns, bad = [], dict[int, str]()
-    for i, (name, kind) in enumerate(types.items()):
-        values = batch.column(i).to_pylist()
-        for row in list(_wrong(values, 0, kind)):
-            hint = f"--cast {name}=text takes all as text"
-            if pa.types.is_integer(kind) and _is_float(values[row]):
-                hint += f", --cast {name}=float64 all as floats"
-            text = shown(values[row].decode())
-            bad.setdefault(
-                row, f"column {name!r}: {text} is no {kind}, as the first rows have; {hint}"
-            )
-            values[row] = b""
-        columns.append(_parsed(values, kind))
-        for row in _rounded(values, columns[-1]) if i in exact else ():
-            bad.setdefault(
-                row,
-                f"column {name!r} is read as floats, which would round "
-                f"{shown(values[row].decode())}; --cast {name}=float64 allows that, "
-                f"--cast {name}=text keeps all as text",
-            )
-    return pa.RecordBatch.from_arrays(columns, names=list(types)), bad
+def rounded(texts: Any) -> Iterator[tuple[int, str]]:
+    """Yield the place and the text of each integer of an array of texts that differs as a float."""
+    from pyarrow import compute
 
-
-def _is_float(value: bytes) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _rounded(values: Sequence[bytes], floats: Any) -> Iterator[int]:
-    """Yield the places of the values that are integers, and differ from their floats."""
-    numbers = floats.to_numpy(zero_copy_only=False)
-    for i in np.flatnonzero(np.abs(numbers) >= _EXACT).tolist():
-        if WHOLE.fullmatch(values[i]):
-            digits, number = values[i].strip(), float(numbers[i])
-            if len(digits) > 310 or not np.isfinite(number) or int(digits) != int(number):
-                yield i
-
-
-def _wrong(values: Sequence[bytes], first: int, kind: Any) -> Iterator[int]:
-    """Yield the places of the values that cannot be converted, found by halving."""
-    try:
-        _parsed(values, kind)
-    except pyarrow().ArrowInvalid:
-        if len(values) == 1:
-            yield first
-            return
-        half = len(values) // 2
-        yield from _wrong(values[:half], first, kind)
-        yield from _wrong(values[half:], first + half, kind)
-
-
-def _parsed(values: Sequence[bytes], kind: Any) -> Any:
-    """Convert values by the rules that hold for a whole file."""
-    from pyarrow import csv
-
-    quoted = b"".join(b'"' + value.replace(b'"', b'""') + b'"\n' for value in values)
-    table = csv.read_csv(
-        io.BytesIO(quoted),
-        csv.ReadOptions(use_threads=False, column_names=["v"], block_size=len(quoted) + 1),
-        csv.ParseOptions(newlines_in_values=True),
-        csv.ConvertOptions(column_types={"v": kind}),
-    )
-    array = table.column("v").combine_chunks()
-    pa = pyarrow()
-    return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    whole = compute.match_substring_regex(texts, _WHOLE).fill_null(False)
+    for place in np.flatnonzero(whole.to_numpy(zero_copy_only=False)).tolist():
+        text = texts[place].as_py().strip()
+        number = float(text)
+        if len(text) > 310 or not np.isfinite(number) or int(text) != int(number):
+            yield place, text

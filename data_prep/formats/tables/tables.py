@@ -101,7 +101,7 @@ def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
         return
     batches = _parquet_batches if kind == "parquet" else arrow_batches
     for batch, first in batches(part, names):
-        yield Rows(batch, {}, (), partial(add, first + 1))
+        yield Rows(batch, partial(add, first + 1))
 
 
 def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:

@@ -34,7 +34,7 @@ class Tokenizer:
 
     name: str  # a name for messages and the provenance
     vocabulary: int  # the ids are 0 to vocabulary - 1
-    eod: int | None  # the id that ends each document, or None
+    eod: int  # the id that ends each document
     content: str = ""  # the text of tokenizer.json; "" if the tokens are the bytes
 
     @property
@@ -58,26 +58,23 @@ class Tokenizer:
         }
         return {**about, "tokenizers": _library().__version__} if self.content else about
 
-    def encode(self, texts: Sequence[str], threads: int = 1) -> Ragged:
+    def encode(self, texts: Sequence[str]) -> Ragged:
         """Return the tokens of each document, as `dtype`; there is at least one document."""
         if self.content:
-            return self._encode(texts, threads)
+            return self._encode(texts)
         encoded = [text.encode() for text in texts]
-        end = b"" if self.eod is None else b"\0"
-        values = np.frombuffer(end.join([*encoded, b""]), np.uint8).astype(self.dtype)
-        offsets = offsets_of([len(text) + len(end) for text in encoded])
-        if self.eod is not None:
-            values[offsets[1:] - 1] = self.eod
+        values = np.frombuffer(b"\0".join([*encoded, b""]), np.uint8).astype(self.dtype)
+        offsets = offsets_of([len(text) + 1 for text in encoded])
+        values[offsets[1:] - 1] = self.eod
         return Ragged(values, offsets)
 
-    def _encode(self, texts: Sequence[str], threads: int) -> Ragged:
+    def _encode(self, texts: Sequence[str]) -> Ragged:
         # The library reads this at each call. Its threads would compete with our processes.
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         tokenizer = _loaded(self.content)
         encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
-        end = [] if self.eod is None else [self.eod]
         samples: list[Array] = [
-            np.array(found.ids + end, self.dtype)
+            np.array([*found.ids, self.eod], self.dtype)
             for found in encode(list(texts), add_special_tokens=False)
         ]
         return Ragged.of(samples)
@@ -88,21 +85,21 @@ def digest_of(content: str) -> str:
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
 
-def of_bytes(eod: bool) -> Tokenizer:
-    """Return the tokenizer of UTF-8 bytes: 256 ids and, with `eod`, one for the document's end."""
-    return Tokenizer("bytes", BYTES + eod, BYTES if eod else None)
+def of_bytes() -> Tokenizer:
+    """Return the tokenizer of UTF-8 bytes: 256 ids, and one for the document's end."""
+    return Tokenizer("bytes", BYTES + 1, BYTES)
 
 
-def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
+def of_file(path: Path, token: str | None = None) -> Tokenizer:
     """Read a tokenizer.json."""
     try:
         content = content_of(path).decode()
     except UnicodeDecodeError:
         raise DataError(f"{path} is no {FILE}: it is not UTF-8") from None
-    return of_content(content, str(path), eod, token)
+    return of_content(content, str(path), token)
 
 
-def of_content(content: str, name: str, eod: bool, token: str | None = None) -> Tokenizer:
+def of_content(content: str, name: str, token: str | None = None) -> Tokenizer:
     """Make a tokenizer from the text of a tokenizer.json; see `of_file`."""
     try:
         tokenizer = _loaded(content)
@@ -110,7 +107,7 @@ def of_content(content: str, name: str, eod: bool, token: str | None = None) -> 
         raise
     except Exception as error:  # the library raises bare Exceptions
         raise DataError(f"{name} is no {FILE} of Hugging Face tokenizers: {error}") from None
-    end = _end(tokenizer, name, token) if eod else None
+    end = _end(tokenizer, name, token)
     # The number of entries is not enough: ids may have gaps.
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest < 0:
@@ -150,9 +147,7 @@ def _end(tokenizer: Any, name: str, token: str | None) -> int:
         known = [end for end in _EODS if tokenizer.token_to_id(end) is not None]
         if len(known) != 1:
             has = f"has {' and '.join(known)}" if known else f"has none of {', '.join(_EODS)}"
-            raise ConfigError(
-                f"{name}: which token ends a document? It {has}; give --eod TOKEN, or --no-eod"
-            )
+            raise ConfigError(f"{name}: which token ends a document? It {has}; give --eod TOKEN")
         token = known[0]
     found: int | None = tokenizer.token_to_id(token)
     if found is None:

@@ -8,13 +8,14 @@ have found: {match: 'transformer.*', to: '*'} removes a prefix.
 
 Numbers have to keep their meaning. Floats of 16, 32 and 64 bits become each other, and integers
 become other integers; everything else stays what it is. An integer or a float of 8 bits in place of
-a weight is a code: it means nothing without a scale, a zero point or a table under another name.
-This module does not import torch: a login node looks at weights before a job is queued.
+a weight is a code: it means nothing without a scale, a zero point or a table under another name,
+which the model does not have. This module does not import torch: a login node looks at weights
+before a job is queued.
 """
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -26,19 +27,6 @@ Shape = tuple[int, ...]
 _SHOWN = 8
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
 _WORDS = {"BF": "bfloat", "F": "float", "I": "int", "U": "uint", "C": "complex"}
-_PACKED = (
-    (".qweight", ".scales", "GPTQ or AWQ"),
-    (".weight_packed", ".weight_scale", "compressed-tensors"),
-    ("_blocks", "_scales", "MXFP4"),
-    (".weight", ".weight.absmax", "bitsandbytes with 4 bits"),
-    (".weight", ".SCB", "bitsandbytes with 8 bits"),
-    (".weight", ".weight_scale_inv", "8-bit floats with scales"),
-    (".weight", ".weight_scale", "8 bits with scales"),
-    (".W_q", ".scale", "HQQ"),
-    (".weight._data", ".weight._scale", "quanto"),
-)
-"""How the names of codes end, and those of their scales, and what the format is called."""
-
 _CURE = (
     "take the release of the model in bf16, or dequantize it once (`model.dequantize()` of "
     "transformers, then `save_pretrained`)"
@@ -83,36 +71,18 @@ class Match:
 
     Attributes:
         stored: The stored name of each weight of the model that is loaded.
-        renamed: The weights whose stored name is another one.
-        skipped: The weights that `skip` leaves out, although they are stored.
-        initial: The other weights of the model that are not stored: they keep their values.
-        unused: The stored weights that the model does not have, by the names that `rename` gives.
-        needless: Those of them that it does not need: it computes them itself, `skip` names them,
-            or they are a parameter that is loaded under another name.
-        other_shape: Weights whose shapes differ: the stored one, and that of the model.
+        initial: The other weights of the model, which keep their values.
+        unused: The stored weights that the model does not need, by the names that `rename` gives.
     """
 
     stored: dict[str, str] = field(default_factory=dict)
-    renamed: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
     initial: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    needless: list[str] = field(default_factory=list)
-    other_shape: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
 
-    def lines(self) -> Iterator[str]:
-        """Yield what a user wants to know, one sentence a line."""
-        total = len(self.stored) + len(self.initial) + len(self.skipped)
-        renamed = f", {len(self.renamed)} of them renamed" if self.renamed else ""
-        yield f"{len(self.stored)} of {total} weights of the model are loaded{renamed}"
-        if self.initial:
-            yield f"{len(self.initial)} keep their initial values: {listed(self.initial)}"
-        if self.skipped:
-            yield f"{len(self.skipped)} are left out by init_skip: {listed(self.skipped)}"
-        if self.unused:
-            yield f"{len(self.unused)} stored weights are not used: {listed(self.unused)}"
-        if self.needless:
-            yield f"{len(self.needless)} stored weights are not needed: {listed(self.needless)}"
+    def __str__(self) -> str:
+        loaded, total = len(self.stored), len(self.stored) + len(self.initial)
+        kept = f"; initial values: {listed(self.initial)}" if self.initial else ""
+        return f"{loaded} of {total} weights of the model are loaded{kept}"
 
     def refuse_unused(self) -> None:
         """Refuse stored weights that the model neither has nor computes, nor `skip` names."""
@@ -122,7 +92,8 @@ class Match:
             raise ConfigError(
                 f"the model has nothing of these names, which are stored: {listed(self.unused)}. "
                 "If it calls them otherwise, checkpoint.init_rename gives them its names; if it "
-                f"does not need them, name them: checkpoint.init_skip=[{shown}]"
+                f"does not need them, name them: checkpoint.init_skip=[{shown}]. If they are the "
+                f"scales of quantized weights, {_CURE}"
             )
 
 
@@ -143,29 +114,22 @@ def match(
     """
     targets = _targets(stored, rename)
     _check_patterns(stored, {*targets, *model}, rename, skip)
-    found = Match()
+    found, other = Match(), dict[str, tuple[Shape, Shape]]()
     for name, source in targets.items():
-        skipped = any(fnmatchcase(name, pattern) for pattern in skip)
+        if any(fnmatchcase(name, pattern) for pattern in skip):
+            continue
         if name not in model:
-            (found.needless if skipped or computes(name) else found.unused).append(name)
-        elif skipped:
-            found.skipped.append(name)
-        elif stored[source] != model[name]:
-            found.other_shape[name] = stored[source], model[name]
-        else:
+            found.unused += [] if computes(name) else [name]
+            continue
+        _check_numbers(name, source, dtypes)
+        if stored[source] == model[name]:
             found.stored[name] = source
-            if name != source:
-                found.renamed.append(name)
+        else:
+            other[name] = stored[source], model[name]
+    _check_shapes(other)
     ties = ties or {}
     loaded = {ties.get(name, name) for name in found.stored}
-    known = {*found.stored, *found.skipped, *found.other_shape}
-    shared = [name for name in found.skipped if ties.get(name, name) in loaded]
-    found.skipped = [name for name in found.skipped if name not in shared]
-    found.needless += shared
-    found.initial = [n for n in model if n not in known and ties.get(n, n) not in loaded]
-    left_out = {*found.skipped, *found.needless}
-    _check_numbers({n: s for n, s in targets.items() if n not in left_out}, dtypes)
-    _check_shapes(found.other_shape)
+    found.initial = [n for n in model if n not in found.stored and ties.get(n, n) not in loaded]
     if not found.stored:
         near = difflib.get_close_matches(next(iter(model), ""), stored, 1, 0.3)
         raise ConfigError(
@@ -176,22 +140,14 @@ def match(
     return found
 
 
-def _check_numbers(targets: Mapping[str, str], dtypes: Dtypes) -> None:
-    there = {source: dtypes.stored[source] for source in targets.values() if dtypes.stored}
-    own = {source: dtypes.model[name] for name, source in targets.items() if name in dtypes.model}
-    codes = [(n, what) for n, what in _packed(there) if there[n] != own.get(n)]
-    if codes:
+def _check_numbers(name: str, source: str, dtypes: Dtypes) -> None:
+    there, here = dtypes.stored.get(source), dtypes.model.get(name)
+    if there and here and not fits(there, here):
         raise ConfigError(
-            f"the weights are quantized ({codes[0][1]}): {listed([name for name, _ in codes])} "
-            f"hold codes, which are no weights without their scales; {_CURE}"
+            f"{source} is stored as {there} and is {here} in the model, so the numbers do not mean "
+            f"the same. If the weights are quantized, {_CURE}; checkpoint.init_skip=['{name}'] "
+            "leaves it out"
         )
-    for name, source in targets.items():
-        if source in there and source in own and not fits(there[source], own[source]):
-            raise ConfigError(
-                f"{source} is stored as {there[source]} and is {own[source]} in the model, so the "
-                f"numbers do not mean the same. If the weights are quantized, {_CURE}; "
-                f"checkpoint.init_skip=['{name}'] leaves it out"
-            )
 
 
 def _check_shapes(other: Mapping[str, tuple[Shape, Shape]]) -> None:
@@ -254,17 +210,6 @@ def torch_name(dtype: str) -> str:
 def fits(stored: str, own: str) -> bool:
     """Return whether numbers of a stored dtype, such as bfloat16, keep their meaning in our own."""
     return _kind(stored) == _kind(own)
-
-
-def _packed(dtypes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield weights that are stored as codes beside their scales, and the name of the format."""
-    for name, dtype in dtypes.items():
-        if _kind(dtype) in ("floating", "complex", "bool"):
-            continue
-        for codes, scales, what in _PACKED:
-            if name.endswith(codes) and name.removesuffix(codes) + scales in dtypes:
-                yield name, what
-                break
 
 
 def _kind(dtype: str) -> str:

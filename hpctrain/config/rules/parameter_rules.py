@@ -13,7 +13,7 @@ NEEDS_CLOSURE = (
     "needs a closure that computes the loss again within a step. A step of hpctrain is one forward "
     "and backward pass: use an optimizer whose step() works by itself, such as optimizer=adamw"
 )
-NEEDS_SPARSE = (
+_NEEDS_SPARSE = (
     "needs sparse gradients. Gradients here are dense, because ranks add them, and they are "
     "clipped and judged: use optimizer=adamw"
 )
@@ -62,7 +62,7 @@ def _takes_weight_decay(target: str) -> bool:
 def _step(target: str) -> Iterator[str]:
     """Yield why a step of the training cannot call `step()` of an optimizer."""
     if target.endswith(".SparseAdam"):
-        yield f"optimizer._target_={target} {NEEDS_SPARSE}"
+        yield f"optimizer._target_={target} {_NEEDS_SPARSE}"
     match targets.definition(target):
         case _, ast.ClassDef(body=body):
             own = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == "step"]

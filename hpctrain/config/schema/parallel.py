@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain import gone
 from hpctrain.config.schema.key import key, section
 
 # The name of a schedule, and the stages that each rank has.
@@ -27,8 +28,8 @@ def _check_degree(degree: int) -> str:
 def _check_weights(weights: Any) -> str:
     if weights is None:
         return ""
-    if str(weights).startswith("auto"):
-        return "auto has left hpctrain: rank_s in run.json says how long each rank takes"
+    if isinstance(weights, str) and weights.startswith("auto"):
+        return gone.sentence("parallel.weights_hosts")
     numbers = weights if isinstance(weights, list | tuple) else ()
     if numbers and all(type(weight) is int and 1 <= weight <= 1000 for weight in numbers):
         return ""

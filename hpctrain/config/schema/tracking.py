@@ -38,8 +38,3 @@ class TrackingConfig:
         "hpctrain.trackers.OtherTracker, named by `_target_`, such as "
         "hpctrain.trackers.TensorBoard.",
     )
-    log_model: bool = key(
-        False,
-        "At the end of the run the model and its signature are put into MLflow; without, only the "
-        "paths and digests of its checkpoints are.",
-    )

@@ -144,9 +144,8 @@ class TrainConfig:
     watch: str = key(
         "note",
         "What happens when all numbers are finite, but the run seems to learn nothing: its loss "
-        "has diverged, had a spike or does not fall, layers get a gradient of exactly zero, an "
-        "evaluation is no better than a guess. note says so in the log, status, MLflow and an "
-        "alert. stop also ends the run as failed, but not because of a spike. off does not look.",
+        "has diverged, or layers get a gradient of exactly zero. note says so in the log, status, "
+        "MLflow and an alert. stop also ends the run as failed. off does not look.",
         choices=("note", "stop", "off"),
         identity=False,
     )

@@ -103,7 +103,7 @@ class Watch:
                 raise DataError(
                     f"shard {path} was changed during the run: {what} ({error}). Checkpoints from "
                     "before then are good. Put the file back as it was (`python -m data_prep "
-                    f"verify {path.parent}` compares it with its index), then resume the run"
+                    f"inspect {path.parent} --verify` compares it), then resume the run"
                 ) from None
             known = stamp
 

@@ -1,11 +1,7 @@
-"""The ports of InfiniBand adapters, by the files of the kernel: state, rate and errors.
+"""The ports of InfiniBand adapters, by the files of the kernel: state and rate.
 
 /sys/class/infiniband/mlx5_0/ports/1/state              4: ACTIVE
                                      /rate               400 Gb/sec (4X NDR)
-                                     /counters/symbol_error ...
-
-The counters run since the driver was loaded, so their height says little. Errors that come while
-the links are measured say that a cable or a port is bad.
 """
 
 import ctypes
@@ -19,11 +15,7 @@ from hpctrain.doctor.finding import Finding, judged, unknown
 
 _FOLDER = Path("/sys/class/infiniband")
 _LIBRARY = "libibverbs.so.1"
-_ERRORS = (
-    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"),
-    *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
-)
-_CURE = "Ask the administrators to look at cable and port (`ibstat`, `perfquery`)."
+_CURE = "Ask the administrators to look at cable and port (`ibstat`, `perfquery -x`)."
 
 
 def _ports(folder: Path) -> list[Path]:
@@ -93,36 +85,3 @@ def checked(folder: Path = _FOLDER) -> Iterator[Finding]:
     found = f"{len(ports) - len(down)} of {len(ports)} ports are active; not {', '.join(down)}"
     found = found if down else f"active: {rates(folder)}"
     yield judged("InfiniBand", not down, found, "active ports, if they have cables", _CURE)
-    if not any(errors(folder).values()):
-        yield unknown("InfiniBand errors", "the kernel shows no counters of the ports")
-
-
-def errors(folder: Path = _FOLDER) -> dict[str, dict[str, int]]:
-    """Return the counters of errors of each active port, as far as the kernel shows them."""
-    return {
-        _name(port): {
-            name: int(text)
-            for name in _ERRORS
-            if (text := _text(port / "counters" / name)).isdecimal()
-        }
-        for port in _ports(folder)
-        if _is_active(port)
-    }
-
-
-def risen(
-    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
-) -> Iterator[Finding]:
-    """Judge the errors that have come between two readings of `errors`."""
-    if not any(before.values()):
-        return
-    new = [
-        f"{port}: {name} +{value - before[port][name]:,}"
-        for port, counters in after.items()
-        for name, value in counters.items()
-        if value > before.get(port, {}).get(name, value)
-    ]
-    if gone := [port for port in before if port not in after]:
-        new.append(f"no longer active: {', '.join(gone)}")
-    found = ", ".join(new[:6]) or "none while it was measured"
-    yield judged("InfiniBand errors", not new, found, "none while it is measured", _CURE)

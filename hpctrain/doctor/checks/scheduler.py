@@ -1,6 +1,5 @@
 """Checks of Slurm from a login node: does it answer, and would it run the jobs of this config?"""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +8,9 @@ from hpctrain.doctor.finding import Finding, bounded, good, unknown
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.partition_limit import minutes, road
-from hpctrain.slurm.queue import UnreachableError, ask, me, rows, version
+from hpctrain.slurm.queue import UnreachableError, ask, rows, version
 from hpctrain.slurm.script import sbatch_script
 
-_SLOW_S = 5.0
 _USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "mix", "alloc")
 
 
@@ -26,9 +24,7 @@ def checked(config: Config) -> Iterator[Finding]:
             "login node or load its module.",
         )
         return
-    begin = time.monotonic()
     answer = ask("scontrol", "ping", quiet=True)
-    seconds = time.monotonic() - begin
     if answer is None or " is UP" not in answer:
         found = " ".join((answer or "no answer").split())
         cure = "Wait, or tell the administrators: submissions fail until slurmctld answers."
@@ -37,16 +33,7 @@ def checked(config: Config) -> Iterator[Finding]:
     up = [line.strip() for line in answer.splitlines() if " is UP" in line]
     words = version(ask("sinfo", "--version", quiet=True) or "") or "version unknown"
     yield good("Slurm's controller", ", ".join([words, *up]))
-    yield bounded(
-        "Slurm's answer",
-        _SLOW_S - seconds,
-        f"in {seconds:.1f} s",
-        warn_below=0,
-        expected=f"within {_SLOW_S:g} s",
-        cure="The controller is busy: submit sweeps as one command and poll less.",
-    )
     yield from _partition(config)
-    yield from _accounting(config)
     yield _job(config)
 
 
@@ -105,25 +92,6 @@ def _partition(config: Config) -> Iterator[Finding]:
         yield Finding(check, "warn", f"by hand: {found.why}", "a requeue or a chain", cure)
     else:
         yield good(check, ": ".join(filter(None, (found.name, found.why))))
-
-
-def _accounting(config: Config) -> Iterator[Finding]:
-    command = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={me()}")
-    listed = ask(*command, "format=account,qos", quiet=True)
-    if listed is None:
-        yield unknown(
-            "accounting",
-            "sacctmgr does not answer",
-            "Without it, states of jobs that have left the queue come from their run directories.",
-        )
-        return
-    accounts = sorted({line.partition("|")[0] for line in listed.splitlines() if "|" in line})
-    account = config.site.account
-    if account is not None and accounts and account not in accounts:
-        cure = f"Set site.account to one of: {', '.join(accounts)}."
-        yield Finding("account", "fail", account, "an account of yours", cure)
-        return
-    yield good("accounting", f"accounts: {', '.join(accounts) or 'any'}")
 
 
 def _job(config: Config) -> Finding:

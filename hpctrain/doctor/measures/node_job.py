@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
-from hpctrain.doctor.checks import infiniband, interfaces, reach
+from hpctrain.doctor.checks import interfaces, reach
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import HpctrainError
@@ -88,7 +88,7 @@ def measured(asked: Expectation, ranks: RankInfo, device: Any, seen: Probe) -> P
 
     from hpctrain.doctor.measures import all_reduce, pairs, speed
 
-    figures, before = seen.figures, infiniband.errors()
+    figures = seen.figures
     # One rank of the node after the other: on CPUs they would share caches and memory.
     figures |= _in_turn(ranks, lambda: speed.measured(device))
     if asked.data:
@@ -103,8 +103,6 @@ def measured(asked: Expectation, ranks: RankInfo, device: Any, seen: Probe) -> P
     if ranks.num_nodes > 1:
         found = pairs.measured(device, ranks)
         figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
-    if ranks.local_rank == 0:
-        seen.findings.extend(infiniband.risen(before, infiniband.errors()))
     return meet(seen)
 
 

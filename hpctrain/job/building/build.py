@@ -95,9 +95,7 @@ def build(
 
     log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
-    watch = observers.build_watch(
-        *(config, parts.whole_task, effective, notes, ranks), evaluates="val" in evaluations
-    )
+    watch = observers.build_watch(train, effective, notes)
     train_step = TrainStep(
         model,
         task,
@@ -116,7 +114,7 @@ def build(
     meter = Meter(
         loader,
         account,
-        observers.build_slow_ranks(mesh, run, ranks, notes),
+        observers.build_slow_ranks(mesh, ranks, notes),
         parts.precision,
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",

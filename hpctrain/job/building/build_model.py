@@ -8,9 +8,7 @@ The checkpoints of a run with adapters (LoRA) hold these only; the other weights
 `checkpoint.init_from`.
 """
 
-import json
 import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from hpctrain.checkpoint.starting_point import (
 )
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.config.schema import CheckpointConfig, Config
-from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
@@ -42,7 +39,6 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.weights_digest import verified
-from hpctrain.secrets import referenced
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +46,7 @@ log = logging.getLogger(__name__)
 def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
     """Load the weights that the run starts from, unless its checkpoint has them all.
 
-    All ranks call this together. Rank 0 reports what matched, in the log and in
-    `provenance/weights.json`.
+    All ranks call this together. Rank 0 says in the log what keeps its initial values.
     """
     checkpoint = config.checkpoint
     if checkpoint.init_from is None:
@@ -67,11 +62,11 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
         except ConfigError as error:
             raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
     if adapted:
-        _refuse_gaps(model.module, {*found.initial, *found.skipped})
+        _refuse_gaps(model.module, {*found.initial})
         if config.train.lora.quantize:
             quantize(model.module)
     if ranks.is_main:
-        _report(checkpoint, run, found)
+        log.info("the weights of %s: %s", checkpoint.init_from, found)
 
 
 def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None:
@@ -168,12 +163,3 @@ def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
     if "error" in answer:
         raise StorageError(answer["error"])
     return find_weights(Path(answer["path"]))
-
-
-def _report(start: CheckpointConfig, run: RunDir, found: Match) -> None:
-    log.info("the weights of %s: %s", start.init_from, "; ".join(found.lines()))
-    facts = {"path": start.init_from, "digest": start.init_digest, **asdict(found)}
-    del facts["other_shape"]  # empty, or the run would not have begun
-    run.provenance.mkdir(exist_ok=True)
-    file = run.provenance / "weights.json"
-    write_atomically(file, json.dumps(referenced(facts), indent=1) + "\n")

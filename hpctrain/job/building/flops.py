@@ -5,13 +5,11 @@
 What is counted are matrix products, convolutions and attention, as for the MFU of PaLM (Chowdhery
 et al. 2022, appendix B). A multiplication and an addition are two operations. Attention counts as a
 whole square, also where it is causal (NVIDIA's Megatron-LM counts one half). Activations that
-checkpointing computes twice count once, so the number is the same for every strategy, and what
-follows from it is MFU and not HFU.
+checkpointing computes twice count once, so the number is the same for every strategy.
 """
 
 import copy
 import logging
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,15 +25,13 @@ from hpctrain.hardware import Hardware
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.precision import wide_batch
-from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
-from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
 from hpctrain.parallel.preparing.initial import Build, skeleton, without_memory
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task
-from hpctrain.training.measuring.utilisation import Utilisation, Work
+from hpctrain.training.measuring.utilisation import Utilisation
 
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm refuses a single value
@@ -54,17 +50,13 @@ class Flops:
     convention: str = COUNTED  # how they were counted, for a reader
 
 
-def flops_of_training(
-    build: Build, task: Task, batch: Batch, mode: str = "none", blocks: list[str] | None = None
-) -> Flops | None:
+def flops_of_training(build: Build, task: Task, batch: Batch) -> Flops | None:
     """Return the operations of a sample of a batch, of which only dtypes and shapes matter.
 
     `build` is called on the meta device. It is None where the model needs values to be built or
-    called. Unless `mode`, that of activation checkpointing, is "none", all blocks compute again.
+    called.
     """
     model = skeleton(build, 0)
-    if model is not None and mode != "none":
-        checkpoint_activations([block for _, block in find_blocks(model, blocks or [])], mode)
     return None if model is None else count_flops(model, task, meta_batch(batch))
 
 
@@ -137,7 +129,7 @@ def build_utilisation(
     config: Config,
     ranks: RankInfo,
 ) -> Utilisation | None:
-    """Return what measures MFU and HFU; None where the device or the model is unknown.
+    """Return what measures the MFU; None where the device or the model is unknown.
 
     `build` makes another such model.
     """
@@ -148,7 +140,7 @@ def build_utilisation(
     if not all(parameter.requires_grad for parameter in model.module.parameters()):
         log.info("no MFU: parameters that are not trained need fewer operations than are counted")
         return None
-    return Utilisation(partial(_count, build, task, config), peak * ranks.world_size)
+    return Utilisation(partial(_count, build, task), peak * ranks.world_size)
 
 
 def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
@@ -163,21 +155,15 @@ def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
     return hardware.of_device(name, torch.cuda.get_device_properties(device).total_memory)
 
 
-def _count(build: Build, task: Task, config: Config, batch: Batch) -> Work | None:
+def _count(build: Build, task: Task, batch: Batch) -> int | None:
     """Return the operations of a sample; the random state stays as it is."""
-    mode = config.train.activation_checkpointing
-    with_all, again = None, 0.0
     with dry_run():
         needed = flops_of_training(build, task, batch)
-        if needed is None:
-            log.info("no MFU: the FLOPs of this model cannot be counted")
-            return None
-        if mode != "none":
-            with_all = flops_of_training(build, task, batch, mode, config.parallel.blocks)
-    if with_all is not None:
-        again = max(0, with_all.training - needed.training)
+    if needed is None:
+        log.info("no MFU: the FLOPs of this model cannot be counted")
+        return None
     log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
-    return Work(needed.training, needed.training + math.ceil(again))
+    return needed.training
 
 
 def _first_line(error: Exception) -> str:

@@ -233,11 +233,13 @@ def _again(
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Raise a ConfigError with the line that fails in place of an error within."""
+def explained(what: str, others: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise a ConfigError with the line that fails in place of an error within, but of `others`."""
     try:
         yield
     except HpctrainError:
+        raise
+    except others:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,8 @@
 """Notes on a run, in the manner of jobstats: what was used badly, and the override to change."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from omegaconf import OmegaConf
 
@@ -9,147 +10,164 @@ from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import slow_host
+from hpctrain.report.account.slow_hosts import SlowHost, slow_host
 from hpctrain.units import GIB
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
-_SMALL_MEMORY = 50.0  # percent of a GPU
-_FULL_MEMORY = 95.0
 _ROOM = 1.25  # what a request should have above the highest use
-_HALF = 0.5
-_WAITS = 0.05  # of the time, for data
-_SENDS = 0.2  # of the time, for other ranks
+
+
+@dataclass
+class _Seen:
+    """The figures of a run by which it is judged; shares are those of the allocated time."""
+
+    account: RunAccount
+    share: dict[str, float]
+    slow: SlowHost | None  # the host that the others wait for
+    memory: float  # the most of a GPU, in percent; NaN if no sensor tells it, as below
+    use: float  # of the GPUs, in percent
+    idle: float  # of the GPU-hours
+    requests: list[str]  # what was asked of Slurm and not needed
+
+    def percent(self, part: str) -> str:
+        return f"{100 * self.share[part]:.0f}% of the time"
+
+    def cures(self, kind: str, otherwise: str = "", power: int = 2) -> str:
+        """Return what could be changed; the keys that the run's file lacks have their default."""
+        data = {"path": "", **self.account.config.get("data", {})}
+        try:
+            config = typed(OmegaConf.create({**self.account.config, "data": data}))
+        except (ConfigError, AttributeError, TypeError):  # of another version
+            config = typed(OmegaConf.create({"data": {"path": ""}}))
+        found = cures(kind, config, self.account.spans[-1].facts.world_size, power)
+        return "; or ".join(filter(None, (found, otherwise)))
+
+    def saves(self, factor: float) -> str:
+        """Return when checkpoints are written, as keys, for `factor` times the distance."""
+        given = {"every_steps": self.account.value("checkpoint.every_steps", 200)}
+        given["every_s"] = self.account.value("checkpoint.every_s")
+        keys = {f"checkpoint.{key}": max(1, int(factor * v)) for key, v in given.items() if v}
+        return ", ".join(f"`{key}={value}`" for key, value in keys.items())
+
+    def evaluations(self) -> str:
+        steps = self.account.value("train.eval_every")
+        return f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
+
+    def room(self) -> str:
+        """Return what uses more of the memory, or fewer GPUs."""
+        several = self.account.gpus(self.account.spans[-1]) > 1
+        fewer = f"{'half' if self.memory > 25 else 'a quarter'} of the GPUs" if several else ""
+        power = 2 ** int(math.log2(max(1.0, 90 / max(self.memory, 1e-9))))
+        return self.cures("room", fewer or "a smaller GPU is enough", power)
+
+
+# When it is said, and what; each was found in a run.
+_RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str]], ...] = (
+    (
+        lambda run: run.share["data_wait"] > 0.05,
+        lambda run: f"{run.percent('data_wait')} the ranks waited for data: {run.cures('data')}",
+    ),
+    (
+        lambda run: (
+            run.share["communication"] > 0.2 and not run.slow and not run.share["slow_rank"]
+        ),
+        lambda run: (
+            f"{run.percent('communication')} rank 0 waited for other ranks: "
+            f"{run.cures('communication') or 'fewer ranks wait less'}"
+        ),
+    ),
+    (
+        lambda run: run.slow is not None,
+        lambda run: _host(run.slow),
+    ),
+    (
+        lambda run: run.share["checkpoint"] > max(0.05, run.share["lost"]),
+        lambda run: (
+            f"{run.percent('checkpoint')} went into checkpoints: "
+            f"{run.saves(math.ceil(run.share['checkpoint'] / 0.02))}"
+        ),
+    ),
+    (
+        lambda run: run.share["lost"] > max(0.03, run.share["checkpoint"]),
+        lambda run: (
+            f"{run.percent('lost')} went into steps that were made again after a restart: "
+            f"{run.saves(0.5)}"
+        ),
+    ),
+    (
+        lambda run: run.share["evaluation"] > 0.2,
+        lambda run: f"{run.percent('evaluation')} went into evaluations: {run.evaluations()}",
+    ),
+    (
+        lambda run: run.memory < 50,
+        lambda run: f"GPU memory {run.memory:.0f}% used: {run.room()}",
+    ),
+    (
+        lambda run: run.use < 50 and run.share["data_wait"] <= 0.05,
+        lambda run: (
+            f"the GPUs were used {run.use:.0f}% of the time: {run.cures('room', 'fewer GPUs')}"
+        ),
+    ),
+    (
+        lambda run: run.idle > 0.2,
+        lambda run: (
+            f"{run.idle * run.account.gpu_hours:.2g} of {run.account.gpu_hours:.2g} GPU-hours were "
+            "idle: `monitor.idle_action=stop` ends such runs"
+        ),
+    ),
+    (
+        lambda run: bool(run.requests),
+        lambda run: "; ".join(run.requests),
+    ),
+)
 
 
 def notes(account: RunAccount) -> list[str]:
     """Return what the user could change, each in one sentence that names the override."""
-    found = [*_state(account)]
-    if account.time["allocated"] >= _LEAST_S:
-        found += [*_shares(account), *_hosts(account), *_devices(account), *_requests(account)]
-    elif account.spans:
-        found.append(
-            f"the run has taken {account.time['allocated']:.0f} s: shares of less than "
-            f"{_LEAST_S:.0f} s are no ground for advice"
-        )
-    return found
-
-
-def _state(account: RunAccount) -> Iterator[str]:
+    time = account.time
     if not account.spans:
-        yield "the run has not begun: there is no time to account for"
-    elif account.spans[-1].runs:
-        yield f"the run is in progress: this is how it stands at step {account.step:,}"
-    if account.spans and not account.step:
-        yield "no step was made"
+        return ["the run has not begun: there is no time to account for"]
+    found = [*account.facts.record.noted("slow_rank")]
+    if account.spans[-1].runs:
+        found.append(f"the run is in progress: this is how it stands at step {account.step:,}")
+    if not account.step:
+        found.append("no step was made")
     if account.unused_s >= 1:
-        yield (
+        found.append(
             f"{account.unused_s:.0f} s of allocations in which the program did not begin: "
             f"`python -m hpctrain logs {account.name}` shows what the job said"
         )
+    if time["allocated"] < _LEAST_S:
+        return [
+            *found,
+            f"the run has taken {time['allocated']:.0f} s: shares of less than {_LEAST_S:.0f} s "
+            "are no ground for advice",
+        ]
+    hours, idle = account.gpu_hours, account.idle_gpu_hours
+    seen = _Seen(
+        account,
+        {name: seconds / time["allocated"] for name, seconds in time.items()},
+        slow_host(account),
+        _known(account.usage.gpu_memory),
+        _known(account.usage.gpu_use),
+        idle / hours if idle and hours else math.nan,
+        [*_requests(account)],
+    )
+    return found + [text(seen) for applies, text in _RULES if applies(seen)]
 
 
-def _shares(account: RunAccount) -> Iterator[str]:
-    parts = account.time
-    share = {name: seconds / parts["allocated"] for name, seconds in parts.items()}
-    if share["data_wait"] > _WAITS:
-        yield (
-            f"{_percent(share['data_wait'])} of the time the ranks waited for data: "
-            f"{_cures(account, 'data')}"
-        )
-    slow = account.facts.record.noted("slow_rank")
-    yield from (f"{text}: look at what it does there, or leave its node out" for text in slow)
-    known = slow or share["slow_rank"] or slow_host(account)
-    if share["communication"] > _SENDS and not known:
-        yield (
-            f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: "
-            f"{_cures(account, 'communication') or 'fewer ranks wait less'}"
-        )
-    saves, lost = share["checkpoint"], share["lost"]
-    if saves > 0.05 and saves >= lost:
-        yield (
-            f"{_percent(saves)} of the time went into checkpoints: "
-            f"{_saves(account, math.ceil(saves / 0.02))}"
-        )
-    if share["evaluation"] > 0.2:
-        steps = account.value("train.eval_every")
-        fewer = f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
-        yield f"{_percent(share['evaluation'])} of the time went into evaluations: {fewer}"
-    if share["compile"] > 0.1:
-        less = "`train.compile=off` compiles nothing"
-        if account.value("train.compile") == "model":
-            less = f"`train.compile=blocks` compiles less, {less}"
-        yield f"{_percent(share['compile'])} of the time went into torch.compile: {less}"
-    if lost > 0.03 and lost > saves:
-        yield (
-            f"{_percent(lost)} of the time went into steps that were made again after a "
-            f"restart: {_saves(account, 0.5)}"
-        )
-    limited = any(span.facts.reason == "SIGUSR2" for span in account.spans)
-    if share["restart"] > 0.1 and limited:
-        yield (
-            f"{_percent(share['restart'])} of the time went into starting again: a longer "
-            "`launch.time_min` starts less often"
-        )
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
-def _saves(account: RunAccount, factor: float) -> str:
-    """Return the keys that say when checkpoints are written, for `factor` times the distance."""
-    given = {"every_steps": account.value("checkpoint.every_steps", 200)}
-    given["every_s"] = account.value("checkpoint.every_s")
-    keys = {f"checkpoint.{key}": max(1, int(factor * v)) for key, v in given.items() if v}
-    return ", ".join(f"`{key}={value}`" for key, value in keys.items())
-
-
-def _cures(account: RunAccount, kind: str, power: int = 2) -> str:
-    """Return what could be changed of this run; the keys that its file lacks have their default."""
-    data = {"path": "", **account.config.get("data", {})}
-    try:
-        config = typed(OmegaConf.create({**account.config, "data": data}))
-    except (ConfigError, AttributeError, TypeError):  # of another version
-        config = typed(OmegaConf.create({"data": {"path": ""}}))
-    return cures(kind, config, account.spans[-1].facts.world_size, power)
-
-
-def _hosts(account: RunAccount) -> Iterator[str]:
-    if (slow := slow_host(account)) is not None:
-        yield (
-            f"{slow.host} had the slowest rank in {_percent(slow.slowest)} of the reports: "
-            f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "
-            f"it, `+site.sbatch.exclude={slow.host}` avoids it"
-        )
-
-
-def _devices(account: RunAccount) -> Iterator[str]:
-    usage = account.usage
-    if not usage.gpus:
-        return
-    used, memory = usage.gpu_use, usage.gpu_memory
-    if memory is not None and memory < _SMALL_MEMORY:
-        power = 2 ** int(math.log2(max(1.0, 0.9 * 100 / memory)))
-        several = account.gpus(account.spans[-1]) > 1
-        fewer = f"{'half' if memory > 25 else 'a quarter'} of the GPUs" if several else ""
-        ways = [_cures(account, "room", power), fewer or "a smaller GPU is enough"]
-        yield f"GPU memory {memory:.0f}% used: {'; or '.join(filter(None, ways))}"
-    elif memory is not None and memory > _FULL_MEMORY:
-        yield (
-            f"GPU memory {memory:.0f}% used, so that a longer sample may not fit: "
-            f"{_cures(account, 'memory')}"
-        )
-    parts = account.time
-    waits = parts["data_wait"] > _WAITS * parts["allocated"]
-    if used is not None and used < _HALF * 100 and not waits:  # which has its own note
-        ways = [_cures(account, "room"), "fewer GPUs"]
-        yield f"the GPUs were used {used:.0f}% of the time: {'; or '.join(filter(None, ways))}"
-    idle = account.idle_gpu_hours
-    if idle is not None and account.gpu_hours and idle > 0.2 * account.gpu_hours:
-        yield (
-            f"{idle:.2g} of {account.gpu_hours:.2g} GPU-hours were idle: "
-            "`monitor.idle_action=stop` ends such runs"
-        )
-    heat = usage.of_gpus("throttled_by_heat")
-    hot = sorted({node for (node, _), each in heat.items() if (each.mean() or 0) > 0.05})
-    if hot:
-        yield f"GPUs of {', '.join(hot)} lowered their clock because of heat: tell the operators"
+def _host(slow: SlowHost | None) -> str:
+    if slow is None:
+        return ""
+    return (
+        f"{slow.host} had the slowest rank in {100 * slow.slowest:.0f}% of the reports: "
+        f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "
+        f"it, `+site.sbatch.exclude={slow.host}` avoids it"
+    )
 
 
 def _requests(account: RunAccount) -> Iterator[str]:
@@ -157,13 +175,14 @@ def _requests(account: RunAccount) -> Iterator[str]:
     usage, launch = account.usage, account.value("launch", {})
     if any(span.facts.launcher != "slurm" for span in account.spans):
         return
-    asked, gpus = launch.get("mem_gb"), int(launch.get("gpus_per_node") or 0)
-    used = None if usage.memory_gb is None else usage.memory_gb * 1e9 / GIB
-    least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0)))
-    if asked and used is not None and used < _HALF * asked and least < asked:
-        yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
-    cores, load = int(launch.get("cpus_per_task") or 1), usage.cores_use
-    if load is not None and cores > 1 and load / 100 * cores < _HALF * cores:
+    asked, gpus = launch.get("mem_gb") or 0, int(launch.get("gpus_per_node") or 0)
+    used = _known(usage.memory_gb) * 1e9 / GIB
+    if used < asked / 2:
+        least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * used))
+        if least < asked:
+            yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
+    cores, load = int(launch.get("cpus_per_task") or 1), _known(usage.cores_use)
+    if load < 50:
         of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
         need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))
         if need < cores:
@@ -172,12 +191,8 @@ def _requests(account: RunAccount) -> Iterator[str]:
     limit = int(launch.get("time_min") or 0)
     warning = int(launch.get("warn_s") or 0) // 60 + 1  # a job saves so long before its limit
     needed = max(1, math.ceil(_ROOM * longest)) + warning
-    if account.state.name == "finished" and longest < _HALF * limit and needed < limit:
+    if account.state.name == "finished" and longest < limit / 2 and needed < limit:
         yield (
             f"{longest:.0f} of {limit} minutes used: `launch.time_min={needed}` lets Slurm start "
             "the job earlier"
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"

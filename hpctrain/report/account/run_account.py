@@ -29,8 +29,6 @@ from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
 
-_LEAST_PART_S = 0.0005  # a shorter one is shown as 0
-
 
 @dataclass
 class RunAccount:
@@ -69,15 +67,6 @@ class RunAccount:
         parts = {name: sum(span.parts[name] for span in self.spans) for name in PARTS}
         parts["idle"] += self.unused_s
         return {"allocated": sum(parts.values()), **parts}
-
-    def shown_parts(self) -> list[tuple[str, float, float]]:
-        """Return title, seconds and share of each part of the time that there is."""
-        time = self.time
-        return [
-            (title, time[name], time[name] / time["allocated"])
-            for name, title in PARTS.items()
-            if time[name] >= _LEAST_PART_S
-        ]
 
     @property
     def goodput(self) -> float | None:

@@ -10,9 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import lower_is_better
@@ -67,26 +66,6 @@ class Setting:
     def label(self) -> str:
         """The values as a short text."""
         return label(self.values) or "all runs"
-
-    def facts(self) -> dict[str, Any]:
-        """Return the setting for `print_json`, with all digits."""
-        return {
-            "values": self.values,
-            "metrics": {name: asdict(each) for name, each in self.estimates.items()},
-            "runs": [each.name for each in self.runs],
-            "missing": self.missing,
-        }
-
-    def cells(self, keys: Sequence[str]) -> list[str]:
-        """Return the row of the setting: the values of the keys, the estimates, and n."""
-        estimates = (each.text() for each in self.estimates.values())
-        return [*(self.values.get(key, "") for key in keys), *estimates, str(len(self.runs))]
-
-
-def columns(found: Sequence[Setting]) -> tuple[list[str], list[str]]:
-    """Return the keys and the metrics of a table of settings."""
-    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
-    return keys, list(found[0].estimates) if found else []
 
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:

@@ -8,8 +8,7 @@ dark. A chart of a page is as wide as a phone, so its text is never scaled down.
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -23,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
 from numpy.typing import ArrayLike
 
 from hpctrain.metric_names import most
+from hpctrain.report.tree import Chart
 from hpctrain.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
@@ -64,14 +64,6 @@ _SERIES = [f"#ab00{n:02x}" for n in range(len(_OKABE_ITO))]
 _PAGE = _style(_SERIES, "#ab00f0", "#ab00f1", "#ab00f2")
 _NAMES = {color: f"var(--s{n})" for n, color in enumerate(_SERIES)}
 _NAMES |= {"#ab00f0": "var(--text)", "#ab00f1": "var(--grid)", "#ab00f2": "var(--card)"}
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What is drawn on axes, in the colours of matplotlib's settings, and its title."""
-
-    title: str
-    draw: Callable[[Axes], None]
 
 
 def svg(chart: Chart) -> str:

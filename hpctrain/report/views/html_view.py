@@ -1,4 +1,4 @@
-"""The report as one page: a single HTML file without scripts, which loads nothing from elsewhere.
+"""A tree of facts as one page: a single HTML file without scripts, which loads nothing.
 
 It is legible in the light and in the dark, on a phone, and on paper. Texts of runs are escaped, and
 a policy in the page forbids scripts and connections.
@@ -7,22 +7,13 @@ a policy in the page forbids scripts and connections.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from hpctrain.job.summary import pages_of
-from hpctrain.report.account.advice import notes
-from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.standing import Fact, command, date, facts, verdict, why
-from hpctrain.report.account.time_parts import PARTS
-from hpctrain.report.sweeps import search_trials
-from hpctrain.report.sweeps.parameters import Sweep, cause
-from hpctrain.report.sweeps.seeds import Setting, columns, ranking
-from hpctrain.report.views.charts import Chart, svg
-from hpctrain.report.views.terminal_view import figures, shared_notes
-from hpctrain.search.standing import Standing
+from hpctrain.report.tree import Bars, Curves, Fact, Facts, Rows, Section, Sentences
+from hpctrain.report.views.charts import svg
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
-from hpctrain.units import duration
 
 _MOST_ROWS = 200
+_LONG = 40  # characters of a cell that may be folded
 _STYLE = """
 :root{color-scheme:light dark;--text:#1a1a1a;--soft:#5a5a5a;--back:#fff;--card:#f6f7f9;
 --grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;
@@ -43,8 +34,7 @@ figure svg{width:100%;height:auto;display:block}.scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
 vertical-align:top}th{font-weight:600}
-.heads td,.heads th{white-space:nowrap}
-.long td:nth-child(3){white-space:normal;min-width:12rem;overflow-wrap:anywhere}
+td,th{white-space:nowrap}.long{white-space:normal;min-width:12rem;overflow-wrap:anywhere}
 .verdict{font-size:1.1rem;overflow-wrap:anywhere}a{color:var(--s0)}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem;margin:1rem 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}code{background:var(--card);padding:0 .25em;
@@ -65,141 +55,51 @@ _HEAD = """<!doctype html>
 """
 
 
-def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
-    """Return the page of one run."""
-    parts = [
-        f'<p class="verdict">{escape(verdict(account))}'
-        f' <span class="soft">As of {date(account.now)}.</span></p>',
-        _facts(facts(account)),
-        _time_bar(account) if account.spans else "",
-        _listed("Notes", notes(account)),
-        _attempts(account),
-        "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
-        _drawn(charts),
-        _listed("Left out", account.left_out),
-    ]
-    return _page(account.name, parts)
-
-
-def sweep_page(
-    accounts: Sequence[RunAccount],
-    sweep: Sweep,
-    settings: Sequence[Setting],
-    charts: Sequence[Chart],
-    more: Iterable[str] = (),
-    search: Standing | None = None,
-) -> str:
-    """Return the page of several runs; the settings are of `--over`, and `more` says of scaling."""
-    hours = sum(account.gpu_hours for account in accounts)
-    seconds = sum(account.time["allocated"] for account in accounts)
-    total = f"{len(accounts)} runs, {duration(seconds)} allocated"
-    parts = [
-        *_answer(sweep, settings, search),
-        f'<p class="soft">{total}{f", {hours:.3g} GPU-hours" if hours else ""}. '
-        f"As of {date(max(account.now for account in accounts))}.</p>",
-        _listed("Scaling", list(more)),
-        _estimates(settings),
-        _drawn(charts),
-        *(_trials(search) if search else _best(sweep)),
-        _listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
-        _listed("Notes", shared_notes(accounts)),
-    ]
-    return _page(f"{len(accounts)} runs by {sweep.metric}", parts)
-
-
-def curves_page(title: str, charts: Sequence[Chart]) -> str:
-    """Return a page of charts alone."""
-    return _page(title, [_drawn(charts)])
-
-
-def _page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, sections: Sequence[Section]) -> str:
+    """Return the page."""
     head = _HEAD.format(title=escape(title), style=_STYLE)
-    body = "\n".join(filter(None, parts))
-    return harmless(mask(head + f"<h1>{escape(title)}</h1>\n" + body + "\n</body></html>\n"))
+    body = [f"<h1>{escape(title)}</h1>", *filter(None, map(_shown, sections)), "</body></html>\n"]
+    return harmless(mask(head + "\n".join(body)))
 
 
-def _time_bar(account: RunAccount) -> str:
+def _shown(section: Section) -> str:
+    match section:
+        case Facts(title, facts):
+            body = "".join(_fact(fact) for fact in facts if fact.text)
+            return _titled(title, body and f"<dl>{body}</dl>")
+        case Bars():
+            return _titled(section.title, _bar(section))
+        case Rows():
+            return _titled(section.title, _table(*section.columns()))
+        case Sentences("", _, lines):
+            return f'<p class="verdict">{"<br>".join(map(_with_code, lines))}</p>' if lines else ""
+        case Sentences(title, _, lines):
+            items = "".join(f"<li>{_with_code(line)}</li>" for line in lines[:_MOST_ROWS])
+            return _titled(title, items and f"<ul>{items}</ul>")
+        case Curves(charts, title):
+            figures = "\n".join(f"<figure>{svg(chart)}</figure>" for chart in charts)
+            return _titled(title, figures and f'<div class="charts">{figures}</div>')
+
+
+def _titled(title: str, body: str) -> str:
+    return f"<h2>{escape(title)}</h2>\n{body}" if title and body else body
+
+
+def _fact(fact: Fact) -> str:
+    text = _with_code(fact.text)
+    if fact.link:
+        text = f'<a href="{escape(fact.link)}">{escape(fact.text)}</a>'
+    return f"<dt>{escape(fact.name)}</dt><dd>{text}</dd>"
+
+
+def _bar(section: Bars) -> str:
     bar = key = ""
-    colors = {title: number for number, title in enumerate(PARTS.values())}
-    for title, seconds, share in account.shown_parts():
-        number = colors[title]
-        color = f"background:var(--s{number % 7});opacity:{1 if number < 7 else 0.55}"
-        bar += f'<span style="width:{100 * share:.3f}%;{color}" title="{title}"></span>'
-        key += f'<li><i style="{color}"></i>{title} {100 * share:.1f}% ({duration(seconds)})</li>'
-    shown = f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
-    return f"<h2>Where the time went</h2>\n{shown}"
-
-
-def _attempts(account: RunAccount) -> str:
-    rows = [
-        (
-            str(span.number),
-            span.state,
-            why(span),
-            span.steps,
-            duration(span.seconds),
-            duration(span.parts["lost"]),
-            ", ".join(account.hosts(span)),
-        )
-        for span in account.spans
-    ]
-    heads = ["", "state", "why it ended", "steps", "time", "lost", "hosts"]
-    return f"<h2>Attempts</h2>\n{_table(heads, rows, 'long')}" if rows else ""
-
-
-def _facts(rows: Iterable[Fact]) -> str:
-    """Return what the run is, as rows of a name and a text."""
-    body = ""
-    for name, text, link in rows:
-        shown = f'<a href="{escape(link)}">{escape(text)}</a>' if link else _with_code(text)
-        body += f"<dt>{escape(name)}</dt><dd>{shown}</dd>"
-    return f"<dl>{body}</dl>"
-
-
-def _answer(sweep: Sweep, found: Sequence[Setting], search: Standing | None) -> Iterable[str]:
-    """Yield what the runs have shown: the best setting and run, its command, what mattered."""
-    lines = [*ranking(found), *(search_trials.said(search) if search else sweep.answer())]
-    yield '<p class="verdict">' + "<br>".join(_with_code(line) for line in lines) + "</p>"
-    if sweep.finished:
-        best = sweep.finished[0]
-        rows = [Fact("its command", f"`{text}`") for text in [command(best)] if text]
-        for name, page in zip(("its page", "all runs"), pages_of(best.facts.path), strict=False):
-            rows.append(Fact(f"{name} in MLflow", page, page))
-        yield _facts(rows)
-
-
-def _estimates(settings: Sequence[Setting]) -> str:
-    keys, metrics = columns(settings)
-    rows = [[*setting.cells(keys), ", ".join(setting.missing)] for setting in settings]
-    title = "<h2>Mean and 95% confidence interval of the mean (t)</h2>"
-    return f"{title}\n{_table([*keys, *metrics, 'n', 'without'], rows)}" if rows else ""
-
-
-def _best(sweep: Sweep) -> Iterable[str]:
-    if not sweep.finished:
-        yield f"<p>No run has a value of {escape(sweep.metric)}.</p>"
-        return
-    rows = [sweep.cells(account) for account in sweep.finished[:_MOST_ROWS]]
-    yield "<h2>Runs, best first</h2>"
-    yield _table(["run", sweep.metric, *sweep.keys, "time", "goodput"], rows)
-    if len(sweep.finished) > _MOST_ROWS:
-        yield f'<p class="soft">{len(sweep.finished) - _MOST_ROWS} more: --json has all.</p>'
-
-
-def _trials(search: Standing) -> Iterable[str]:
-    titles = "Rungs", "Trials, the best of the highest rung first"
-    for title, (heads, *rows) in zip(titles, search.tables(), strict=True):
-        yield f"<h2>{title}</h2>{_table(heads, rows[:_MOST_ROWS])}"
-
-
-def _drawn(charts: Sequence[Chart]) -> str:
-    figures = "\n".join(f"<figure>{svg(chart)}</figure>" for chart in charts)
-    return f'<h2>Curves</h2><div class="charts">{figures}</div>' if charts else ""
-
-
-def _listed(title: str, lines: Sequence[str]) -> str:
-    items = "".join(f"<li>{_with_code(line)}</li>" for line in lines[:_MOST_ROWS])
-    return f"<h2>{escape(title)}</h2>\n<ul>{items}</ul>" if lines else ""
+    for n, fact, share in section.shares():
+        color = f"background:var(--s{n % 7});opacity:{1 if n < 7 else 0.55}"
+        name = escape(fact.name)
+        bar += f'<span style="width:{100 * share:.3f}%;{color}" title="{name}"></span>'
+        key += f'<li><i style="{color}"></i>{name} {100 * share:.1f}% ({escape(fact.text)})</li>'
+    return bar and f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
 
 
 def _with_code(line: str) -> str:
@@ -208,12 +108,19 @@ def _with_code(line: str) -> str:
     return "".join(f"<code>{each}</code>" if n % 2 else each for n, each in enumerate(pieces))
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Return a table that scrolls sideways; the third column of a `long` one has long texts."""
+def _table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table that scrolls sideways; long texts fold."""
+    if not rows:
+        return ""
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows[:_MOST_ROWS]
     )
-    named = f' class="heads {kind}"' if heads else ""
-    first = f"<tr>{head}</tr>" if heads else ""
-    return f'<div class="scroll"><table{named}>{first}{body}</table></div>'
+    more = len(rows) - _MOST_ROWS
+    rest = f'<p class="soft">{more} more: --json has all.</p>' if more > 0 else ""
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{rest}'
+
+
+def _cell(text: str) -> str:
+    return escape(text) if len(text) < _LONG else f'<div class="long">{escape(text)}</div>'

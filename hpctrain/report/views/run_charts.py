@@ -11,7 +11,8 @@ from hpctrain.config.metric_registry import unit
 from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.usage import Sensor
-from hpctrain.report.views.charts import Chart, line, name_axes, vertical
+from hpctrain.report.tree import Chart
+from hpctrain.report.views.charts import line, name_axes, vertical
 from hpctrain.report.views.curves import smoothed
 
 _MOST_CHARTS, _MOST_LINES = 12, 7
@@ -44,16 +45,18 @@ def run_charts(account: RunAccount) -> list[Chart]:
     for title, (what, name) in _SENSORS.items():
         lines = [
             # GPUs share the colour of their node, unless it is the only one.
-            SensorLine(f"{node} {gpu}", sensor, begin, nodes.index(node), _STYLES[int(gpu[4:]) % 4])
+            _SensorLine(
+                f"{node} {gpu}", sensor, begin, nodes.index(node), _STYLES[int(gpu[4:]) % 4]
+            )
             if len(nodes) > 1
-            else SensorLine(f"{node} {gpu}", sensor, begin, int(gpu[4:]))
+            else _SensorLine(f"{node} {gpu}", sensor, begin, int(gpu[4:]))
             for (node, gpu), sensor in account.usage.of_gpus(name).items()
         ]
         if what == "node":
             found = account.usage.of_nodes(name).items()
-            lines = [SensorLine(node, each, begin, nodes.index(node)) for node, each in found]
+            lines = [_SensorLine(node, each, begin, nodes.index(node)) for node, each in found]
         if any(len(each.sensor.times) > 1 for each in lines):
-            charts.append(sensor_chart(title.partition(",")[0], title, lines))
+            charts.append(_sensor_chart(title.partition(",")[0], title, lines))
     return charts
 
 
@@ -88,12 +91,12 @@ def metric_chart(
         for number, step in enumerate(restarts):
             label = "restart" if number == 0 else ""
             vertical(axes, step, label)
-        name_axes(axes, "step", with_unit(metric), metric, every)
+        name_axes(axes, "step", _with_unit(metric), metric, every)
 
     return Chart(title, draw)
 
 
-def with_unit(metric: str) -> str:
+def _with_unit(metric: str) -> str:
     """Return the name of an axis: `step p50, ms` for `perf/step_ms_p50`."""
     name, known = metric.rpartition("/")[2], unit(re.sub(r"gpu_\d+", "gpu_N", metric))
     if "/" in known:  # the unit says it all: samples/s
@@ -103,7 +106,7 @@ def with_unit(metric: str) -> str:
     return name.replace("_", " ") + (f", {known}" if known else "")
 
 
-class SensorLine(NamedTuple):
+class _SensorLine(NamedTuple):
     """A sensor in a chart, its first second there, and its colour and how it is dashed."""
 
     label: str
@@ -113,7 +116,7 @@ class SensorLine(NamedTuple):
     style: str = ""
 
 
-def sensor_chart(title: str, what: str, lines: Sequence[SensorLine]) -> Chart:
+def _sensor_chart(title: str, what: str, lines: Sequence[_SensorLine]) -> Chart:
     """Return the chart of a sensor over the time; `what` names it, with its unit."""
     # Of many GPUs the outer ones tell most: the least and the most used.
     ordered = sorted(lines, key=lambda each: each.sensor.mean() or 0.0)

@@ -8,9 +8,10 @@ from hpctrain.config.metric_registry import unit
 from hpctrain.metric_names import better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, label
-from hpctrain.report.sweeps.scaling_fit import Scaling
+from hpctrain.report.sweeps.scaling import Scaling
 from hpctrain.report.sweeps.seeds import Setting, estimate
-from hpctrain.report.views.charts import Chart, line, name_axes, vertical
+from hpctrain.report.tree import Chart
+from hpctrain.report.views.charts import line, name_axes, vertical
 from hpctrain.search.trials import Found
 
 _MOST_KEYS, _MOST_LINES = 6, 7

@@ -47,8 +47,3 @@ class Artifacts:
             file = Path(folder, last)
             file.write_text(text, encoding="utf-8")
             self.send(file, "/".join(folders))
-
-    def send_folder(self, source: Path, folder: str) -> None:
-        """Send all files of a folder."""
-        for file in sorted(path for path in source.rglob("*") if path.is_file()):
-            self.send(file, str(Path(folder) / file.relative_to(source).parent))

@@ -2,7 +2,6 @@
 
     artifact   a file of the run directory: an image, a figure
     dataset    the data that the run trains on, as MLflow's dataset input
-    model      the trained model with its signature (`tracking.log_model`)
     status     the texts of `run_files`: config, logs, checkpoints
 
 All of this can be sent twice without a trace: a file replaces itself, and MLflow knows an input
@@ -16,24 +15,19 @@ tried again later.
 
 import json
 import logging
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from hpctrain.run_record import is_own_run
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.page import run_files
-from hpctrain.tracking.uploader_process import run_python_module
 from hpctrain.tracking.uploading.client import nature
 from hpctrain.tracking.uploading.mlrun import DeletedError, MlflowRun
 
 log = logging.getLogger(__name__)
 
 _LONGEST_DIGEST = 36  # characters: MLflow's limit
-_MODEL_S = 600.0
 _PASSING = (401, 403, 404, 408, 429)  # answers of HTTP that may be others later
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries
 
@@ -50,7 +44,7 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
         case "dataset":
             return tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
         case "model":
-            return tolerant("the model", lambda: _model(run, run_dir))
+            return True  # of a version that put models into MLflow
     status = body["status"]
     texts = (
         run_files.at_start(run_dir)
@@ -126,25 +120,6 @@ def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
     )
     context = InputTag("mlflow.data.context", str(body["context"]))
     run.call_once("log_inputs", datasets=[DatasetInput(data, [context])])
-
-
-def _model(run: MlflowRun, run_dir: Path) -> None:
-    """Write the model in a process of its own, which imports torch, and publish its folder.
-
-    That runs the code that the config of the run names.
-    """
-    if not is_own_run(run_dir):
-        raise _HopelessError("the run is another user's, whose code is not run here")
-    with TemporaryDirectory() as folder:
-        out = Path(folder, "model")
-        given = "hpctrain.trained.mlflow_model", str(run_dir), str(out)
-        try:
-            code, said = run_python_module(*given, cwd=Path(folder), timeout=_MODEL_S)
-        except subprocess.TimeoutExpired as error:
-            raise _HopelessError(f"not written within {_MODEL_S:g} s") from error
-        if code:
-            raise _HopelessError(said)
-        run.artifacts.send_folder(out, "model")
 
 
 class WaitingFiles:

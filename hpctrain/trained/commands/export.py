@@ -23,14 +23,12 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain export",
         description="Write the weights of a run as safetensors, in the layout of Hugging Face "
-        "where the model has one. It works without a GPU, in the memory of one file. With --csv or "
-        "--parquet, write its metrics instead.",
+        "where the model has one. It works without a GPU, in the memory of one file. With --csv, "
+        "write its metrics instead.",
     )
     add_choice(parser)
     parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="a new folder")
-    tables = parser.add_mutually_exclusive_group()
-    tables.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
-    tables.add_argument("--parquet", type=Path, metavar="FILE", help="write them as Parquet")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
     parser.add_argument(
         "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
     )
@@ -52,18 +50,12 @@ def main(argv: list[str]) -> int:
         metavar="GB",
         help="the largest size of a file (default: 5)",
     )
-    parser.add_argument(
-        "--torch-export",
-        action="store_true",
-        help="write model.pt2 as well: a program of torch.export that needs no Python code of "
-        "yours; this needs the memory of the whole model, and the data set",
-    )
     trust.add_argument(parser)
     options = parser.parse_args(argv)
-    if options.csv or options.parquet:
+    if options.csv:
         return _export_metrics(options)
     if options.out is None:
-        raise ConfigError("export takes a folder for the weights, or --csv FILE or --parquet FILE")
+        raise ConfigError("export takes a folder for the weights, or --csv FILE")
     if not options.shard_gb > 0:
         raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
@@ -71,7 +63,7 @@ def main(argv: list[str]) -> int:
     run = LoadedRun(one_run(options.dir, options.run, "export"))
     checkpoint = run.checkpoint(options.step, best=options.best)
     # Imported late: torch takes seconds, and an error above needs none of it.
-    from hpctrain.trained.exporting.exporter import Exporter, write_program
+    from hpctrain.trained.exporting.exporter import Exporter
 
     run.find_code()
     exporter = Exporter(
@@ -86,9 +78,6 @@ def main(argv: list[str]) -> int:
             int(options.shard_gb * 1e9),
             lambda name: print(f"writing {name}", file=sys.stderr),
         )
-        if options.torch_export:
-            print("writing model.pt2", file=sys.stderr)
-            write_program(run, checkpoint, unfinished)
         if options.out.exists():
             options.out.rmdir()
         unfinished.rename(options.out)
@@ -109,12 +98,11 @@ def main(argv: list[str]) -> int:
 
 def _export_metrics(options: argparse.Namespace) -> int:
     """Write the metrics of a run as a table."""
-    key = "csv" if options.csv else "parquet"
-    file = options.csv or options.parquet
+    file = options.csv
     if options.out is not None:
-        raise ConfigError(f"export: {options.out} is for weights, and --{key} writes metrics")
-    if file.suffix.lower() != f".{key}":
-        raise ConfigError(f"--{key} {file}: the name of the file must end in .{key}")
+        raise ConfigError(f"export: {options.out} is for weights, and --csv writes metrics")
+    if file.suffix.lower() != ".csv":
+        raise ConfigError(f"--csv {file}: the name of the file must end in .csv")
     path = one_run(options.dir, options.run, "export")
     print(f"{file}: {write_table(path, file):,} values of {path.name}")
     return 0
@@ -123,42 +111,23 @@ def _export_metrics(options: argparse.Namespace) -> int:
 def write_table(run: Path, file: Path) -> int:
     """Write the metrics of a run that count, without superseded ones; return the number of rows.
 
-    An existing `.csv` or `.parquet` file is replaced. The columns are step (int64), key (text) and
-    value (float64; NaN and infinities are written as such). It raises a ConfigError if the file has
-    another ending or pyarrow is missing, and a StorageError if there is no journal or it cannot be
-    written.
+    An existing file is replaced. The columns are step, key and value (NaN and infinities are
+    written as such). It raises a StorageError if there is no journal or it cannot be written.
     """
-    kind = file.suffix.lower()
-    if kind not in (".csv", ".parquet"):
-        raise ConfigError(f"{file}: a table is a .csv or a .parquet file")
     if not journal_path(run).is_file():
         raise StorageError(f"{run}: nothing was tracked (no {journal_path(run)})")
     steps, keys, values = columns.read(journal_path(run))
     unfinished = temporary(file)
     try:
-        if kind == ".csv":
-            with unfinished.open("w", newline="", encoding="utf-8") as opened:
-                writer = csv.writer(opened, lineterminator="\n")
-                writer.writerow(_COLUMNS)
-                # `repr` gives the shortest text that reads back as the same number.
-                rows = zip(steps.tolist(), keys.tolist(), map(repr, values.tolist()), strict=True)
-                writer.writerows(rows)
-        else:
-            _write_parquet(unfinished, dict(zip(_COLUMNS, (steps, keys, values), strict=True)))
+        with unfinished.open("w", newline="", encoding="utf-8") as opened:
+            writer = csv.writer(opened, lineterminator="\n")
+            writer.writerow(_COLUMNS)
+            # `repr` gives the shortest text that reads back as the same number.
+            rows = zip(steps.tolist(), keys.tolist(), map(repr, values.tolist()), strict=True)
+            writer.writerows(rows)
         os.replace(unfinished, file)
     except OSError as error:
         raise StorageError(f"{file}: cannot be written ({error.strerror or error})") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return len(steps)
-
-
-def _write_parquet(path: Path, table: dict[str, object]) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(
-            "a .parquet file needs the package pyarrow: pip install 'hpctrain[prep]', or take .csv"
-        ) from error
-    pyarrow.parquet.write_table(pyarrow.table(table), path)

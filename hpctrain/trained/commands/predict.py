@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain predict",
         description="Write what the model of a run says about each sample of a data set, as HDF5 "
         "shards with an index, in the order of the samples: in this process, or with the ranks of "
-        "torchrun or srun. If it is interrupted, the same command goes on.",
+        "torchrun or srun.",
     )
     add_choice(parser)
     parser.add_argument("data", metavar="DATA", help="the folder or URL of the data set")

@@ -24,7 +24,7 @@ from hpctrain.checkpoint.files.matching import renames
 from hpctrain.checkpoint.files.weight_files import WeightFiles
 from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config
 from hpctrain.disk import sync
 from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError, StorageError
@@ -37,9 +37,7 @@ from hpctrain.models.ties import ties
 from hpctrain.parallel.precision import DTYPES, default_dtype
 from hpctrain.parallel.preparing.parameter_settings import with_adapters
 from hpctrain.runs.weights_digest import verified
-from hpctrain.tasks import SplitTask
 from hpctrain.trained.exporting.layouts import Layout, Piece, layout_of, peft_format
-from hpctrain.trained.loaded import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -139,21 +137,21 @@ class Exporter:
             lora, start = self._config.train.lora, self._config.checkpoint.init_from
             pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start)
             return Layout(pieces, None, "adapters of peft"), adapters
-        apart = {name for group in self._parted() for name in group}
-        names = [
-            name
-            for name in self._own
-            if not is_adapter(name) and (name in apart or self._same.get(name, [name])[0] == name)
-        ]
-        return layout_of(self._model, names, sorted(apart)), {}
+        self._refuse_parted()
+        names = [n for n in self._own if not is_adapter(n) and self._same.get(n, [n])[0] == n]
+        return layout_of(self._model, names), {}
 
-    def _parted(self) -> Iterator[list[str]]:
-        """Yield names of one parameter whose values differ once the adapters are merged."""
-        for group in {id(group): group for group in self._same.values()}.values():
+    def _refuse_parted(self) -> None:
+        """Refuse to merge an adapter with a parameter that another module has as well."""
+        for group in self._same.values():
             places = (name.rpartition(".")[0] for name in group)
             modules = {id(m): m for m in map(self._model.get_submodule, places)}
             if len(modules) > 1 and any(isinstance(m, Adapted) for m in modules.values()):
-                yield group
+                raise ConfigError(
+                    f"--merge: {' and '.join(sorted(group))} are one parameter of this model, and "
+                    "its adapter belongs to one of them: merged, they would be two. Export the "
+                    "adapters alone, without --merge"
+                )
 
     def _grouped(self, pieces: list[Piece], limit: float) -> Iterator[list[Piece]]:
         group: list[Piece] = []
@@ -253,39 +251,3 @@ def _skeleton(config: Config) -> nn.Module:
 def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(secrets.referenced(content), indent=2, default=str) + "\n")
     sync(path)
-
-
-def write_program(run: LoadedRun, checkpoint: Path, out: Path) -> None:
-    """Write `out/model.pt2`; the inputs are those of the first samples of `data.val_split`.
-
-    The program maps the inputs of the task, whose first axis may have any length, to the outputs of
-    the model in eval mode. Without an evaluation split or a cut between model and loss, or if
-    torch.export cannot follow the model, it is a ConfigError.
-    """
-    from hpctrain.trained.restored import restored  # it imports what a training does
-
-    config = run.config
-    config.parallel = ParallelConfig(device="cpu")
-    if config.data.evaluated is None:
-        raise ConfigError("--torch-export: data.val_split=null, but it needs a sample of the data")
-    with restored(config, checkpoint, run.meeting_folder()) as trained:
-        if not isinstance(task := trained.parts.task, SplitTask):
-            raise ConfigError(
-                f"--torch-export: task._target_={config.task.get('_target_')} is no "
-                "hpctrain.tasks.SplitTask, so the inputs of the model are not known"
-            )
-        feed = trained.parts.data.in_order(2)
-        try:
-            inputs = task.inputs(next(iter(feed)))
-        finally:
-            feed.close()
-        shapes = tuple({0: torch.export.Dim.AUTO} for _ in inputs)
-        try:
-            program = torch.export.export(trained.model.module, inputs, dynamic_shapes=shapes)
-        except Exception as error:  # torch raises many kinds
-            reason = " ".join(str(error).split())[:500]
-            raise ConfigError(
-                f"--torch-export: torch.export cannot follow the model: {reason}"
-            ) from error
-        program.example_inputs = None  # the samples would be written, too
-        torch.export.save(program, out / "model.pt2")

@@ -14,7 +14,6 @@ A parameter of a module that has adapters inside cannot be part of such a copy: 
 that of the base when the adapters are loaded.
 """
 
-import copy
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -79,17 +78,11 @@ class Layout:
     kind: str  # what it is called in messages
 
 
-def layout_of(model: nn.Module, names: list[str], apart: Sequence[str] = ()) -> Layout:
-    """Return the layout of a model, possibly on the meta device.
-
-    Of weights that are one parameter only the first name is written, unless they are `apart`: one
-    parameter in the model, written with different values. If no form can do this, it is a
-    ConfigError.
-    """
+def layout_of(model: nn.Module, names: list[str]) -> Layout:
+    """Return the layout of a model, possibly on the meta device."""
     transformers: Any = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-        config = _untied(model, apart) if apart else model.config.to_dict()
-        config |= {"architectures": [type(model).__name__]}
+        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
         return Layout([Piece(name, (name,)) for name in names], config, "Hugging Face")
     if type(model) is Transformer:
         if _is_llama(model):
@@ -98,30 +91,7 @@ def layout_of(model: nn.Module, names: list[str], apart: Sequence[str] = ()) -> 
         if _is_gpt2(model):
             config = _gpt2_config(model) | _tie(names)
             return Layout([*_pieces(names, _GPT2)], config, "GPT-2 of Hugging Face")
-    if apart:
-        raise _one_parameter(apart)
     return Layout([Piece(name, (name,)) for name in names], None, "its own names")
-
-
-def _untied(model: Any, apart: Sequence[str]) -> dict[str, Any]:
-    """Return the config of a model of transformers whose parameters are no more shared."""
-    config = copy.deepcopy(model.config)
-    for each in {id(each): each for each in (config, config.get_text_config())}.values():
-        each.tie_word_embeddings = False
-    with torch.device("meta"):
-        again = type(model)(copy.deepcopy(config))
-    # Some models scale their outputs when they are tied: all of these are of two parts.
-    if any(ties(again)) or getattr(config, "is_encoder_decoder", False):
-        raise _one_parameter(apart)
-    found: dict[str, Any] = config.to_dict()
-    return found
-
-
-def _one_parameter(apart: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"--merge: {' and '.join(apart)} are one parameter of this model, and its adapter belongs "
-        "to one of them: merged, they would be two. Export the adapters alone, without --merge"
-    )
 
 
 def _tie(names: Sequence[str]) -> dict[str, bool]:

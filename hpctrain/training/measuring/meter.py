@@ -26,7 +26,6 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.blocked_clock import BlockedClock
 from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock
 from hpctrain.training.measuring.step_times import StepTimes, percentile
 from hpctrain.training.measuring.utilisation import Utilisation
@@ -42,7 +41,6 @@ class _Seconds(NamedTuple):
     worked: float = 0.0
     waited: float = 0.0
     compiled: float = 0.0
-    blocked: float = 0.0
 
 
 class Meter:
@@ -73,7 +71,6 @@ class Meter:
         # of a GPU does not wait; the GPU does, and it does not tell.
         self._measures_communication = account.devices > 1 and not self._on_gpu
         self._times, self._work = StepTimes(precision.device), WorkClock()
-        self._blocked = BlockedClock(self._on_gpu) if account.devices > 1 else None
         self._given: list[tuple[int, Step]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
         self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
@@ -82,8 +79,6 @@ class Meter:
     def begin(self, step: int) -> None:
         """Begin to measure at a global step: the next thing that the training does is a step."""
         self._account.enter("compute")
-        if self._blocked is not None:
-            self._blocked.start()
         self._step, self._consumed = step, self._loader.state_dict()["consumed"]
         self._begin_interval()
         self._go_on()
@@ -134,9 +129,6 @@ class Meter:
         slowest, memory, lost_s = self._slow_ranks.compare(
             Interval(
                 *(elapsed, took.worked, took.waited, memory),
-                samples=self._samples - self._samples_before,
-                blocked_s=took.blocked,
-                place=self._blocked.take_place() if self._blocked is not None else "",
             )
         )
         self._account.lose(lost_s)
@@ -194,9 +186,6 @@ class Meter:
         self._settle()
         self._account.enter("other")
         self._record()
-        self._slow_ranks.close()
-        if self._blocked is not None:
-            self._blocked.close()
         self._work.close()
 
     def _begin_interval(self) -> None:
@@ -205,8 +194,7 @@ class Meter:
 
     def _now(self) -> _Seconds:
         worked = self._work() if self._measures_communication else 0.0
-        blocked = self._blocked.seconds if self._blocked is not None else 0.0
-        return _Seconds(time.monotonic(), worked, self._loader.wait_s, _compiled_s(), blocked)
+        return _Seconds(time.monotonic(), worked, self._loader.wait_s, _compiled_s())
 
     def _go_on(self) -> None:
         """Go on with steps: what was before does not count for them."""
@@ -229,7 +217,7 @@ class Meter:
             self._account.move("compile", took.compiled)
         # A compiler that this thread waits for is no other rank.
         if self._measures_communication and not took.compiled:
-            asleep = max(0.0, took.at - took.worked - took.waited - took.blocked - after)
+            asleep = max(0.0, took.at - took.worked - took.waited - after)
             self._asleep_s += asleep
             self._account.move("communication", asleep)
 

@@ -6,9 +6,8 @@
 
 All ranks take equally long for a step, because they wait for each other. Their own time differs: a
 thread that waits in a collective operation of gloo sleeps. So its work is the time on a core, and
-the time of waiting for a core, as Linux counts them; where it is blocked in the user's code,
-`blocked_clock` finds. The thread that drives a GPU does not work as long as the GPU does; there
-only the waiting for data and the time in the user's code are compared.
+the time of waiting for a core, as Linux counts them. The thread that drives a GPU does not work as
+long as the GPU does; there only the waiting for data is compared.
 """
 
 import math
@@ -16,18 +15,15 @@ import os
 import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from hpctrain.distributed import objects
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.slow import CLEARLY_SLOW_RANK, OF_IT_IF_CLEAR, RANK, RANK_S, SLOWEST_RANK
 
 _SILENT_S = 600.0  # from one line about a rank to the next
-_KEPT = 64  # reports from which the seconds of a sample are taken
 _RECENT_S = 5.0  # the weight of a report falls by e in this time
 
 
@@ -63,9 +59,6 @@ class Interval(NamedTuple):
     waited_s: float  # the seconds of it in which this rank has waited for its data
     # The peaks of the GPU's memory in bytes: what tensors needed, and what was reserved.
     memory: tuple[float, float] = (0.0, 0.0)
-    samples: int = 0  # of all ranks
-    blocked_s: float = 0.0  # in which the main thread was blocked in the user's code
-    place: str = ""  # where that was
 
 
 class Compared(NamedTuple):
@@ -81,8 +74,7 @@ class SlowRanks:
 
     `host` returns the node of a rank, "" if unknown. A note names a slow rank only after `least_s`
     of training, or after less than a third of them if it is clearly slow. `say` gets the note, and
-    what it is about; "" when there is none any more. On CPUs, `record` gets the seconds of each
-    rank for one of its samples at the end.
+    what it is about; "" when there is none any more.
     """
 
     def __init__(
@@ -91,12 +83,9 @@ class SlowRanks:
         rank: int,
         host: Callable[[int], str],
         least_s: float = RANK_S,
-        record: Callable[[list[float]], None] | None = None,
         say: Callable[[str, str], None] = lambda text, about: None,
     ) -> None:
-        self._record, self._say = record, say
-        self._reports = 0
-        self._of_a_sample: deque[list[float]] = deque(maxlen=_KEPT)
+        self._say = say
         self._mesh, self._rank, self._host, self._least_s = mesh, rank, host, least_s
         self._on_cpu = mesh.device.type == "cpu"
         self._alone = mesh.degrees.ranks == 1
@@ -112,7 +101,7 @@ class SlowRanks:
         if self._alone:
             return Compared(None, own.memory)
         mesh, ranks = self._mesh, self._mesh.degrees.ranks
-        own_s = own.waited_s + own.blocked_s + (own.worked_s if self._on_cpu else 0.0)
+        own_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.
         numbers = [own.trained_s, own_s / mesh.weight, *own.memory]
         table = torch.zeros(ranks, len(numbers), dtype=torch.float64)
@@ -121,28 +110,14 @@ class SlowRanks:
         mesh.add(table)
         trained, owns, peak, reserved = table.T.tolist()
         trained_s = max(trained)
-        lost_s = self._lost_to_one(trained_s, owns, own.place * (2 * own.blocked_s > own_s))
-        self._keep(owns, own.samples)
+        lost_s = self._lost_to_one(trained_s, owns)
         kept = math.exp(-trained_s / _RECENT_S)
         self._recent_s = kept * self._recent_s + trained_s
         self._recent = [kept * a + b for a, b in zip(self._recent, owns, strict=True)]
         found = slowest(self._recent, self._recent_s, self._stage, *SLOWEST_RANK)
         return Compared(found[0] if found else None, (max(peak), max(reserved)), lost_s)
 
-    def close(self) -> None:
-        """Record how long each rank works for a sample: the medians of the last reports."""
-        if self._record is not None and self._of_a_sample:
-            by_rank = zip(*self._of_a_sample, strict=True)
-            self._record([statistics.median(seconds) for seconds in by_rank])
-
-    def _keep(self, worked: Sequence[float], samples: int) -> None:
-        """Keep the seconds of a sample, but those of the first report, which starts everything."""
-        self._reports += 1
-        if self._on_cpu and self._reports > 1 and samples:
-            share = samples / self._mesh.shares
-            self._of_a_sample.append([seconds / share for seconds in worked])
-
-    def _lost_to_one(self, trained_s: float, owns: Sequence[float], place: str) -> float:
+    def _lost_to_one(self, trained_s: float, owns: Sequence[float]) -> float:
         """Note a rank that is much slower for a while; return the seconds that the others lose."""
         self._now += trained_s
         self._trained_s += trained_s
@@ -162,13 +137,10 @@ class SlowRanks:
         if rank != self._slow or self._now - self._told > _SILENT_S:
             self._slow, self._told = rank, self._now
             on = f" ({self._host(rank)})" if self._host(rank) else ""
-            where = objects.broadcast(place, rank)
-            blocked = f"; it is blocked at {where}" if where else ""
             shown = f"{ratio:.1f}" if ratio < 100 else "more than 100"
             self._say(
                 f"rank {rank}{on} is slow: in the last {trained_s:.0f} s its own part of the steps "
-                f"took {shown} times as long as the median of the other ranks, which wait for it"
-                f"{blocked}",
+                f"took {shown} times as long as the median of the other ranks, which wait for it",
                 f"{rank} {self._now:.0f}",
             )
         return lost_s

@@ -1,7 +1,6 @@
-"""How much of what the devices can compute the training uses: MFU and HFU.
+"""How much of what the devices can compute the training uses: MFU.
 
     MFU = FLOPs of the model per sample x samples/s / (devices x peak)      PaLM, appendix B
-    HFU = the same with what activation checkpointing computes again
 
 (Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways".) The FLOPs are counted at
 the first step, from the shapes of its batch. A run whose batches change their shapes has no MFU,
@@ -10,7 +9,6 @@ because its samples differ in their FLOPs.
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from hpctrain.config import metric_registry as names
 from hpctrain.shards.types import Batch
@@ -18,24 +16,18 @@ from hpctrain.shards.types import Batch
 log = logging.getLogger(__name__)
 
 
-class Work(NamedTuple):
-    """The floating-point operations of a sample in training."""
-
-    model: int  # what the model and its loss need
-    done: int  # this, and what is computed again
-
-
 class Utilisation:
-    """MFU and HFU of a run.
+    """The MFU of a run.
 
-    `count` returns the operations of a sample of a batch; None if they cannot be counted. `peak` is
+    `count` returns the operations that the model and its loss need for a sample of a batch, and
+    their gradients; None if they cannot be counted. `peak` is
     FLOP/s of all devices together, for the format that computes. `due`: `begin` has to be called
     with the next batch.
     """
 
-    def __init__(self, count: Callable[[Batch], Work | None], peak: float) -> None:
+    def __init__(self, count: Callable[[Batch], int | None], peak: float) -> None:
         self._count, self._peak = count, peak
-        self._work: Work | None = None
+        self._work: int | None = None
         self._shapes: list[tuple[int, ...]] = []
         self._told = False
         self.due = True
@@ -52,22 +44,21 @@ class Utilisation:
             log.info("no MFU: the samples of different batches have different shapes")
 
     def metrics(self, samples_per_s: float) -> dict[str, float]:
-        """Return MFU and HFU at this speed, where they are known."""
+        """Return the MFU at this speed, where it is known."""
         if self._work is None:
             return {}
-        done = 100 * self._work.done * samples_per_s / self._peak
-        if done > 100:
+        mfu = 100 * self._work * samples_per_s / self._peak
+        if mfu > 100:
             if not self._told:
                 log.error(
                     "MFU would be %.0f%%, more than the devices can do, so it is not recorded: the "
                     "peak of %.4g TFLOP/s in the figures of the hardware is too low, or the FLOPs "
                     "of the model are counted wrongly",
-                    *(done, self._peak / 1e12),
+                    *(mfu, self._peak / 1e12),
                 )
             self._told = True
             return {}
-        mfu = 100 * self._work.model * samples_per_s / self._peak
-        return {names.MFU_PERCENT: mfu, names.HFU_PERCENT: done}
+        return {names.MFU_PERCENT: mfu}
 
 
 def _shapes(batch: Batch) -> list[tuple[int, ...]]:

@@ -102,14 +102,6 @@ def test_here_with_a_variable_of_ones_own(
     assert done.stderr.count(kept) == 1
 
 
-@pytest.mark.slow
-def test_torchrun(train: Callable[..., Completed], watched: Watched) -> None:
-    # gloo connects through this interface.
-    train(*SHORT, *SETTINGS, "network.interface=lo", ranks=2, new=True, **watched.env)
-    sockets = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}
-    assert watched.ranks() == {"0": EXPECTED | sockets, "1": EXPECTED | sockets}
-
-
 def test_a_sweep_here(
     train: Callable[..., Completed], watched: Watched, no_sbatch: dict[str, str]
 ) -> None:

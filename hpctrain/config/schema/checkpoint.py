@@ -37,7 +37,7 @@ class CheckpointConfig:
     )
     branch_digest: str | None = key(
         None,
-        "The run goes on from the checkpoint of another run with this digest; `resume --branch` "
+        "The run goes on from the checkpoint of another run with this digest. `resume --branch` "
         "fills it in.",
     )
     every_steps: int | None = key(

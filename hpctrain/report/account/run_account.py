@@ -209,7 +209,7 @@ class RunAccount:
     @property
     def idle_gpu_hours(self) -> float | None:
         """The hours, times GPUs, in which a GPU had nothing to do; None if no sensor tells it."""
-        return self.usage.idle_gpu_hours(float(self.value("monitor.idle_percent", 5.0)))
+        return self.usage.idle_gpu_hours()
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:

@@ -48,13 +48,11 @@ def write():
 sys.meta_path.insert(0, Watch())
 """
 SETTINGS = (
-    *("network.debug=WARN", "network.p2p_level=SYS", "network.torch_debug=INFO"),
+    "network.debug=WARN",
     *("+site.env.PYTORCH_ALLOC_CONF=expandable_segments:True", "+site.env.MINE=yes"),
 )
 EXPECTED = {
     "NCCL_DEBUG": "WARN",
-    "NCCL_P2P_LEVEL": "SYS",
-    "TORCH_DISTRIBUTED_DEBUG": "INFO",
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "MINE": "yes",
 }

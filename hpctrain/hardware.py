@@ -146,18 +146,6 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
     return of_section({"name": name, **section}, str(path))
 
 
-def smallest(kind: str) -> Hardware:
-    """Return the hardware of a file, or that with the least memory of a family, such as `a100`."""
-    family = [name for name in known() if name == kind or name.startswith(f"{kind}_")]
-    if not family:
-        raise ConfigError(
-            f"{kind!r} is no file of conf/hardware, nor the beginning of some (a100 stands for "
-            f"a100_40, a100_80 and so on): known are {', '.join(known())}"
-        )
-    found = map(load, [kind] if kind in family else family)
-    return min(found, key=lambda one: one.memory_bytes or math.inf)
-
-
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     """Return the hardware of the section `hardware` of a config; a ConfigError names a bad key."""
     _check_keys(where, section, _KEYS)

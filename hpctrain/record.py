@@ -14,14 +14,14 @@
     read(dict[str, Sale], run / "sales.json")          any type that msgspec knows
 
 Versions. A kind of file with the key `version` has its number in `VERSION`. What a newer hpctrain
-has written is read as far as it is known: unknown keys are skipped, which is said once, and what
-cannot be read is told to be newer, not damaged. A file without the number is older than the
-numbers; it lacks keys, which have defaults. A key never changes its meaning: a new one takes its
-place, since a job that waits runs an older copy of this code. So there is no number where it would
-tell nothing more: in a line of a journal or history, in a list (sweep.json), in a file by host
-(excluded.json), which older copies of the code also write, and in notes between processes of one
-job. Files of before have NaN and Infinity, which are no JSON: they are read where any `float` may
-stand, and are errors where `Finite` or a type made of it stands.
+has written is read as far as it is known: unknown keys are skipped, and what cannot be read is told
+to be newer, not damaged. A file without the number is older than the numbers; it lacks keys, which
+have defaults. A key never changes its meaning: a new one takes its place, since a job that waits
+runs an older copy of this code. So there is no number where it would tell nothing more: in a line
+of a journal or history, in a list (sweep.json), in a file by host (excluded.json), which older
+copies of the code also write, and in notes between processes of one job. Files of before have NaN
+and Infinity, which are no JSON: they are read where any `float` may stand, and are errors where
+`Finite` or a type made of it stands.
 """
 
 import functools
@@ -29,8 +29,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TypeVar
 
@@ -178,12 +177,9 @@ def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = Fa
         raise DamageError(file, "it has the character NUL in a text")
     asked: Any = kind
     try:
-        value: T = _decoder(asked).decode(content)
+        return _decoder(asked).decode(content)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        value = _decode_again(kind, content, file, error, surrogates)
-    if getattr(kind, "VERSION", 0):
-        _say_newer(asked, content, file)
-    return value
+        return _decode_again(kind, content, file, error, surrogates)
 
 
 def written(value: Any) -> str:
@@ -193,36 +189,10 @@ def written(value: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-_BESIDE = {"version", "format", "digest"}  # keys about a file, which are no fields of its class
-_said: set[tuple[Any, int, frozenset[str]]] = set()
-
-
-def _say_newer(kind: Any, content: bytes, file: object) -> None:
-    """Log once what is left out of a file that a newer hpctrain has written."""
-    keys = _keys(content)
-    fields = getattr(kind, "__struct_fields__", None) or kind.__dataclass_fields__
-    unknown, newer = keys.keys() - {*fields} - _BESIDE, _newer(kind, keys)
-    about = kind, newer, frozenset(unknown)
-    if not (unknown or newer) or about in _said:
-        return
-    _said.add(about)
-    number = f" (version {newer}; this one knows {kind.VERSION})" if newer else ""
-    names = f"; left out: {', '.join(sorted(unknown)[:12])}"[:220] if unknown else ""
-    log.warning("%s: a newer hpctrain%s wrote it%s", file, number, names)
-
-
-def _newer(kind: Any, keys: Mapping[str, msgspec.Raw]) -> int:
-    """Return the version of a file with these keys if it is newer than that of its kind, or 0."""
-    with suppress(msgspec.MsgspecError):
-        version = msgspec.json.decode(keys.get("version", b"0"), type=Count)
-        return version if version > kind.VERSION else 0
-    return 0
-
-
-def _keys(content: bytes) -> dict[str, msgspec.Raw]:
-    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        return _decoder(dict[str, msgspec.Raw]).decode(content)  # type: ignore[no-any-return]
-    return {}
+def _newer(kind: Any, tree: Any) -> int:
+    """Return the version of a file if it is newer than that of its kind, or 0."""
+    version = tree.get("version") if isinstance(tree, dict) else 0
+    return version if type(version) is int and version > getattr(kind, "VERSION", 0) > 0 else 0
 
 
 @functools.cache
@@ -250,7 +220,7 @@ def _decode_again(
     try:
         return convert(kind, tree, file)
     except DamageError as damage:
-        if not (getattr(kind, "VERSION", 0) and (newer := _newer(kind, _keys(content)))):
+        if not (newer := _newer(kind, tree)):
             raise
         why = f"is of a newer hpctrain (version {newer}; this one knows {kind.VERSION})"  # type: ignore[attr-defined]
         raise DamageError(file, damage.allowed, damage.at, damage.found, why) from None

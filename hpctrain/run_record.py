@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from hpctrain.disk import is_own
 from hpctrain.errors import DamageError
+from hpctrain.mailbox import Message
 from hpctrain.record import (
     Count,
     Finite,
@@ -25,7 +26,6 @@ from hpctrain.record import (
     convert,
     matching,
     read,
-    read_known,
 )
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 _Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
 Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
 _User = Annotated[str, matching(r"([^-\s,=][^\s,=]*)?", "the name of a user")]
-_LAYOUT = r"(parallel|train\.(accumulate|micro_batch_size|activation_checkpointing))[a-z_.]*=-?\w*"
 _LEAST_RATE = 1e-9  # steps a second; a clock that was set back makes it negative
 
 
@@ -114,8 +113,10 @@ class Attempt(Keyed, frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Hang(Keyed, frozen=True, kw_only=True):
+class Hang(Keyed, Message, frozen=True, kw_only=True):
     """The content of hang.json: why the ranks of an attempt do not get on (`faults.observer`)."""
+
+    BOX = "hang.json"
 
     sentence: str
     rank: Count
@@ -133,7 +134,7 @@ class Hang(Keyed, frozen=True, kw_only=True):
     @classmethod
     def of(cls, run: Path, key: AttemptKey, since: float) -> Hang | None:
         """Return what the attempt with a key, begun at `since`, has left; None if nothing."""
-        found = read_known(cls, run / "hang.json")
+        found = cls.get(run)
         return found if found and found.key == key and found.time >= since else None
 
 
@@ -235,18 +236,6 @@ class RunRecord(Record, frozen=True):
         """The last step of a run that has finished or is paused."""
         step = (self.result or {}).get("step")
         return None if step is None else int(step)
-
-
-class ChosenLayout(Record, frozen=True):
-    """The content of layout.json: what `launch.gpu_type` has chosen when the last job began."""
-
-    text: str  # the kind of GPU, and the layout, for a reader
-    overrides: tuple[Annotated[str, matching(_LAYOUT, "KEY=VALUE of a layout")], ...] = ()
-
-    @classmethod
-    def of(cls, run: Path) -> ChosenLayout:
-        """Return the content of layout.json; an empty one without a file."""
-        return read_known(cls, run / "layout.json") or cls(text="")
 
 
 class ListedRun(Record, frozen=True):

@@ -61,9 +61,8 @@ def write(folder: Path, name: str, program: str) -> list[str]:
         ([], {"PYTHONPATH": "HERE", "PYTHONSAFEPATH": "1"}),
     ],
 )
-@pytest.mark.parametrize("session", [False, True])
 def test_a_fork_sees_what_a_new_process_sees(
-    tmp_path: Path, session: bool, options: list[str], env: dict[str, str]
+    tmp_path: Path, options: list[str], env: dict[str, str]
 ) -> None:
     python, *words = write(tmp_path, "facts", FACTS)
     command = [python, *options, *words, "a b", "--x=ü"]
@@ -80,7 +79,7 @@ def test_a_fork_sees_what_a_new_process_sees(
             cwd=tmp_path,
             env=env,
             umask=0o027,
-            start_new_session=session,
+            start_new_session=True,
         )
         assert (done.returncode, done.stderr) == (3, "to stderr\n")
         answers.append(json.loads(done.stdout))
@@ -89,7 +88,6 @@ def test_a_fork_sees_what_a_new_process_sees(
     assert answers[1]["ours"] == []
 
 
-@pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
@@ -110,9 +108,8 @@ def test_a_fork_sees_what_a_new_process_sees(
     ],
 )
 def test_the_end_is_that_of_a_new_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int, said: str, torch: bool
+    tmp_path: Path, program: str, code: int, said: str
 ) -> None:
-    monkeypatch.setattr(forkserver, "_trains", lambda words, cwd: torch)
     command = write(tmp_path, "program", f"print('out')\n{program}")
     done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code
@@ -164,20 +161,6 @@ def test_what_a_failed_test_leaves_is_ended(tmp_path: Path) -> None:
         os.close(reading)
 
 
-def test_torch_computes_in_a_fork(tmp_path: Path) -> None:
-    program = """
-        import torch
-        torch.manual_seed(0)
-        x = torch.randn(200, 200, requires_grad=True)
-        (x @ x).sum().backward()
-        print(torch.isfinite(x.grad).all().item(), torch.get_num_threads())
-        """
-    command = write(tmp_path, "torch_of_a_fork", program)
-    assert forkserver._trains(command[2:], str(tmp_path))
-    done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("True 1\n", "")
-
-
 @pytest.mark.parametrize(
     ("words", "env"),
     [
@@ -197,20 +180,6 @@ def test_what_a_fork_cannot_do_is_done_by_a_new_process(
     with forkserver.Popen(command, env=os.environ | env, stdout=subprocess.DEVNULL) as process:
         assert not process.forked
         assert process.wait(60) == 0
-
-
-RANKS = """\
-import os, subprocess, sys
-if sys.argv[1:] == ["rank"]:
-    print("preloaded" if "torch" in sys.modules else "new", os.getppid(), flush=True)
-    sys.exit(5)
-command = [sys.executable, "-u", "-m", "hpctrain", "rank"]
-done = [subprocess.run(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-assert [rank.returncode for rank in done] == [5, 5]
-assert [rank.stdout for rank in done] == [f"preloaded {os.getpid()}\\n"] * 2, done
-left = subprocess.Popen([sys.executable, "-m", "hpctrain", "rank"], stdout=subprocess.DEVNULL)
-print(subprocess.run(["echo", "the end"], capture_output=True, text=True).stdout, end="")
-"""
 
 
 def test_servers_end_with_the_tests(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ causes cgroup console disk errors forks frames generators gone gpu_driver lock marks "
-    "metric_names progress_bar record run_record secrets slow step_names terminal units yaml_file"
+    "__init__ causes cgroup child console disk errors forks frames generators gone gpu_driver lock "
+    "mailbox marks metric_names progress_bar record run_record secrets slow step_names terminal "
+    "units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -31,13 +32,12 @@ ALLOWED = {
     "trackers": "tracking",
     "faults": (
         "config.schema distributed.long_work distributed.objects rendezvous.leaving "
-        "rendezvous.port rendezvous.ranks shards.types tracking.uploader_process"
+        "rendezvous.port rendezvous.ranks shards.types"
     ),
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "checkpoint": "data.workers.shared distributed.long_work distributed.objects "
     "distributed.tensors estimates.memory_fit faults.copied "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks "
-    "tracking.uploader_process",
+    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.expert_bank models.experts models.formats models.gpu_support models.lora "
@@ -51,17 +51,14 @@ ALLOWED = {
         "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
         "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
-    "monitor": (
-        "config.schema rendezvous.ranks runs.state.stop_request tracking.samples "
-        "tracking.uploader_process"
-    ),
+    "monitor": ("config.schema rendezvous.ranks runs.state.stop_request tracking.samples"),
     "training": (
         "checkpoint config data distributed.long_work distributed.objects distributed.tensors "
         "faults models.dry_run parallel rendezvous.ranks shards tasks tracking"
     ),
     "launch": (
         "config estimates runs slurm tracking.pending_upload tracking.meta tracking.page.links "
-        "tracking.store tracking.uploader_process"
+        "tracking.store"
     ),
     "search": "config estimates launch restarts runs slurm tracking",
     "doctor": (
@@ -85,7 +82,7 @@ ALLOWED = {
         "tracking.samples"
     ),
     "trained": (
-        "checkpoint config data distributed faults.collectives job models parallel rendezvous runs "
+        "checkpoint config data distributed job models parallel rendezvous runs "
         "shards tasks tracking training"
     ),
     "plan": (
@@ -108,12 +105,13 @@ APART = {
     "__main__": "cli",
     "causes": "errors frames",
     "cgroup": "",
+    "child": "disk forks secrets",
     "errors": "",
     "secrets": "secret_text terminal",
     "secret_text": "",
     "disk": "errors",
     "record": "disk errors",
-    "run_record": "disk errors record",
+    "run_record": "disk errors mailbox record",
     "forks": "",
     "frames": "",
     "marks": "forks",
@@ -121,6 +119,7 @@ APART = {
     "gone": "errors yaml_file",
     "gpu_driver": "",
     "lock": "disk forks",
+    "mailbox": "disk errors record",
     "metric_names": "",
     "terminal": "",
     "console": "terminal",
@@ -134,10 +133,10 @@ APART = {
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
-    "api causes cgroup checkpoint.files cli commands config console disk doctor errors estimates "
-    "faults.early_signals faults.limits faults.observed faults.observer faults.process_state "
-    "forks frames gpu_driver hardware job.compile_cache job.here job.pieces job.verdict job.worker "
-    "launch lock marks "
+    "api causes cgroup checkpoint.files child cli commands config console disk doctor errors "
+    "estimates faults.early_signals faults.limits faults.observed faults.observer "
+    "faults.process_state forks frames gpu_driver hardware job.compile_cache job.here job.pieces "
+    "job.verdict job.worker launch lock mailbox marks "
     "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
     "runs search secret_text secrets shards slow slurm step_names terminal tracking "
     "trained.commands units yaml_file"
@@ -285,9 +284,6 @@ def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
     """Slurm signals every process of a step: a child of a rank that dies of it fails the run."""
     found = {module for module in OURS if "subprocess.run(" in FILES[module].read_text()}
     assert found == {  # on the login node, and in the batch script
-        "hpctrain.estimates.planned_hours",
-        "hpctrain.job.verdict",
-        "hpctrain.launch.sweeps.before_queueing",
         "hpctrain.launch.sweeps.unmatched",
         "hpctrain.runs.code.git",
     }

@@ -190,24 +190,15 @@ def test_files_of_older_and_newer_versions(
     file, before = old_files / name, repr(read_it(old_files))
     changed(file, version=1)
     assert repr(read_it(old_files)) == before
-    assert not caplog.records, "this version"
     changed(file, quantum=1, flavour=[{}])
     assert repr(read_it(old_files)) == before
-    assert repr(read_it(old_files)) == before
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{file}: a newer hpctrain wrote it; left out: flavour, quantum"]
-    caplog.clear()
     changed(file, version=2)
     if name in STRICT:
         with pytest.raises((DamageError, DataError), match="found version 2, this hpctrain reads"):
             read_it(old_files)
         return
     assert repr(read_it(old_files)) == before
-    assert repr(read_it(old_files)) == before
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line.endswith(
-        "a newer hpctrain (version 2; this one knows 1) wrote it; left out: flavour, quantum"
-    )
+    assert not caplog.records
     changed(file, **{key: wrong})
     try:
         assert not read_it(old_files)  # files that help but are not needed

@@ -10,7 +10,6 @@ from rich.console import Group
 from rich.text import Text
 
 from hpctrain.console import Cell, Table, shortened
-from hpctrain.runs.budget import standings
 from hpctrain.runs.chosen_checkpoint import purged
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -169,15 +168,10 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
     for row in shown:
         drawn.add_row(*row.cells(f"{shared} "))
     told = _reasons(shown, width, swept=_COLUMNS.index("swept") not in drawn.shown(width))
-    lines = [*map(Cell, budgets(rows)), *told[:reasons], *problems(shown)]
+    lines = [*told[:reasons], *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([drawn] if shown else []), *([note] if note else []), *lines)
-
-
-def budgets(rows: list[Row]) -> list[str]:
-    """Return a line for each budget to which runs belong."""
-    return [str(each) for each in standings([(row.run, row.state) for row in rows])]
 
 
 def problems(rows: list[Row]) -> list[Text]:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group
 from rich.live import Live
 
-from hpctrain.commands.run_table import PROBLEMS, Row, budgets, problems, table
+from hpctrain.commands.run_table import PROBLEMS, Row, problems, table
 from hpctrain.console import Cell, Console, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.runs.state.select import add_arguments, functions_in, one_sweep, parted, select
@@ -132,7 +132,7 @@ def _show(options: argparse.Namespace) -> bool:
 
 def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
-    lines = [*search.said(), *search.at_work(), *budgets(rows)]
+    lines = [*search.said(), *search.at_work()]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
     return Group(head, *search.shown(most, "--all, --json"), *map(Cell, lines), *problems(rows))
 

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.frozen import load
-from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.run_record import ChosenLayout, RunRecord
+from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.units import GIB
 
@@ -56,11 +55,6 @@ class MeasuredRun:
     checkpoint_s: float  # of one, as the training feels it; 0 if there was none
     samples_per_epoch: int | None  # rounded to whole steps
 
-    @property
-    def batch(self) -> BatchSizes:
-        """The sizes of the batch."""
-        return BatchSizes.of(self.config, Degrees.of(self.config.parallel, self.ranks))
-
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return f"{self.path.name} ({self.steps} steps of {self.step_s:.4g} s on {ranks})"
@@ -74,7 +68,7 @@ def measured_run(path: Path) -> MeasuredRun:
         raise ConfigError(f"{path}: no run directory (it has no run.json)")
     if not record.attempts:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
-    config = load(path / "config.yaml", ChosenLayout.of(path).overrides)
+    config = load(path / "config.yaml")
     ramp = sum(steps for _, steps in ramp_of(config.train).stages)
     told = _Told(path, ramp)
     if told.steps < ENOUGH_STEPS:

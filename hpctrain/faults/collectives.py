@@ -6,11 +6,9 @@ entered, and which one it still waits in.
 
 import json
 import logging
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,12 +16,10 @@ from torch.distributed import distributed_c10d
 
 from hpctrain import frames
 from hpctrain.distributed import long_work
-from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _SHOWN = 8  # ranks that are named
-_SLOW_S = 60.0
 # What waits for data, and the names of the threads that read it (`hpctrain.data.loading`).
 _DATA, _READER = "hpctrain.data.", "hpctrain-loader"
 
@@ -56,36 +52,6 @@ def where(world_size: int, processes: Callable[[], Mapping[str, str]] = dict) ->
         "entered": sum(entered.values()),
         "data": [maker[:500] for maker in _makers(processes())[:4]] if without_data else [],
     }
-
-
-@contextmanager
-def told_if_slow(
-    ranks: RankInfo, done: Callable[[], int], processes: Callable[[], Mapping[str, str]]
-) -> Iterator[None]:
-    """Say once where this rank is, which no observer watches, if it does nothing for a minute.
-
-    `done` returns how many samples are done, and `processes` is that of `where`.
-    """
-    over = threading.Event()
-
-    def watch() -> None:
-        before = 0
-        while not over.wait(_SLOW_S):
-            if (now := done()) == before:
-                found = where(ranks.world_size, processes)
-                waits = [f"it waits in {found['waits_in']}"] if found["waits_in"] else []
-                at = frames.place(frames.of_main_thread()) or "an unknown place"
-                text = "; ".join([f"it is at {at}", *waits, *found["data"]])
-                values = ranks.rank, socket.gethostname(), _SLOW_S, text
-                log.warning("rank %d (%s) has done nothing for %g s: %s", *values)
-                return
-            before = now
-
-    threading.Thread(target=watch, name="hpctrain-slow", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def _entries() -> list[dict[str, Any]]:

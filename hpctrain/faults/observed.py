@@ -8,13 +8,10 @@ a thread               ── gives a sign of life, and answers where the main t
 
 import logging
 import re
-import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +19,14 @@ from typing import Any
 from msgspec import structs
 
 from hpctrain import frames, marks
+from hpctrain.child import Child, Process
 from hpctrain.config.schema import HangConfig
-from hpctrain.disk import write_atomically
 from hpctrain.errors import LateRankError
 from hpctrain.faults.observer import FOLDER
 from hpctrain.faults.process_state import Job, Place
 from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Hang
-from hpctrain.tracking.uploader_process import Process, start_child
 
 log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0
@@ -53,22 +49,21 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
         yield
         return
     if ranks.is_main:
-        (logs.parent / "hang.json").unlink(missing_ok=True)  # of an attempt before
+        Hang.drop(logs.parent)  # of an attempt before
     short = replace(ranks, hosts=())  # an argument of a process must not be long
     job = Job(ranks=short, floor_s=config.floor_s, timeout_s=timeout_s)
-    over, started = threading.Event(), list[subprocess.Popen[bytes]]()
+    over, observers = threading.Event(), list[Child]()
 
     def beat() -> None:
         answering, known = threading.Thread(), False
         while True:
             page.is_alive()
-            if started and (started[-1].poll() or 0) < 0 and len(started) < _MOST_OBSERVERS:
-                log.warning("the observer of this node was killed: another one begins")
-                known = False  # else the node would be taken for silent
+            for observer in observers:  # else the node would be taken for silent
+                observer.revive(_MOST_OBSERVERS)
             if not known and logs.is_dir():  # rank 0 has made it
                 known = True
                 try:
-                    started.extend(_make_known(page, logs, job))
+                    observers.extend(_make_known(page, logs, job))
                 except OSError as error:
                     log.warning("nobody watches whether the ranks of this node get on: %s", error)
             marked = page.marks()
@@ -86,13 +81,10 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
         marks.leave()
         over.set()
         thread.join(_END_S)  # it may write to a file system that hangs
-        for observer in started:
-            assert observer.stdin is not None
-            with suppress(OSError):
-                observer.stdin.close()
+        for observer in observers:
+            observer.release()
             # The observer of several ranks ends with the last of them.
-            with suppress(subprocess.TimeoutExpired):
-                observer.wait(_END_S if ranks.local_world_size == 1 else 0)
+            observer.wait(_END_S if ranks.local_world_size == 1 else 0)
 
 
 @contextmanager
@@ -115,18 +107,16 @@ def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None
         ) from error
 
 
-def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[subprocess.Popen[bytes]]:
+def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[Child]:
     """Write where the page is, and start the observer if this is the first rank of the node."""
-    ranks, folder, me = job.ranks, logs / FOLDER, Process.current()
-    folder.mkdir(exist_ok=True)
-    file = folder / f"node{ranks.node_rank}.{ranks.local_rank}"
+    ranks, me = job.ranks, Process.current()
     place = Place(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
-    write_atomically(file, written(place), sync=False)
+    place.put(logs.parent, f"{ranks.node_rank}.{ranks.local_rank}")
     if ranks.local_rank == 0:
         files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
         job = structs.replace(job, log_file=files[0].baseFilename if files else "")
         run, module = str(logs.parent.absolute()), "hpctrain.faults.observer"
-        yield start_child(module, run, written(job), cwd=logs.parent, log_file=None)
+        yield Child(module, run, written(job), cwd=logs.parent)
 
 
 def _answer(page: marks.Page) -> None:
@@ -134,7 +124,6 @@ def _answer(page: marks.Page) -> None:
     codes = [frame.f_code for frame, _ in stack]
     answer: dict[str, Any] = {
         "at": frames.place(stack)[:500],
-        "lock_is_free": _lock_is_free(),
         "may_last": any(
             _MAY_LAST.search(code.co_filename)
             or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
@@ -146,21 +135,3 @@ def _answer(page: marks.Page) -> None:
     except Exception as error:  # what it asks may be ending; the rest is worth an answer
         log.debug("where the rank waits is not known: %r", error)
     page.tell(answer)
-
-
-def _lock_is_free() -> bool:
-    """Return whether no thread executes Python: then its lock can be had at once."""
-    waited = []
-    for _ in range(11):
-        asked, without_core = time.monotonic(), _without_core_s()
-        time.sleep(0.0001)
-        waited.append(time.monotonic() - asked - (_without_core_s() - without_core))
-    # A thread that executes Python gives the lock away only after this interval.
-    return statistics.median(waited) < sys.getswitchinterval() / 2
-
-
-def _without_core_s() -> float:
-    """Return how long this thread has waited for a core; 0.0 if the kernel does not count it."""
-    with suppress(OSError):
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    return 0.0

@@ -25,17 +25,15 @@ from pathlib import Path
 from msgspec import json
 from msgspec.structs import replace
 
-from hpctrain import marks
-from hpctrain.disk import write_atomically
-from hpctrain.errors import DamageError
+from hpctrain import child, marks
+from hpctrain.child import Process
 from hpctrain.faults import process_state as states
 from hpctrain.faults.limits import Limits
 from hpctrain.faults.process_state import Job, Place, Rank
-from hpctrain.record import Record, read, written
+from hpctrain.mailbox import Message
 from hpctrain.run_record import AttemptKey, Hang
 from hpctrain.secrets import mask
 from hpctrain.terminal import few
-from hpctrain.tracking.uploader_process import Process, begin_child
 
 log = logging.getLogger(__name__)
 FOLDER = "observed"  # in the folder of the logs
@@ -46,8 +44,10 @@ _SAVE_S = 30.0
 _NODES_A_SECOND = 200  # whose files the first node reads
 
 
-class _Node(Record, frozen=True):
+class _Node(Message, frozen=True):
     """What an observer writes of its node."""
+
+    BOX = "logs/observed/node*.json"
 
     key: AttemptKey
     beat: int
@@ -109,12 +109,11 @@ class _Observer:
 
     def _find_ranks(self) -> None:
         for number in {*range(self._place.local_world_size)} - self._ranks.keys():
-            with suppress(OSError, DamageError):
-                file = self._folder / f"node{self._place.node_rank}.{number}"
-                place = read(Place, file, parts=3)
-                # The file may be of an attempt before.
-                if not Process(self._host, place.pid, place.started).alive:
-                    continue
+            place = Place.get(self._run, f"{self._place.node_rank}.{number}")
+            # It may be of an attempt before.
+            if place is None or not Process(self._host, place.pid, place.started).alive:
+                continue
+            with suppress(OSError):
                 rank = Rank(place, self._host)
                 if rank.is_of_attempt:
                     self._ranks[number] = rank
@@ -165,17 +164,17 @@ class _Observer:
         self._seen[own] = node, now
         if self._place.num_nodes > 1:
             with suppress(OSError):
-                write_atomically(self._folder / f"node{own}.json", written(node), sync=False)
+                node.put(self._run, str(own))
 
     def _read_nodes(self, now: float) -> None:
         for number in {*range(self._place.num_nodes)} - {self._place.node_rank}:
-            with suppress(OSError, DamageError):
-                node = read(_Node, self._folder / f"node{number}.json", parts=3)
-                # The first one may be of an attempt before.
-                first = self._first.setdefault(number, node)
-                before = self._seen[number][0] if number in self._seen else first
-                if node != before and node.key == self._place.attempt_key:
-                    self._seen[number] = node, now
+            if (node := _Node.get(self._run, str(number))) is None:
+                continue
+            # The first one may be of an attempt before.
+            first = self._first.setdefault(number, node)
+            before = self._seen[number][0] if number in self._seen else first
+            if node != before and node.key == self._place.attempt_key:
+                self._seen[number] = node, now
 
     def _judge(self, now: float) -> None:
         """Name the rank because of which the others do not get on, once."""
@@ -184,7 +183,7 @@ class _Observer:
             ended = sum(node.ended for node, _ in self._seen.values())
             if not (hangs or ended or self._named.state == states.SILENT):
                 log.warning("rank %d gets on again", self._named.rank)
-                (self._run / "hang.json").unlink(missing_ok=True)
+                Hang.drop(self._run)
                 self._named = None
             return
         silent = [
@@ -229,7 +228,7 @@ class _Observer:
     def _record(self, hang: Hang) -> None:
         self._named = replace(hang, sentence=mask(hang.sentence), time=time.time())
         with suppress(OSError):
-            write_atomically(self._run / "hang.json", written(self._named), sync=False)
+            self._named.put(self._run)
         log.error("%s", hang.sentence)
 
 
@@ -241,7 +240,7 @@ def _named(ranks: Iterable[int]) -> str:
 def main(argv: list[str]) -> int:
     """Observe the ranks of this node for the run and the job in `argv`."""
     run, job = Path(argv[0]), json.decode(argv[1], type=Job)
-    begin_child()
+    child.begin()
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     if job.log_file:

@@ -4,9 +4,8 @@
     D                                              uninterruptible
     Z, or not there                                dead
     R or S           it is silent                  C code that holds Python's lock
-    R                Python's lock is free         C code without the lock
-    R                it is not                     busy in Python
-    S                                              asleep: a sleep, a file, a lock
+    R                it answers                    busy
+    S                it answers                    asleep: a sleep, a file, a lock
 
 On the left is what /proc says of the main thread.
 """
@@ -22,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import frames, marks
+from hpctrain.child import Process
 from hpctrain.faults.limits import Limits
+from hpctrain.mailbox import Message
 from hpctrain.record import Count, Record, Seconds
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Hang
 from hpctrain.secrets import mask
-from hpctrain.tracking.uploader_process import Process
 
 DEAD, STOPPED, UNINTERRUPTIBLE = "dead", "stopped", "uninterruptible"
-HOLDS_LOCK, C_CODE, PYTHON, ASLEEP = "C code with the lock", "C code", "Python", "asleep"
+HOLDS_LOCK, BUSY, ASLEEP = "C code with the lock", "busy", "asleep"
 NO_DATA, COLLECTIVE, SILENT = "no data", "in a collective", "silent"
 STUCK = STOPPED, UNINTERRUPTIBLE, HOLDS_LOCK  # by the word of Linux, whatever the rank waits for
 # How the states are told in a sentence, of "it".
@@ -39,8 +39,7 @@ _WORDS = {
     UNINTERRUPTIBLE: "is uninterruptible (state D): it waits in the kernel for a file or a device, "
     "or its control group is frozen",
     HOLDS_LOCK: "is in C code that holds Python's lock",
-    C_CODE: "computes in C code that has released Python's lock",
-    PYTHON: "computes in Python",
+    BUSY: "computes",
     ASLEEP: "sleeps, or waits for something",
     NO_DATA: "waits for data",
     COLLECTIVE: "waits for other ranks",
@@ -51,8 +50,10 @@ _SLOW_S = 60.0  # in a phase without a limit, before a line says where a rank is
 _MOST = 0.9  # of parallel.timeout_s: then others wait in vain, whatever the limit is
 
 
-class Place(Record, frozen=True):
+class Place(Message, frozen=True):
     """Where the page of a rank is."""
+
+    BOX = "logs/observed/node*"
 
     rank: Count
     pid: Count
@@ -211,5 +212,5 @@ def state_of(letters: Sequence[str], silent: bool, answer: Mapping[str, Any]) ->
     if answer.get("data"):
         return NO_DATA
     if 2 * letters.count("R") > len(letters):
-        return C_CODE if answer.get("lock_is_free") else PYTHON
+        return BUSY
     return ASLEEP

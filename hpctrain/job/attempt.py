@@ -43,7 +43,7 @@ from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
-from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
+from hpctrain.tracking.alerts.settings import Settings, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.trainer import Outcome
 
@@ -161,7 +161,7 @@ class Attempt:
             log.warning(
                 "the code has changed: %s. The run goes on from step %d with the code as it is "
                 "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
+                "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
                 "back",
                 *(self._code, step, trained_code.CHOICE, self._run.name, step),
             )
@@ -240,9 +240,9 @@ class Attempt:
             return NullTracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            Settings(variable, tuple(notify.on)).write(self._run.path)
+            Settings(variable, tuple(notify.on)).put(self._run.path)
         else:
-            remove(self._run.path)
+            Settings.drop(self._run.path)  # of an attempt before
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import ChosenLayout
 from hpctrain.runs import trust
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
@@ -67,10 +66,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     ranks = replace(ranks or RankInfo.from_env(), until=until)
     began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
-        chosen = ChosenLayout.of(run.path)
-        config = load(run.config_file, chosen.overrides)
-        if chosen.text and ranks.is_main:
-            log.info("launch.gpu_type: %s", chosen.text)
+        config = load(run.config_file)
         trust.check(run.path, config, run.code_copy)
         _check_world(config, ranks)
         validate(config, ranks.world_size)
@@ -131,10 +127,6 @@ def _train_to_the_end(
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.job.summary import show
 
-        if config.train.sample_prompt:
-            from hpctrain.job.text_generation import print_sample
-
-            print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)
     return code
 

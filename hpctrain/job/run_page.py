@@ -20,7 +20,7 @@ from hpctrain.config.identity import override_key
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import ChosenLayout, RunRecord
+from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
@@ -46,7 +46,6 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
         "hpctrain.hosts": ",".join(ranks.hosts),
         "hpctrain.world_size": str(ranks.world_size),
         "hpctrain.command": " ".join(sys.argv),
-        **({"hpctrain.layout": text} if (text := ChosenLayout.of(run.path).text) else {}),
         **{f"hpctrain.parent_{key}": str(v) for key, v in (record.parent or {}).items()},
         **{f"hpctrain.env.{name}": value for name, value in facts.items()},
     }

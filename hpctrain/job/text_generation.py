@@ -26,10 +26,8 @@ from hpctrain.runs import trust
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
-from hpctrain.terminal import harmless
 
 log = logging.getLogger(__name__)
-_SAMPLE_TOKENS = 200
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -113,17 +111,6 @@ class Generator:
                 shown, text = shown + len(text), ""
         if text:
             yield text
-
-
-def print_sample(path: Path, prompt: str) -> None:
-    """Print what the model of a finished run makes of a prompt; an error is only a warning."""
-    try:
-        generator = Generator.of(path)
-        text = "".join(generator(prompt, _SAMPLE_TOKENS, temperature=0.8, top_k=None, seed=0))
-    except Exception as error:  # the run has finished, whatever happens here
-        log.warning("no sample of generated text: %s", error)
-    else:
-        print(f"a sample of generated text:\n{harmless(text)}\n")
 
 
 def _draw(

@@ -20,14 +20,12 @@ The batch script calls Slurm's commands, because this program may run in a conta
 
 import logging
 import os
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.causes import named
+from hpctrain.child import run_module
 from hpctrain.config.frozen import load
-from hpctrain.disk import opener
 from hpctrain.errors import HpctrainError
 from hpctrain.job import pieces
 from hpctrain.rendezvous import epochs
@@ -40,7 +38,6 @@ from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import is_elsewhere
 from hpctrain.tracking import final_status
-from hpctrain.tracking.uploader_process import python_module
 from hpctrain.tracking.uploading.child_uploader import START_S
 
 log = logging.getLogger(__name__)
@@ -65,21 +62,13 @@ def close_tracking(run: RunDir, code: int) -> None:
     elif not failed or not final_status.correct(run.path, status, reason):
         return
     if tracking.upload:
-        command, env = python_module(
-            "hpctrain.tracking.uploading.uploader", str(run.path), f"--drain={tracking.drain_s}"
+        run_module(
+            "hpctrain.tracking.uploading.uploader",
+            *(str(run.path), f"--drain={tracking.drain_s}"),
+            cwd=run.path,
+            timeout=tracking.drain_s + START_S,
+            log_file=run.path / "journal" / "uploader.log",
         )
-        with (
-            open(run.path / "journal" / "uploader.log", "ab", opener=opener(2)) as output,
-            suppress(subprocess.TimeoutExpired),
-        ):
-            subprocess.run(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                timeout=tracking.drain_s + START_S,
-            )
 
 
 def judge(run: RunDir, code: int, key: AttemptKey, *, inside: bool) -> str:

@@ -37,7 +37,6 @@ class Status(Enum):
     WOULD_RUN = "would run here"
     WOULD_REPLACE = "would replace {}"  # a job
     NO_ROOM = "no room yet"
-    OVER_BUDGET = "beyond the budget: needs {}"
     QUEUED = "queued"
     FROZEN = "frozen"
     ENDED = "{}"  # its recorded state

@@ -6,22 +6,20 @@ every rank             ── writes the UUIDs of the GPUs that it has been give
 
 import logging
 import os
-import signal
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.child import Child
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.disk import write_atomically
 from hpctrain.monitor.process import gpu_file
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.tracking import samples
-from hpctrain.tracking.uploader_process import start_child
 
 log = logging.getLogger(__name__)
-_END_S = 3.0  # the last sample is taken within this time
+_END_S = 3.0  # the last sample is taken within this time, unless a sensor hangs
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def monitored(
         yield
     finally:
         if process is not None:
-            _end(process)
+            process.end(_END_S)
 
 
 def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
@@ -57,17 +55,16 @@ def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.Popen[bytes] | None:
+def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> Child | None:
     # Where the ranks are in no control group of a job, they descend from their launcher.
     above = os.getppid() if ranks.local_world_size > 1 else os.getpid()
     try:
-        return start_child(
+        return Child(
             "hpctrain.monitor.process",
             str(run_dir),
             f"--pid={above}",
             f"--ranks={max(1, ranks.local_world_size)}",
             f"--every={config.every_s}",
-            f"--idle-percent={config.idle_percent}",
             f"--idle-minutes={config.idle_minutes}",
             f"--idle-action={config.idle_action}",
             cwd=run_dir,
@@ -77,15 +74,3 @@ def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.
     except OSError as error:
         log.warning("the sensors of this node are not read: %s", error)
         return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:  # a sensor hangs
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -131,7 +131,6 @@ class RunDir:
                 content |= (new if not content else {}) | facts
                 content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
             write_atomically(self.config_file, text, sync)
-            (self.path / "layout.json").unlink(missing_ok=True)  # chosen for what it was before
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "

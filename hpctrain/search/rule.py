@@ -1,7 +1,7 @@
 """The rule of promotion: what a worker does next, from what the study has. It writes nothing.
 
     promote a paused trial ── else heal one without an owner ── else ask a new one
-    └── else wait while others may give work ── else leave it to other widths ── else end
+    └── else wait while others may give work ── else end
 
 Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning",
 MLSys 2020, https://arxiv.org/abs/1810.05934): a trial is promoted as soon as it is in the best
@@ -26,10 +26,8 @@ class Action(Enum):
     """What a worker does next."""
 
     TAKE = "train this trial up to the rung `goal`"
-    MARK = "promote this trial to the rung `goal`, for a worker of another width"
     ASK = "begin a new trial"
     WAIT = "look again later"
-    LEAVE = "end this worker: what is left is for workers of other widths"
     END = "end the search, for `reason`"
 
 
@@ -42,42 +40,29 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-def choose(found: Found, width: int) -> Choice:
-    """Return what a worker of a width, which trains nothing now, does next."""
+def choose(found: Found) -> Choice:
+    """Return what a worker that trains nothing now does next."""
     if reason := found.ended or _too_many_failed(found):
         return Choice(Action.END, reason=reason)
     for trial in _promotable(found):
-        return _go_on(found, trial, width)
+        return Choice(Action.TAKE, trial, trial.rung + 1)
     for trial in found.left:
-        if found.widths[trial.goal - 1] == width:
-            return Choice(Action.TAKE, trial, trial.goal)
-    if found.new and found.widths[0] == width:
+        return Choice(Action.TAKE, trial, trial.goal)
+    if found.new:
         return Choice(Action.ASK)
-    goals = [trial.goal for trial in found.at("promoted", "waiting", "training")]
-    if goals or found.new:
-        # A trial that reports at a rung may send itself, or another one, to a later one.
-        comes = width == found.widths[0] and width in found.widths[min(goals, default=1) - 1 :]
-        return Choice(Action.WAIT if comes else Action.LEAVE)
+    # A trial that reports at a rung may send itself, or another one, to a later one.
+    if found.at("training"):
+        return Choice(Action.WAIT)
     paused = [trial for trial in found.at("paused") if _is_finite(trial)]
     if paused and not found.at("finished"):
         trial = min(paused, key=lambda each: (-each.rung, found.rank(each)))
-        return _go_on(found, trial, width)
+        return Choice(Action.TAKE, trial, trial.rung + 1)
     return Choice(Action.END, reason=NOTHING_LEFT)
 
 
-def wanted(found: Found, width: int) -> int:
-    """Return how many workers of a width have something to do now, and may be there at once.
-
-    The nodes of `n_jobs` workers of the first width are the limit, but one worker may always be.
-    """
-    todo = sum(found.widths[trial.goal - 1] == width for trial in found.left)
-    todo += found.new if width == found.widths[0] else 0
-    return min(todo, max(1, found.n_jobs * found.widths[0] // width))
-
-
-def _go_on(found: Found, trial: Trial, width: int) -> Choice:
-    own = found.widths[trial.rung] == width
-    return Choice(Action.TAKE if own else Action.MARK, trial, trial.rung + 1)
+def wanted(found: Found) -> int:
+    """Return how many workers have something to do now."""
+    return min(len(found.left) + found.new, found.n_jobs)
 
 
 def _promotable(found: Found) -> Iterator[Trial]:

@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,18 +29,18 @@ from omegaconf import DictConfig, OmegaConf
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.rules.job import written_secrets
-from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.lock import why_no_locks
 from hpctrain.record import written
-from hpctrain.runs import budget
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
@@ -91,9 +90,8 @@ class Search:
         # The command line comes last, so it replaces `params`.
         overrides = {override.get_key_element(): override for override in parsed}
         swept = {key: o for key, o in overrides.items() if o.is_sweep_override()}
-        nodes = LaunchConfig(nodes=config.launch.nodes).node_numbers
         steps = None if "train.max_steps" in swept else config.train.max_steps
-        self._settings = Settings.checked(settings, config.metric, steps, nodes)
+        self._settings = Settings.checked(settings, config.metric, steps)
         if not swept:
             raise ConfigError(
                 "hydra/sweeper=optuna has nothing to search: give one value or more as "
@@ -127,8 +125,9 @@ class Search:
         """
         config = self._probe()
         folder = folder.absolute()
+        count = min(self._settings.n_jobs, self._settings.n_trials)
+        check_budget([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
-            count = min(self._settings.n_jobs, self._settings.n_trials)
             print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
@@ -145,7 +144,6 @@ class Search:
             code.write()
             say_copy(code)
         found = self._write(study, storage, folder, config, code)
-        budget.of_search(folder, config)
         if not found.ended and not self._cluster:
             self._run_here(config, folder, code)
         elif not found.ended and not self._submit(config, folder):
@@ -175,16 +173,14 @@ class Search:
                     raise
         self._settings.check_trial(config)
         if not self._cluster:
-            launch = replace(config.launch, nodes=max(self._settings.widths))
-            local_runs.check(replace(config, launch=launch))
+            local_runs.check(config)
         for _, problem in unmatched([Entry([], config, run)]):
             raise problem
-        for key in ("pack", "gpu_type"):
-            if (value := getattr(config.launch, key)) not in (1, []):
-                raise ConfigError(
-                    f"launch.{key}={value} with hydra/sweeper=optuna: each worker of a search is a "
-                    "job of its own, on one kind of GPU; leave it out"
-                )
+        if config.launch.pack != 1:
+            raise ConfigError(
+                f"launch.pack={config.launch.pack} with hydra/sweeper=optuna: each worker of a "
+                "search is a job of its own; leave it out"
+            )
         return config
 
     def _study(self, storage: str, folder: Path) -> tuple[Study, Path]:
@@ -280,10 +276,7 @@ class Search:
             with suppress(UnreachableError):  # busy: the submission waits longer
                 say(f"a worker: {sbatch.expected_start(text, config)}")
         sent = worker_arrays.submit_missing(folder, found, config, first=True)
-        workers = ", ".join(
-            f"{count} with {width} node{'s' * (width > 1)}" for width, count in sent.items()
-        )
-        say(f"search {self._name}: workers submitted: {workers or 'none, enough live'}")
+        say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
         if not config.launch.wait:
             name = shlex.quote(str(folder))
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
@@ -291,9 +284,7 @@ class Search:
         pause = _POLL_S[0]
         while not (found := Found.of(folder)).ended:
             try:
-                # Workers of other widths may be needed by now.
-                worker_arrays.submit_missing(folder, found, config)
-                if not worker_arrays.live(folder).total() and not Found.of(folder).ended:
+                if not worker_arrays.live(folder) and not Found.of(folder).ended:
                     raise LaunchError(
                         f"the workers of {folder.name} have ended, but not the search (their logs: "
                         f"{folder}/workers/*/logs); the same command goes on"
@@ -306,8 +297,7 @@ class Search:
 
     def _run_here(self, config: Config, folder: Path, code: snapshot.Snapshot | None) -> None:
         """Let one worker run on this machine."""
-        note = worker_arrays.WorkerFile(self._settings.widths[0])
-        worker = worker_arrays.new_worker(folder, note)
+        worker = worker_arrays.new_worker(folder, worker_arrays.WorkerFile())
         say(f"search {self._name}: a worker here; its log: {worker}/logs")
         command = [sys.executable, "-u", "-m", "hpctrain", "work", str(worker)]
         _, process = local_runs.start(config.launch, worker / "logs", code, command)

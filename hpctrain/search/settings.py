@@ -8,15 +8,12 @@ import math
 import operator
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import msgspec
 from omegaconf import OmegaConf
 
-from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.rules.batch_sizes import ramp_of
-from hpctrain.config.rules.job import resources
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import better
@@ -33,7 +30,7 @@ class Settings(Record, frozen=True, kw_only=True):
     """What `hydra.sweeper` says; search.json has it.
 
     `rungs` are global steps, the last one that of the end of a run, or 0 if it is not known before.
-    `etas` has a number for each rung but the last, and `widths` the nodes for each.
+    `etas` has a number for each rung but the last.
     """
 
     direction: Literal["minimize", "maximize"]
@@ -42,7 +39,6 @@ class Settings(Record, frozen=True, kw_only=True):
     n_jobs: Count = 1
     rungs: tuple[Count, ...] = (0,)
     etas: tuple[float, ...] = ()
-    widths: tuple[Count, ...] = (1,)
     min_reports: Count = 0
     max_failure_rate: float = 1.0
     sampler: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -55,13 +51,10 @@ class Settings(Record, frozen=True, kw_only=True):
         return {key: f"{key}={value}" for key, value in facts.items()} | self.sweeps
 
     @classmethod
-    def checked(
-        cls, given: Mapping[str, Any], metric: str, max_steps: int | None, nodes: range
-    ) -> Settings:
+    def checked(cls, given: Mapping[str, Any], metric: str, max_steps: int | None) -> Settings:
         """Return the settings; a wrong one is a ConfigError.
 
-        `metric` and `max_steps` are those of the config, and `nodes` the numbers of nodes that a
-        worker may have by `launch.nodes`.
+        `metric` and `max_steps` are those of the config.
         """
         given = {
             key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
@@ -88,32 +81,17 @@ class Settings(Record, frozen=True, kw_only=True):
         if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
             _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
         rungs = _rungs(given, max_steps, etas)
-        widths = _listed(given, "widths", nodes[0])
-        if wrong := [width for width in widths if not _is_count(width)]:
-            _refuse("widths", given, f"{wrong[0]} is no number of nodes, which is at least 1")
-        if given.get("widths") is not None and len(nodes) > 1:
-            _refuse("widths", given, "launch.nodes must be one number then, and no range")
         return cls(
             **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
             rungs=rungs,
-            etas=_for_each(given, "eta", etas, len(rungs) - 1),
-            widths=_for_each(given, "widths", widths, len(rungs)),
+            etas=_of_rungs(given, etas, len(rungs) - 1),
             min_reports=least or 0,
             max_failure_rate=float(rate),
         )
 
     def check_trial(self, config: Config) -> None:
-        """Raise a ConfigError if the config of a trial cannot have one of the widths or rungs."""
-        for nodes in dict.fromkeys(self.widths):
-            launch = replace(config.launch, nodes=nodes)
-            for problem in (
-                *size_problems(config, nodes * launch.tasks_per_node),
-                *resources(launch, config.site, config.network, config.train),
-            ):
-                raise ConfigError(
-                    f"hydra.sweeper.widths={[*self.widths]}: {nodes} nodes: {problem}"
-                )
+        """Raise a ConfigError if the config of a trial cannot have one of the rungs."""
         end = math.inf if any(key.startswith(_VARY_EPOCHS) for key in self.sweeps) else _end(config)
         if beyond := [step for step in self.rungs[:-1] if step >= end]:
             raise ConfigError(
@@ -167,10 +145,11 @@ def _listed(given: Mapping[str, Any], key: str, default: Any = None) -> list[Any
     return value if isinstance(value, list) and value else [value]
 
 
-def _for_each(given: Mapping[str, Any], key: str, values: list[Any], count: int) -> tuple[Any, ...]:
+def _of_rungs(given: Mapping[str, Any], values: list[Any], count: int) -> tuple[Any, ...]:
     if len(values) not in (1, count):
-        but = " but the last one" if key == "eta" else ""
-        _refuse(key, given, f"it needs one number, or {count}: one for each rung{but}")
+        _refuse(
+            "eta", given, f"it needs one number, or {count}: one for each rung but the last one"
+        )
     return tuple(values * count)[:count]
 
 

@@ -198,7 +198,7 @@ class Standing:
 
     def facts(self) -> dict[str, Any]:
         """Return the search for `print_json`."""
-        keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "widths", "ended")
+        keys = ("study", "uid", "metric", "direction", "n_trials", "etas", "ended")
         return {key: getattr(self.found, key) for key in keys} | {
             "keys": [*self.found.space],
             "trials": [*map(asdict, self.found.trials)],

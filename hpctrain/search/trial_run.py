@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
 from hpctrain.causes import NON_FINITE, RANK_KILLED, one_line
-from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError
@@ -90,15 +89,11 @@ def freeze(
             write_atomically(path, written([*listed, entry.listed(secrets.known())]))
 
 
-def take(run: RunDir, worker: WorkerFile, found: Found) -> None:
-    """Let the run have the nodes and the job of the worker that trains it from now on."""
+def take(run: RunDir, worker: WorkerFile) -> None:
+    """Let the run have the job of the worker that trains it from now on."""
     record = run.read()
     if record.state == "finished":
         return
-    if len({*found.widths}) > 1:
-        config = load(run.config_file)
-        if config.launch.nodes != worker.width:
-            run.freeze(replace(config, launch=replace(config.launch, nodes=worker.width)))
     if worker.script:
         # The restarts of a run count from its first submission on.
         since = record.submitted or time.time()

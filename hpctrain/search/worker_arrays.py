@@ -9,10 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.config.schema import Config
@@ -33,9 +31,8 @@ LEFT = "left"
 
 
 class WorkerFile(Record, frozen=True):
-    """The content of worker.json: the nodes of a worker, and its task; no script without Slurm."""
+    """The content of worker.json: the task of a worker; no script without Slurm."""
 
-    width: Count = 1
     script: str = ""
     task: Count = 0
 
@@ -89,12 +86,11 @@ def in_queue(sweep: Path) -> list[Facts]:
     return found
 
 
-def live(sweep: Path) -> Counter[int]:
-    """Return how many workers of each width may take trials; no answer is an UnreachableError."""
-    return Counter(
-        WorkerFile.of(worker.path).width
+def live(sweep: Path) -> int:
+    """Return how many workers may take trials; no answer is an UnreachableError."""
+    return sum(
+        worker.job is not None and not worker.job.is_ending and not (worker.path / LEFT).exists()
         for worker in in_queue(sweep)
-        if worker.job and not worker.job.is_ending and not (worker.path / LEFT).exists()
     )
 
 
@@ -120,7 +116,7 @@ def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequ
     try:
         (folder / "batch").mkdir()
         for task in range(count):
-            note = WorkerFile(width=config.launch.node_numbers[0], script=str(job), task=task)
+            note = WorkerFile(script=str(job), task=task)
             workers.append(new_worker(sweep, note))
         job.write_text(script(config, folder, count, found.pythonpath))
         (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
@@ -139,26 +135,15 @@ def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequ
     return count
 
 
-def submit_missing(
-    sweep: Path, found: Found, config: Config, first: bool = False
-) -> dict[int, int]:
-    """Submit the workers of each width that are needed now and not there; return their numbers.
+def submit_missing(sweep: Path, found: Found, config: Config, first: bool = False) -> int:
+    """Submit the workers that are needed now and not there; return their number.
 
     With `first`, at least one worker is there afterwards: whoever has killed all of them may have
     left nothing but paused trials.
     """
     from hpctrain.launch.sweeps.submit_lock import submit_lock  # it imports submitit
 
-    submitted, widths = {}, dict.fromkeys(found.widths)
     with submit_lock([Path(config.output_dir)]) as locks:
         there = live(sweep)
-        for width in widths:
-            missing = wanted(found, width) - there[width]
-            if first and width == found.widths[0] and not there.total():
-                missing = max(1, missing)
-            if missing > 0:
-                # A search of one width keeps a `launch.nodes` that is a range.
-                nodes = width if len(widths) > 1 else config.launch.nodes
-                own = replace(config, launch=replace(config.launch, nodes=nodes))
-                submitted[width] = _submit(sweep, found, own, missing, locks)
-    return submitted
+        missing = max(wanted(found) - there, int(first and not there))
+        return _submit(sweep, found, config, missing, locks) if missing > 0 else 0

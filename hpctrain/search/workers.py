@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import logging
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.config.frozen import load
+from hpctrain.child import run_module
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.lock import file_lock
 from hpctrain.record import read
-from hpctrain.runs.budget import may_begin
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
@@ -37,7 +35,6 @@ from hpctrain.search.trials import GOAL, Found, owner_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
-from hpctrain.tracking.uploader_process import run_python_module
 
 if TYPE_CHECKING:
     import optuna
@@ -47,8 +44,6 @@ _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
 _LONGEST_S = 600.0
 _NAP_S, _LOOK_S, _UPLOAD_S = 0.05, 1.0, 120.0
-_BUDGET_S = 20.0  # until a worker asks again whether there is room in the budget, by sacct
-_NO_BUDGET = "no piece that is left is foreseen to end within launch.budget_gpu_hours"
 _LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
@@ -103,13 +98,10 @@ class Worker:
         while not self._stopped():
             with self._lock("decision"):
                 found = self._found()
-                choice = rule.choose(found, self._note.width)
+                choice = rule.choose(found)
                 number = self._begin(found, choice)
-            if choice.action in (Action.MARK, Action.LEAVE):
-                self._call_others()
             if choice.action is Action.END:
                 self._end_in_mlflow()
-            if choice.action in (Action.LEAVE, Action.END):
                 return None
             if choice.action is Action.WAIT:
                 if time.monotonic() - since > _LONGEST_S:
@@ -118,17 +110,8 @@ class Worker:
                     return None
                 self._wait(pause)
                 pause = min(_PAUSES_S[1], pause * 1.5)
-            if number is None or (piece := self._prepare(found, number, choice.goal)) is None:
-                continue
-            answer = may_begin(self._sweep, piece.run, piece.until, self._folder.name)
-            if answer == "yes":
+            if number is not None and (piece := self._prepare(found, number, choice.goal)):
                 return piece
-            self._owned.close()
-            if answer == "later":
-                self._wait(_BUDGET_S)
-            else:
-                with self._lock("decision"):
-                    self._end(self._found(), _NO_BUDGET)
         return None
 
     def _wait(self, seconds: float) -> None:
@@ -147,9 +130,8 @@ class Worker:
 
     def _begin(self, found: Found, choice: Choice) -> int | None:
         """Do what was decided, under the lock; return the number of the trial to train."""
-        if choice.action in (Action.LEAVE, Action.END):
-            self._left.touch()
         if choice.action is Action.END:
+            self._left.touch()
             self._end(found, choice.reason)
         number = choice.trial.number if choice.trial else None
         if choice.action is Action.ASK:
@@ -157,8 +139,6 @@ class Worker:
         if number is None:
             return None
         self._trial(number).set_user_attr(GOAL, choice.goal)
-        if choice.action is Action.MARK:
-            return None
         lock = owner_lock(self._sweep, number)
         lock.parent.mkdir(exist_ok=True)
         self._owned.enter_context(self._lock(lock))
@@ -182,7 +162,7 @@ class Worker:
             if config:
                 trial_run.freeze(self._sweep, found, config, run, stored.params, self._wait)
                 self._trial(number).set_user_attr("run", run.name)
-            trial_run.take(run, self._note, found)
+            trial_run.take(run, self._note)
             piece = Piece(run.path, until, number, found.metric, began)
             if not self._told(piece):
                 return piece
@@ -240,28 +220,8 @@ class Worker:
             run = Path(found.output_dir) / trial.run
             if final_status.prune(run, f"pruned: {trial.reason}") and Uploaded.read(run):
                 pruned.append(str(run))
-        with suppress(
-            OSError, subprocess.TimeoutExpired
-        ):  # `hpctrain status --upload` can do it later
+        with suppress(OSError):  # `hpctrain status --upload` can do it later
             if pruned:
-                run_python_module(
+                run_module(
                     "hpctrain", "status", "--upload", *pruned, cwd=self._folder, timeout=_UPLOAD_S
                 )
-
-    def _call_others(self) -> None:
-        """Submit workers of other widths that have something to do now, if this node can do so."""
-        found = self._found()
-        needed = [width for width in found.widths if rule.wanted(found, width)]
-        if not (self._note.script and needed):
-            return
-        try:
-            run = next((trial.run for trial in found.trials if trial.run), "")
-            config = load(Path(found.output_dir) / run / "config.yaml")
-            for width, count in worker_arrays.submit_missing(self._sweep, found, config).items():
-                log.info("submitted %d workers with %d nodes", count, width)
-        except (HpctrainError, OSError) as error:
-            log.warning(
-                "trials wait for workers with %s nodes, which cannot be submitted here (%s): give "
-                "the command of the search again",
-                *(needed[-1], mask(str(error))),
-            )

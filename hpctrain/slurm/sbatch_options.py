@@ -43,10 +43,6 @@ def sbatch_options(
     for key in _NAMED:
         if (value := getattr(site, key)) is not None:
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
-    if features := launch.gpu_features.values():
-        one_of = f"[{'|'.join(features)}]" if len(features) > 1 else "".join(features)
-        constraint = "&".join(filter(None, (_in_parentheses(site.constraint), one_of)))
-        options["constraint"] = _check_text("launch.gpu_type", constraint)
     for given, value in site.sbatch.items():
         option, key = given.replace("_", "-"), f"site.sbatch.{given}"
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
@@ -78,19 +74,6 @@ _OWN_GPU_ONLY = (
     "each rank would see its own GPU only, and NCCL could use neither NVLink nor shared memory "
     "between the ranks of a node; leave it out"
 )
-
-
-def _in_parentheses(constraint: str | None) -> str | None:
-    """Return a constraint so that `&` with another binds the whole; Slurm nests no parentheses."""
-    outside = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", constraint or "")
-    if "|" not in outside:
-        return constraint
-    if outside != constraint:
-        raise ConfigError(
-            f"site.constraint={constraint}: beside launch.gpu_type, Slurm takes a | only between "
-            "names, such as ib|eth, or in one pair of parentheses, such as (ib|eth)&big"
-        )
-    return f"({constraint})"
 
 
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:

@@ -276,12 +276,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     words = one_task if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
     text, run = steps.TEXT, "run_steps"
-    if launch.gpu_type and command == "run":
-        gpus = [f"--{name}={value}" for name, value in step_gpu_options(launch, site).items()]
-        step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *gpus, *container_arguments]
-        own = shell_words([*step, *container, python, "-m", "hpctrain.plan.by_kind", "--run"])
-        run = f'{own} "${{runs[@]:-$run}}"\nstep=0 # that has chosen\n{run}'
     if packed:
         text = f"{text}\n{steps.PACK}\nscript={shlex.quote(str(folder / 'job.sh'))}"
-        run = run.replace("run_steps", 'run_pack "${runs[@]}"')
+        run = 'run_pack "${runs[@]}"'
     yield _RUN_STEPS.format(ranks=ranks, verdict=shell_words(words), steps=text, run=run)

@@ -9,8 +9,8 @@ shows only the first.
 from pathlib import Path
 from typing import Any
 
+from hpctrain.child import Process
 from hpctrain.tracking.journal import Journal, journal_path, last_record
-from hpctrain.tracking.uploader_process import Process
 
 _BEGIN, _END = "<!-- hpctrain: cause -->", "<!-- hpctrain: end of the cause -->"
 _WORDS = {"FAILED": "Failed", "KILLED": "Stopped", "SCHEDULED": "Paused"}

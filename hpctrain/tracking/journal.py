@@ -19,14 +19,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from hpctrain import record as door
 from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import StorageError
-from hpctrain.tracking.journal_line import line, metrics_line, parse, parse_all
+from hpctrain.tracking.journal_line import line, parse, parse_all
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +94,7 @@ class Journal:
         A disk that is full or gone does not stop the training: the record is kept in memory and
         written before the next record, once writing works again.
         """
-        self._write(kind, line(kind, self.attempt, time.time(), fields))
-
-    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step, NaN or not."""
-        self._write("metrics", metrics_line(self.attempt, time.time(), step, metrics))
-
-    def _write(self, kind: str, content: bytes) -> None:
+        content = line(kind, self.attempt, time.time(), fields)
         with self._lock:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
 from typing import Any, Literal
 
@@ -122,15 +122,6 @@ def line(kind: str, attempt: int, time: float, fields: Mapping[str, Any]) -> byt
     return _ENCODER.encode(body).encode() + b"\n"
 
 
-def metrics_line(attempt: int, time: float, step: int, metrics: Mapping[str, float]) -> bytes:
-    """Return the metrics of a step, NaN or not: what `line` would, in a third of its time."""
-    values = ",".join([_name(name) + _number(value) for name, value in metrics.items()])
-    return (
-        f'{{"kind":"metrics","attempt":{attempt},"time":{time:.3f},'
-        f'"step":{step},"metrics":{{{values}}}}}\n'
-    ).encode()
-
-
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
     where = "a record of the journal"
@@ -155,18 +146,6 @@ def parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:
     if len(bodies) != len(lines):  # some line is invalid, or of a newer version
         return [parse(line) for line in lines]
     return bodies
-
-
-@cache
-def _name(name: str) -> str:
-    """Return what stands before a value in JSON."""
-    return json.dumps(name) + ":"
-
-
-def _number(value: float) -> str:
-    """Return a float in JSON, as `encode` says."""
-    text = repr(float(value))
-    return f'"{text}"' if text[-1] in "nf" else text  # nan, inf, -inf
 
 
 def encode(value: float) -> float | str:

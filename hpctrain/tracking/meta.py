@@ -105,7 +105,6 @@ class Uploaded:
     evaluations: list[Count] = dataclasses.field(default_factory=list)
     # The positions of records whose artifacts could not be stored; they are tried again.
     waiting: list[Count] = dataclasses.field(default_factory=list)
-    has_view: bool = False  # whether the experiment has the view that shows the main metrics
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

@@ -16,19 +16,17 @@ import errno
 import logging
 import os
 import re
-import signal
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hpctrain.child import run_module
 from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.secrets import mask
 from hpctrain.tracking import artifact_place
-from hpctrain.tracking.uploader_process import run_python_module
 
 log = logging.getLogger(__name__)
 
@@ -274,12 +272,5 @@ def beside(path: Path, suffix: str) -> Path:
 def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
     given = "hpctrain.tracking.uploading.client", uri, experiment
     # MLflow derives the default experiment's artifact path from the working directory.
-    try:
-        code, said = run_python_module(*given, cwd=folder, timeout=_LOCK_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise TrackingError(f"tracking.uri={uri}: not ready after {_LOCK_SECONDS:g} s") from error
-    if code < 0:
-        killer = signal.Signals(-code).name
-        raise TrackingError(f"tracking.uri={uri}: {killer} has killed the process that makes it")
-    if code:
-        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {said}")
+    if why := run_module(*given, cwd=folder, timeout=_LOCK_SECONDS):
+        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {why}")

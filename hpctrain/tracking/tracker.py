@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain import secrets
+from hpctrain.child import Process
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
+from hpctrain.tracking.journal_line import encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
 from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.store import check_uri, resolve_uri
-from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,8 @@ class JournalTracker(Tracker):
         self._logged = True
         if not self._names.keys() >= metrics.keys():
             self._learn_names(metrics)
-        self._journal.append_metrics(int(step), metrics)
+        values = {name: encode(value) for name, value in metrics.items()}
+        self._journal.append("metrics", step=int(step), metrics=values)
 
     def _learn_names(self, metrics: Mapping[str, float]) -> None:
         """Say which new names are others in MLflow, and which become one there."""

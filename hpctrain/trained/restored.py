@@ -13,10 +13,8 @@ from hpctrain.config.fitting_layout import fit_batch
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError
-from hpctrain.faults.collectives import told_if_slow
 from hpctrain.job.building.build_model import load_trained
 from hpctrain.job.building.parts import Parts
 from hpctrain.parallel.precision import default_dtype
@@ -57,13 +55,10 @@ class Restored:
 
     @contextmanager
     def progress(self, samples: int, label: str) -> Iterator[Progress]:
-        """Yield the progress over so many samples of all ranks, which rank 0 shows on stderr.
-
-        A rank that makes none for a minute says where it, and the data that it waits for, are.
-        """
+        """Yield the progress over so many samples of all ranks, which rank 0 shows on stderr."""
         ranks = self.parts.ranks
         progress = Progress(samples, 0, label=label, quiet=not ranks.is_main, first_s=_FIRST_S)
-        with progress as shown, told_if_slow(ranks, lambda: shown.samples, stacks):
+        with progress as shown:
             yield shown
 
 

@@ -21,7 +21,7 @@ from hpctrain import marks
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
 from hpctrain.checkpoint.saving import saves as saves_module
-from hpctrain.checkpoint.saving.writer import Writer
+from hpctrain.child import Child
 from hpctrain.errors import StorageError
 from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
@@ -245,18 +245,17 @@ def test_a_writer_that_hangs_costs_no_checkpoint(
 def test_a_writer_that_cannot_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(_: Writer) -> None:
+    def refused(_: Child) -> None:
         raise BlockingIOError("no more processes")
 
     step = make()
     saved = checkpointer(tmp_path / "checkpoints", step)
     assert saved.saves.writer is not None
-    monkeypatch.setattr(Writer, "_start", refused)
+    monkeypatch.setattr(Child, "_started", refused)
     saved.saves.writer.process.kill()
-    saved.saves.writer.process.wait()
     saved.save(1, {}, background=True)
     go_on(step, saved)
-    assert "it cannot be started: no more processes" in caplog.text
+    assert "the writer cannot be started: no more processes" in caplog.text
     assert not damage(saved.path(1))
     saved.saves.close()
 

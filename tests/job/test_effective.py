@@ -56,7 +56,7 @@ def test_a_sweep_over_the_batch_scales_each_learning_rate(
     train(
         *("-m", "train.global_batch_size=32,64,128", "train.max_epochs=1", "tracking.upload=false"),
         *("optimizer.lr=1e-3", "optimizer.lr_scaling=linear", "optimizer.base_batch_size=64"),
-        *("scheduler.warmup_steps=0", "scheduler.warmup_samples=640", "launch.snapshot=off"),
+        *("scheduler.warmup_steps=0", "scheduler.warmup_epochs=0.5", "launch.snapshot=off"),
         **no_sbatch,
     )
     found = {}
@@ -70,9 +70,9 @@ def test_a_sweep_over_the_batch_scales_each_learning_rate(
             log.read_text().count(f"peak lr {found[batch][0]:g}, warm-up {found[batch][1]} ") == 1
         )
     assert found == {
-        32: (pytest.approx(0.0005), 20),
-        64: (pytest.approx(0.001), 10),
-        128: (pytest.approx(0.002), 5),
+        32: (pytest.approx(0.0005), 22),
+        64: (pytest.approx(0.001), 11),
+        128: (pytest.approx(0.002), 6),
     }
 
 

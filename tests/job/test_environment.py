@@ -49,7 +49,7 @@ sys.meta_path.insert(0, Watch())
 """
 SETTINGS = (
     *("network.debug=WARN", "network.p2p_level=SYS", "network.torch_debug=INFO"),
-    *("train.expandable_segments=true", "+site.env.MINE=yes"),
+    *("+site.env.PYTORCH_ALLOC_CONF=expandable_segments:True", "+site.env.MINE=yes"),
 )
 EXPECTED = {
     "NCCL_DEBUG": "WARN",

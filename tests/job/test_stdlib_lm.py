@@ -18,7 +18,7 @@ from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.text_generation import Generator, print_sample
+from hpctrain.job.text_generation import Generator
 from hpctrain.models import Transformer
 from tests.bounds import EXACT
 from tests.conftest import Completed, journal_metrics, run_json, run_module, torchrun
@@ -85,15 +85,6 @@ def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> 
     assert result["val/bits_per_byte"] < 1.5
     assert f"{result['val/bits_per_byte']:.4f}" in done.stdout
     assert f"-m hpctrain predict runs/{run.name} --prompt 'def '" in done.stdout
-    assert "a sample of generated text:\ndef " in done.stdout
-
-
-def test_a_sample_that_cannot_be_made_fails_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    print_sample(tmp_path, "def ")
-    assert "no sample of generated text" in caplog.text
-    assert not capsys.readouterr().out
 
 
 def test_bits_per_byte_are_exact(

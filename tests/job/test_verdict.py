@@ -33,6 +33,7 @@ from hpctrain.causes import (
     USER_STOP,
 )
 from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.child import Process
 from hpctrain.config.schema import Config
 from hpctrain.errors import (
     DataError,
@@ -59,7 +60,6 @@ from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.requeue import cause_of_step
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
-from hpctrain.tracking.uploader_process import Process
 from tests.conftest import run_json
 
 JOB, KILLED, TERMINATED = "7_1", 137, 143

@@ -71,7 +71,7 @@ def test_runs_here_are_jobs_of_submitit_and_hydra_is_left_alone(
     assert [job.done() for job in jobs] == [True, True]
     assert "step 3/3" in (good.stdout() or "")
     assert good.paths.stdout == good.run.logs / f"{good.job_id}_0_log.out"
-    with pytest.raises(LaunchError, match=r"is failed, not finished: see /.*logs \(ConfigError"):
+    with pytest.raises(LaunchError, match=r"is failed, not finished: see /.*logs \(RuntimeError"):
         bad.result()
     # Nothing is pickled, and the same call finds the finished run.
     assert not list((tmp_path / "runs").rglob("*.pkl"))

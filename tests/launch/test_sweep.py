@@ -18,10 +18,12 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import plan
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.sweep import name_apart
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import runs_of
+from hpctrain.slurm import partition_limit
 from hpctrain.yaml_file import conf_dir
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -134,6 +136,33 @@ def test_all_arrays_together_keep_to_max_running(
     assert sum(array.max_running or 0 for array in first) <= limit
     assert len(first) == min(limit, len(arrays))
     assert all((array.max_running or 0) >= 1 for array in arrays)
+
+
+@pytest.mark.parametrize(
+    ("launch", "hours"),
+    [
+        ({"gpus_per_node": 2}, "6 GPU-hours"),
+        ({"gpus_per_node": 1, "gpus_per_run": 0.5, "spares": 1}, "3 GPU-hours"),
+        ({"nodes": "1-2", "tasks_per_node": 4, "chain": 3}, "72 rank-hours"),
+    ],
+)
+def test_a_budget_bounds_the_time_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: dict[str, object], hours: str
+) -> None:
+    monkeypatch.setattr(partition_limit, "cluster_config", lambda: None)
+    some = entries(tmp_path, 3, time_min=60, budget_gpu_hours=100.0, **launch)
+    jobs = [(entry.config, 1) for entry in some]
+    check_budget(jobs)
+    some[1].config.launch.budget_gpu_hours = 2.9
+    with pytest.raises(ConfigError, match=rf"budget_gpu_hours=2\.9: .* may take {hours}"):
+        check_budget(jobs)
+
+
+def test_a_budget_stops_a_submission(train: Train, tmp_path: Path) -> None:
+    budget = ("launch.gpus_per_node=1", "parallel.device=cpu", "launch.budget_gpu_hours=1.5")
+    done = train("-m", "seed=1,2", *budget, "launch.dry_run=true", code=2)
+    assert "may take 2 GPU-hours, so nothing was queued" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_dry_run_sends_to_stdout_the_script_and_nothing_else(train: Train) -> None:

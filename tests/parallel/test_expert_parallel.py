@@ -252,7 +252,6 @@ def test_a_model_without_experts() -> None:
     "given",
     [
         {"train.compression.kind": "topk"},
-        {"parallel.ddp.static_graph": True},
         {"train.activation_checkpointing": "selective"},
     ],
 )

@@ -28,7 +28,6 @@ def test_every_key_has_its_variable() -> None:
     )
     config = Config(
         network=network,
-        train=TrainConfig(expandable_segments=True),
         site=SiteConfig(env={"NCCL_IB_GID_INDEX": "3"}),
     )
     environment: dict[str, str] = {}
@@ -40,7 +39,6 @@ def test_every_key_has_its_variable() -> None:
         "NCCL_P2P_LEVEL": "NVL",
         "NCCL_DEBUG": "WARN",
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "NCCL_IB_GID_INDEX": "3",
         "TORCH_FR_BUFFER_SIZE": "2000",
     }
@@ -110,7 +108,7 @@ def test_the_flight_recorder_writes_into_the_logs_of_the_run(tmp_path: Path) -> 
 def test_what_is_exported_has_precedence_and_is_told() -> None:
     config = Config(
         network=NetworkConfig(interface="ib0", debug="WARN", p2p_level="SYS"),
-        train=TrainConfig(expandable_segments=True),
+        site=SiteConfig(env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
     )
     mine = {
         "NCCL_DEBUG": "INFO",
@@ -123,7 +121,7 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
     assert exported(config, environment) == [
         "NCCL_SOCKET_IFNAME=eth0 (not network.interface==ib0)",
         "NCCL_DEBUG=INFO (not network.debug=WARN)",
-        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not train.expandable_segments="
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not site.env.PYTORCH_ALLOC_CONF="
         "expandable_segments:True)",
     ]
     ours = {"GLOO_SOCKET_IFNAME": "ib0", "TORCH_FR_BUFFER_SIZE": "2000"}

@@ -62,5 +62,5 @@ def begin(
         yield call
 
 
-def worker(sweep: Path, width: int = 1) -> Worker:
-    return Worker(new_worker(sweep, WorkerFile(width)))
+def worker(sweep: Path) -> Worker:
+    return Worker(new_worker(sweep, WorkerFile()))

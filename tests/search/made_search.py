@@ -71,7 +71,6 @@ def make_search(folder: Path, count: int = 12, *, over: bool = True, told: bool 
         n_trials=count,
         rungs=RUNGS,
         etas=(3, 3),
-        widths=(1, 1, 1),
         output_dir=str(folder),
         space={key: distribution_to_json(each) for key, each in _SPACE.items()},
     ).write(sweep)

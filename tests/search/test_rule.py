@@ -16,7 +16,7 @@ def trial(number: int, state: str, *values: float, goal: int = 0) -> Trial:
     return Trial(number, state, {}, f"run-{number}", reached, len(values), goal, "")
 
 
-def search(*trials: Trial, n_trials: int = 0, widths: tuple[int, ...] = (1, 1, 1)) -> Found:
+def search(*trials: Trial, n_trials: int = 0) -> Found:
     return Found(
         study="digits",
         storage="",
@@ -25,7 +25,6 @@ def search(*trials: Trial, n_trials: int = 0, widths: tuple[int, ...] = (1, 1, 1
         n_trials=n_trials or len(trials),
         rungs=(1, 3, 9),
         etas=(3.0, 3.0),
-        widths=widths,
         trials=trials,
     )
 
@@ -35,37 +34,37 @@ def paused(*values: float) -> list[Trial]:
 
 
 def test_a_trial_is_promoted_as_soon_as_it_is_in_the_best_third() -> None:
-    assert choose(search(*paused(0.3, 0.2), n_trials=9), 1).action is Action.ASK
-    choice = choose(search(*paused(0.3, 0.2, 0.1), n_trials=9), 1)
+    assert choose(search(*paused(0.3, 0.2), n_trials=9)).action is Action.ASK
+    choice = choose(search(*paused(0.3, 0.2, 0.1), n_trials=9))
     assert choice.trial is not None
     assert (choice.action, choice.trial.number, choice.goal) == (Action.TAKE, 2, 2)
     # Who has gone on, or has ended, still counts in its rung.
     for state in ("training", "promoted", "finished", "failed", "pruned"):
         best = trial(2, state, 0.1, goal=2)
-        choice = choose(search(*paused(0.3, 0.2), best, n_trials=9), 1)
+        choice = choose(search(*paused(0.3, 0.2), best, n_trials=9))
         assert choice.trial in (None, best)
     # Later a better one may have come: the second of six is promoted, too.
     six = search(trial(0, "training", 0.1, goal=2), *paused(9, 0.3, 0.2, 0.4, 0.5, 0.6)[1:])
-    choice = choose(six, 1)
+    choice = choose(six)
     assert choice.trial is not None
     assert choice.trial.number == 2
 
 
 def test_the_highest_rung_comes_first_and_a_number_that_is_not_finite_never() -> None:
     third = [trial(n, "paused", 0.1, value) for n, value in enumerate((0.3, 0.2, 0.1))]
-    choice = choose(search(*third, *paused(*[0.05] * 9)[3:], n_trials=99), 1)
+    choice = choose(search(*third, *paused(*[0.05] * 9)[3:], n_trials=99))
     assert choice.trial is not None
     assert (choice.trial.number, choice.goal) == (2, 3)
     lost = search(*paused(math.nan, math.inf, math.nan))
-    assert choose(lost, 1).action is Action.END
+    assert choose(lost).action is Action.END
 
 
 def test_noise_is_met_with_a_larger_share_and_a_least_number_of_reports() -> None:
     three = search(*paused(0.3, 0.2, 0.1), n_trials=9)
-    assert choose(replace(three, min_reports=4), 1).action is Action.ASK
+    assert choose(replace(three, min_reports=4)).action is Action.ASK
     lenient = replace(three, etas=(1.5, 3.0))
     taken = []
-    while (choice := choose(lenient, 1)).action is Action.TAKE:
+    while (choice := choose(lenient)).action is Action.TAKE:
         assert choice.trial is not None
         taken.append(choice.trial.number)
         gone = dataclasses.replace(choice.trial, state="training", goal=2)
@@ -73,48 +72,31 @@ def test_noise_is_met_with_a_larger_share_and_a_least_number_of_reports() -> Non
         lenient = replace(lenient, trials=(*rest, gone))
     assert taken == [2, 1]
     everything = replace(three, etas=(1.0, 3.0))
-    assert choose(everything, 1).action is Action.TAKE
+    assert choose(everything).action is Action.TAKE
 
 
 def test_who_has_nothing_to_do_heals_waits_or_ends_the_search() -> None:
     left = trial(3, "promoted", 0.1, goal=2)
-    choice = choose(search(*paused(0.3, 0.2, 0.4), left, n_trials=9), 1)
+    choice = choose(search(*paused(0.3, 0.2, 0.4), left, n_trials=9))
     assert choice.trial is not None
     assert (choice.trial.number, choice.goal) == (3, 2)
     others = search(*paused(0.3, 0.2), trial(2, "training"))
-    assert choose(others, 1).action is Action.WAIT
+    assert choose(others).action is Action.WAIT
     ended = search(*paused(0.3, 0.2), trial(2, "finished", 0.1, 0.1, 0.1))
-    assert choose(ended, 1) == (Action.END, None, 1, NOTHING_LEFT)
-    assert choose(search(*paused(0.3, 0.2), trial(2, "pruned")), 1).action is not Action.END
+    assert choose(ended) == (Action.END, None, 1, NOTHING_LEFT)
+    assert choose(search(*paused(0.3, 0.2), trial(2, "pruned"))).action is not Action.END
 
 
 def test_at_the_end_the_best_goes_on_until_one_has_finished() -> None:
     """24 trials with eta=3 are 8, 2 and then none."""
     two = [trial(n, "paused", 0.1, value) for n, value in enumerate((0.2, 0.3))]
-    choice = choose(search(*two, trial(2, "paused", 0.5), trial(3, "failed")), 1)
+    choice = choose(search(*two, trial(2, "paused", 0.5), trial(3, "failed")))
     assert choice.trial is not None
     assert (choice.trial.number, choice.goal) == (0, 3)
     failed = trial(0, "failed", 0.1, 0.2, goal=3)
-    again = choose(search(failed, two[1], trial(2, "paused", 0.5)), 1)
+    again = choose(search(failed, two[1], trial(2, "paused", 0.5)))
     assert again.trial is not None
     assert again.trial.number == 1
-
-
-@pytest.mark.parametrize(
-    ("trials", "width", "action"),
-    [
-        (paused(0.3, 0.2, 0.1), 1, Action.MARK),
-        (paused(0.3, 0.2, 0.1), 4, Action.TAKE),
-        ([trial(0, "promoted", 0.1, goal=2)], 4, Action.TAKE),
-        ([trial(0, "promoted", 0.1, goal=2)], 1, Action.LEAVE),
-        ([trial(0, "training", 0.1, goal=2)], 1, Action.LEAVE),
-        ([trial(0, "training")], 1, Action.WAIT),
-        ([trial(0, "training")], 4, Action.LEAVE),
-    ],
-)
-def test_a_wider_rung_is_for_wider_workers(trials: list[Trial], width: int, action: Action) -> None:
-    found = search(*trials, widths=(1, 4, 4))
-    assert choose(found, width).action is action
 
 
 @pytest.mark.parametrize(
@@ -126,6 +108,6 @@ def test_too_many_failures_end_a_search(
 ) -> None:
     trials = [trial(number, "failed") for number in range(failed)]
     made = search(*trials, *paused(*[1] * (failed + others))[failed:], n_trials=9)
-    choice = choose(replace(made, n_jobs=n_jobs, max_failure_rate=rate), 1)
+    choice = choose(replace(made, n_jobs=n_jobs, max_failure_rate=rate))
     assert (choice.action is Action.END) == ends
     assert not ends or "2 of 2 trials failed, more than" in choice.reason

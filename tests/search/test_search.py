@@ -98,17 +98,6 @@ def test_a_rung_that_no_epoch_reaches_is_refused(
     begin(*given, "train.global_batch_size=choice(64,16)")
 
 
-def test_a_width_is_checked_as_launch_nodes_is(
-    begin: Begin, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("train.max_steps=9", "hydra.sweeper.rungs=[3]", "seed=range(0,9)")
-    share = ("launch.gpus_per_run=0.5", "launch.gpus_per_node=1")
-    said = refused(begin, capsys, *given, *share, "hydra.sweeper.widths=[1,2]")
-    assert (
-        "widths=[1, 2]: 2 nodes: launch.gpus_per_run=0.5 with launch.nodes=2: only one rank" in said
-    )
-
-
 def test_a_file_system_without_locks_is_refused(
     begin: Begin,
     capsys: pytest.CaptureFixture[str],

@@ -1,6 +1,5 @@
 """Searches on the development cluster: workers that outlive the command, kills and preemptions."""
 
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,6 @@ import yaml
 
 from hpctrain.search.trials import Found
 from tests import cluster, forkserver
-from tests.bounds import EXACT
 from tests.conftest import run_json, runs
 from tests.search.conftest import HELD
 
@@ -91,32 +89,3 @@ def test_workers_outlive_the_command_and_a_trial_that_fails(
     assert {record["state"] for record in records} == {"failed", "paused", "finished"}
     # The second command found three workers that live.
     assert len([*sweep.glob("workers/*/worker.json")]) == 3
-
-
-@pytest.mark.slow
-def test_a_survivor_goes_on_with_more_nodes_and_the_losses_of_one_rank(
-    train: Any, tmp_path: Path
-) -> None:
-    cluster.require()
-    search = [*SEARCH, "optimizer.lr=choice(1e-3,1e-2,2e-2,3e-2)", "hydra.sweeper.n_trials=4"]
-    search.append("precision=fp64")
-    halving = ["train.max_steps=18", "hydra.sweeper.rungs=[4]", "hydra.sweeper.eta=4"]
-    # No command waits: the worker of one node submits that of two.
-    train(*search, *halving, "hydra.sweeper.widths=[1,2]", "hydra.sweeper.n_jobs=2")
-    cluster.wait_for(lambda: found_in(tmp_path / "runs")[1].ended, 400, "the end of the search")
-    sweep, found = found_in(tmp_path / "runs")
-    (best,) = found.at("finished")
-    widths = [json.loads(file.read_text())["width"] for file in sweep.glob("workers/*/worker.json")]
-    assert sorted(widths) == [1, 1, 2]
-    wide = tmp_path / "runs" / best.run
-    assert [attempt["world_size"] for attempt in run_json(wide)["attempts"]] == [1, 2]
-    lr = f"optimizer.lr={best.params['optimizer.lr']}"
-    train(lr, "train.max_steps=18", "precision=fp64", *QUIET, f"output_dir={tmp_path}/alone")
-    (alone,) = runs(tmp_path / "alone")
-    assert alone.name == wide.name
-    expected, got = (
-        {name: value for name, value in run_json(run)["result"].items() if name.startswith("val/")}
-        for run in (alone, wide)
-    )
-    assert {"val/loss", "val/accuracy"} <= got.keys()
-    assert got == pytest.approx(expected, rel=EXACT)

@@ -19,8 +19,8 @@ GIVEN = {
 }
 
 
-def settings(max_steps: int | None = 8000, nodes: int = 1, **given: Any) -> Settings:
-    return Settings.checked(GIVEN | given, "val/loss", max_steps, range(nodes, nodes + 1))
+def settings(max_steps: int | None = 8000, **given: Any) -> Settings:
+    return Settings.checked(GIVEN | given, "val/loss", max_steps)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
     found = settings(**given)
     assert found.rungs == rungs
     assert len(found.etas) == len(rungs) - 1
-    assert found.widths == (1,) * len(rungs)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,6 @@ def test_the_wrong_direction_is_told(
         ({"rungs": [5], "eta": 0.5}, "eta=0.5: it must be a number from 1 on"),
         ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it needs one number, or 1"),
         ({"rungs": [5], "eta": True}, "eta=True: it must be a number from 1 on"),
-        ({"rungs": [5], "widths": [1, 1, 1]}, "widths=[1, 1, 1]: it needs one number, or 2"),
-        ({"rungs": [5], "widths": [1, 0]}, "widths=[1, 0]: 0 is no number of nodes"),
         ({"direction": None}, "direction=None: minimize or maximize val/loss?"),
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),
         ({"n_trials": 2.5}, "n_trials=2.5: it must be at least 1"),

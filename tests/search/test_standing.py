@@ -147,7 +147,7 @@ def test_cancel_finds_workers_that_have_no_trial_yet(
     sweep = make_search(tmp_path, over=False)
     here = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile())
     script = sweep / "workers" / "array-0" / "job.sh"
-    waits = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile(1, str(script)))
+    waits = worker_arrays.new_worker(sweep, worker_arrays.WorkerFile(str(script)))
     script.parent.mkdir()
     (script.parent / "tasks").write_text(f"{waits}\n")
     job = Job("7_0", "PENDING", "Priority", "", "N/A")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.child import python_module
 from hpctrain.tracking.store import beside
-from hpctrain.tracking.uploader_process import python_module
 from tests.conftest import copy_store
 from tests.tracking.new_tracker import SYNC
 

@@ -75,7 +75,7 @@ EVENTS = ("failed", "stalled", "nan", "note", "idle", "finished")
 
 def attempt(run: Path, on: tuple[str, ...] = EVENTS) -> JournalTracker:
     tracker = new_tracker(run, "http://127.0.0.1:9", run_name="digits lr=1")
-    Settings("HPCTRAIN_WEBHOOK", on).write(run)
+    Settings("HPCTRAIN_WEBHOOK", on).put(run)
     tracker.start({}, {})
     return tracker
 

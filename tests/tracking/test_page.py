@@ -131,10 +131,6 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     assert checkpoint == {
         "step": 20, "path": where, "bytes": 5, "digest": "xxh3_128:ab", "healthy": True,
     }  # fmt: skip
-    pages = links.known_pages(run)
-    assert pages is not None
-    assert pages[1].endswith("&viewStateShareKey=hpctrain")  # the first table has the main metric
-    assert dict(rows("SELECT key, value FROM experiment_tags"))[links.VIEW_TAG].count("val/f1") == 1
 
 
 def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
@@ -225,37 +221,11 @@ def test_links_lead_to_the_training_runs(tmp_path: Path) -> None:
     pages = links.known_pages(tmp_path)
     assert pages is not None
     assert pages[0].endswith("tracking:5000/#/experiments/1/runs/ab?workflowType=machine_learning")
-    assert "viewStateShareKey" not in pages[1]
-    Uploaded(server, "u", "1", "ab", 7, has_view=True).write(tmp_path)
-    shown = links.known_pages(tmp_path)
-    assert shown is not None
-    assert shown[1] == pages[1] + "&viewStateShareKey=hpctrain"
     # A file of somebody else must not put its own words there, nor lead to a run of another store.
     Uploaded(server, "u", "1", "ab\x1b[1m", 7).write(tmp_path)
     assert links.known_pages(tmp_path) is None
     Uploaded("http://other", "u", "1", "ab", 7).write(tmp_path)
     assert links.known_pages(tmp_path) is None
-
-
-def test_the_view_of_an_experiment_has_the_main_metrics_of_its_runs() -> None:
-    first = links.with_column("", "val/accuracy")
-    assert first is not None
-    assert links.with_column(first, "val/accuracy") is None
-    changed = json.loads(first)  # as MLflow's page writes it, by somebody who wants more columns
-    state = json.loads(changed["state"]) | {"orderByAsc": True}
-    state["selectedColumns"].append("params.`seed`")
-    second = links.with_column(json.dumps(changed | {"state": json.dumps(state)}), "val/loss")
-    assert second is not None
-    view = json.loads(second)
-    assert (view["name"], view["createdAt"]) == ("main metrics", changed["createdAt"])
-    columns = ["metrics.`val/accuracy`", "params.`seed`", "metrics.`val/loss`"]
-    assert json.loads(view["state"])["selectedColumns"] == columns
-    assert json.loads(view["state"])["orderByAsc"] is True
-    for strange in ("deflate;xyz", "[1]", '{"state": 3}', '{"state": "[]"}'):
-        assert links.with_column(strange, "val/loss") is None
-    for number in range(20):
-        second = links.with_column(second, f"val/m{number}") or second
-    assert len(json.loads(json.loads(second)["state"])["selectedColumns"]) == 8
 
 
 def test_a_change_on_a_node_is_told_once(tmp_path: Path) -> None:

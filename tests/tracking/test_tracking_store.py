@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain import child
 from hpctrain.config.schema.tracking import TrackingConfig
 from hpctrain.doctor.login import mlflow_store
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import uploader_process
 from hpctrain.tracking.store import (
     beside,
     check_uri,
@@ -140,7 +140,7 @@ def test_many_processes_initialise_a_fresh_store(
     }
     assert not experiment_id(f"sqlite:///{path}", "another")
     # A store that exists is only looked at: no process is started, which would take seconds.
-    monkeypatch.setattr(uploader_process, "python_module", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(child, "python_module", lambda *_: pytest.fail("started"))
     assert initialise(f"sqlite:///{path}", "exp")
 
 
@@ -185,7 +185,7 @@ def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL has killed the process"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL has killed it"),
         ("import os; os.kill(os.getpid(), 15); exit(3)", "cannot make the store: exit code 3"),
         ("raise SystemExit(3)", "cannot make the store: exit code 3"),
         ("print('a'); raise SystemExit('why')", "cannot make the store: why"),
@@ -195,7 +195,7 @@ def test_a_maker_that_fails_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
     command = [sys.executable, "-c", code], dict(os.environ)
-    monkeypatch.setattr(uploader_process, "python_module", lambda *_: command)
+    monkeypatch.setattr(child, "python_module", lambda *_: command)
     with pytest.raises(TrackingError, match=f"{re.escape(reason)}"):
         initialise(f"sqlite:///{tmp_path}/mlflow.db", "exp")
 

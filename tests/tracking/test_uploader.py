@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import select
 import signal
 import sqlite3
 import subprocess
@@ -14,10 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpctrain.child import Child
 from hpctrain.config.schema import Config
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
@@ -301,11 +302,10 @@ def test_a_killed_uploader_is_started_again(
     tracker.start({}, {})
     assert tracker._uploader.process is not None
     tracker._uploader.process.kill()
-    tracker._uploader.process.wait()
     tracker.log_metrics({"loss": 1}, 0)
     tracker.sync()
     # A signal to the whole job may come before the new uploader ignores signals.
-    tracker._uploader.process.terminate()
+    os.kill(tracker._uploader.process.pid, signal.SIGTERM)
     tracker.finish("FAILED", "it diverged")
     assert tags("r")["status"] == "FAILED"
     assert tags("r")["hpctrain.reason"] == "it diverged"
@@ -451,12 +451,17 @@ def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, tra
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_wait_for_the_uploader(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
 ) -> None:
     tracker = new_tracker(tmp_path / "r", tmp_path / "mlflow.db", drain=600.0)
     tracker.start({}, {})
     tracker.log_metrics({"a": 1, "b": 2}, 0)
-    tracker._uploader.process = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+    sleep = ["sleep", "600"], dict(os.environ)
+    monkeypatch.setattr("hpctrain.child.python_module", lambda *_: sleep)
+    tracker._uploader.process = Child("a.program", cwd=tmp_path)
     before = signal.getsignal(number)
     caplog.set_level("INFO")  # no fault, so no warning
 
@@ -467,12 +472,11 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     ours = threading.Thread(target=interrupt)
     ours.start()
     tracker.finish("FINISHED")
-    assert tracker._uploader.process.poll() is None, "the wait has ended before the uploader"
+    assert tracker._uploader.process.code is None, "the wait has ended before the uploader"
     ours.join()
     assert signal.getsignal(number) == before
     assert f"2 points are not in MLflow yet ({number.name}); the uploader goes on" in caplog.text
     tracker._uploader.process.kill()
-    tracker._uploader.process.wait()
 
 
 class Clock:
@@ -504,24 +508,13 @@ def test_the_start_of_mlflow_is_not_counted(
     clock = Clock()
     monkeypatch.setattr(child_uploader, "time", clock)
     child = child_uploader.ChildUploader(tmp_path, "http://h", drain)
-    child.process = process = subprocess.Popen(
-        ["sh", "-c", "read x; exec >&-; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdin = os.dup(process.stdin.fileno())  # so that it does not end with the training
-
-    def reach() -> None:
-        os.write(stdin, b"\n")
-        assert select.select([process.stdout], [], [], 60)[0]
-
+    nothing = dict.fromkeys(("close_input", "release"), lambda: None)
+    hangs: Any = SimpleNamespace(code=None, has_told=False, **nothing)
+    child.process = hangs
     if reached is not None:
-        clock.then[reached] = reach
+        clock.then[reached] = lambda: setattr(hangs, "has_told", True)
     child.wait()
     assert clock.now - 100 == waited
-    os.close(stdin)
-    process.kill()
-    process.wait()
 
 
 def test_the_uploader_gives_up_after_it_has_reached_the_store(

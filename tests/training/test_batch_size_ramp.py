@@ -22,7 +22,7 @@ def metrics(train: Train, folder: Path, every: int) -> list[dict[tuple[str, int]
     (folder / "kill.py").write_text(KILL)
     common = (
         *(STAGES, "train.global_batch_size=128", "train.max_epochs=3", "train.log_every=1"),
-        *("scheduler.warmup_steps=0", "scheduler.warmup_samples=300"),
+        *("scheduler.warmup_steps=0", "scheduler.warmup_epochs=0.2"),
         *("tracking.upload=false", "monitor.enabled=false", "+hooks=[{_target_: kill.KillOnce}]"),
         *(f"checkpoint.every_steps={every}", "train.micro_batch_size=4"),
     )

@@ -33,13 +33,10 @@ def test_the_batch_scales_the_learning_rate(scaling: str, batch: int, lr: float)
     [
         (SchedulerConfig(), 0),
         (SchedulerConfig(warmup_steps=7), 7),
-        (SchedulerConfig(warmup_samples=640), 10),
-        (SchedulerConfig(warmup_samples=641), 11),
-        (SchedulerConfig(warmup_samples=0, warmup_steps=3), 3),
         (SchedulerConfig(warmup_epochs=2), 60),
         (SchedulerConfig(warmup_epochs=0.1), 3),
         (SchedulerConfig(warmup_epochs=0.001), 1),
-        (SchedulerConfig(warmup_epochs=0.0, warmup_samples=None), 0),
+        (SchedulerConfig(warmup_epochs=0.0), 0),
     ],
 )
 def test_the_warm_up_is_in_steps_samples_or_epochs(config: SchedulerConfig, steps: int) -> None:
@@ -52,7 +49,6 @@ def test_samples_become_steps_of_a_ramp_and_back() -> None:
     assert ramp.stages == ((16, 10), (32, 4))
     assert [ramp.samples(n) for n in (0, 10, 14, 16)] == [0, 160, 288, 416]
     assert [ramp.steps(n) for n in (0, 1, 160, 161, 288, 289, 416)] == [0, 1, 10, 11, 14, 15, 16]
-    assert warmup_steps(SchedulerConfig(warmup_samples=200), ramp, 5) == 12
     assert warmup_steps(SchedulerConfig(warmup_epochs=1), ramp, 5) == ramp.steps(320)
 
 
@@ -64,23 +60,19 @@ def test_the_warm_up_ends_at_the_peak() -> None:
     assert rates[20] == 0
 
 
-@pytest.mark.parametrize(
-    ("shape", "middle"), [("linear", 0.55), ("cosine", 0.55), ("sqrt", 1 - 0.9 * 0.5**0.5)]
-)
-def test_wsd_is_stable_and_then_falls(shape: str, middle: float) -> None:
-    config = SchedulerConfig("wsd", decay_fraction=0.2, decay_shape=shape, final_ratio=0.1)
+def test_wsd_is_stable_and_then_falls() -> None:
+    config = SchedulerConfig("wsd", decay_fraction=0.2, final_ratio=0.1)
     schedule = Schedule(2.0, config, max_steps=100, warmup=10)
     assert schedule(0) == pytest.approx(0.2)
     assert [schedule(step) for step in (9, 50, 80)] == [2.0] * 3
-    assert [schedule(step) for step in (90, 100)] == pytest.approx([2 * middle, 0.2])
+    assert [schedule(step) for step in (90, 100)] == pytest.approx([1.1, 0.2])
 
 
 def test_one_cycle_is_that_of_torch() -> None:
-    config = SchedulerConfig("one_cycle", rise_fraction=0.25, initial_ratio=0.1, final_ratio=0.01)
+    config = SchedulerConfig("one_cycle", final_ratio=0.01)
     schedule = Schedule(0.5, config, max_steps=40)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1, momentum=0.9)
-    options = {"pct_start": 0.25, "div_factor": 10, "final_div_factor": 10}
-    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 40, **options)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 40, final_div_factor=4)
     for step in range(40):
         assert schedule(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
         optimizer.step()

@@ -12,17 +12,16 @@ the trainer: nobody would commit what it writes, and the next attempt may write 
 import logging
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain import child
 from hpctrain.checkpoint.saving.part import Job, Staged
 from hpctrain.checkpoint.saving.shared_memory import SharedMemory, end_of
+from hpctrain.child import Child
 from hpctrain.forks import die_with
-from hpctrain.tracking.uploader_process import begin_child, start_child
 from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
@@ -39,14 +38,11 @@ class Writer:
         self._limit, self._cwd, self._said = limit, cwd, ""
         self._memory = SharedMemory()
         self._memory.report = ""
-        self._start()
-
-    def _start(self) -> None:
         # It needs no GPU, where a context of CUDA would take memory of the training.
         variables: dict[str, Any] = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(_NO_GPU, "")
         known = str(os.getpid()), str(self._memory.descriptor)
         module = "hpctrain.checkpoint.saving.writer"
-        self.process = start_child(module, *known, cwd=self._cwd, log_file=None, **variables)
+        self.process = Child(module, *known, cwd=self._cwd, **variables)
 
     def stage(self, job: Job) -> Callable[[], str] | None:
         """Copy what a job writes, and let the process write it.
@@ -62,17 +58,14 @@ class Writer:
             return None
         self._memory.put(tensors, placed, content)
         self._memory.report = None
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # `error` tells that it is dead
-            self.process.stdin.write(f"{begin} {length}\n".encode())
-            self.process.stdin.flush()
+        self.process.ask(f"{begin} {length}")
         return lambda: _written(self._memory, begin, length)
 
     def _has_room(self, size: int) -> bool:
         """Make the memory as large as that; return False, and say why, if it cannot be."""
         if self.nbytes >= size:
             return True
-        why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
+        why = f"64 GiB of a node leave this rank {readable(self._limit)}"
         try:
             if size <= self._limit:
                 # The next pickle may be a little longer, and memory is made once.
@@ -93,7 +86,7 @@ class Writer:
     @property
     def error(self) -> str | None:
         """Why the last job has failed, "" if it has not; None while it is under way."""
-        code = self.process.poll()  # before the report, which it may still have written
+        code = self.process.code  # before the report, which it may still have written
         told = self._memory.report
         if told is not None or code is None:
             return told
@@ -101,25 +94,13 @@ class Writer:
 
     def revive(self) -> None:
         """Start the process again if it was killed; what it had to do is done by now."""
-        if self.process.poll() is not None:
-            self.close()
-            log.warning("the process that writes checkpoints was killed; it is started again")
-            try:
-                self._start()
-            except OSError as error:  # it is tried again before the next save
-                log.warning("it cannot be started: %s", error)
+        self.process.revive()
 
     def close(self) -> None:
         """End the process after its last job; one that was never asked may still be starting."""
-        assert self.process.stdin is not None
         if self.error == "":
             self.process.kill()
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(_LONGEST_END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()  # a disk that hangs must not hold the run
+        self.process.end(_LONGEST_END_S)  # a disk that hangs must not hold the run
 
 
 def _written(memory: SharedMemory, begin: int, length: int) -> str:
@@ -132,7 +113,7 @@ def _written(memory: SharedMemory, begin: int, length: int) -> str:
 
 def main() -> None:
     """Be the process: do one job after the other."""
-    begin_child()
+    child.begin()
     trainer, descriptor = map(int, sys.argv[1:])
     die_with(trainer)
     memory = SharedMemory(os.open(f"/proc/{trainer}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))

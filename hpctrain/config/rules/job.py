@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpctrain import hardware, secrets
+from hpctrain import secrets
 from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import (
     Config,
@@ -18,7 +18,6 @@ from hpctrain.config.schema import (
     TrackingConfig,
     TrainConfig,
 )
-from hpctrain.errors import ConfigError
 
 _NAMES = ("name", "output_dir", "tracking.experiment")
 _IDLE_SAMPLES = 3
@@ -42,18 +41,6 @@ def resources(
         yield from _packing(launch, site)
     if launch.gpus_per_run is not None:
         yield from _shared_gpu(launch, site)
-    asked = f"launch.gpu_type={launch.gpu_type}"
-    if launch.gpu_type and (not launch.gpus_per_node or "-" in str(launch.nodes)):
-        yield f"{asked} needs launch.gpus_per_node of at least 1, and one number of launch.nodes"
-    if launch.gpu_type and site.gpu_type:
-        yield f"{asked} with site.gpu_type={site.gpu_type}: give one of them"
-    for kind, feature in launch.gpu_features.items():
-        if not re.fullmatch(r"[\w.:-]+", feature, re.ASCII):
-            yield f"{asked}: {feature!r} is not the name of a feature of Slurm's nodes"
-        try:
-            hardware.smallest(kind)
-        except ConfigError as error:
-            yield f"{asked}: {error}"
     for name, (_, key) in variables(network, train).items():
         if name in site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
@@ -141,7 +128,7 @@ def _shared_gpu(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
         yield f"{share} with launch.pack={launch.pack}: all runs of a job share one GPU"
     if launch.preflight == "full":
         yield f"{share} with launch.preflight=full: it measures the speed of whole GPUs"
-    if kind := site.gpu_type or launch.gpu_type:
+    if kind := site.gpu_type:
         yield f"{share} with the type of GPU {kind}: parts of GPUs have none; use site.constraint"
 
 

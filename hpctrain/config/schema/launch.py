@@ -67,12 +67,6 @@ class LaunchConfig:
         unit="GPUs",
         between=(0.01, 0.99),
     )
-    gpu_type: list[str] = key(
-        [],
-        "The job starts on the first of these kinds of GPUs that is free, all its nodes with the "
-        "same: names of conf/hardware or their beginnings (a100), with :FEATURE if the site calls "
-        "such nodes otherwise. What parallel and the micro-batch leave open follows from the kind.",
-    )
     cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(
         None,
@@ -107,9 +101,9 @@ class LaunchConfig:
     )
     budget_gpu_hours: float | None = key(
         None,
-        "The jobs of a sweep or a search (-m) take at most so many hours together, times GPUs, or "
-        "ranks where they have no GPUs. Nothing is queued, and no piece of a search begun, that is "
-        "not foreseen to end within it.",
+        "The jobs of a sweep or a search (-m), each up to its time limit, take at most so many "
+        "hours together, times GPUs, or ranks where they have no GPUs; else nothing is queued. A "
+        "job that is requeued begins its time again.",
         unit="GPU-hours",
         above=0,
     )
@@ -161,12 +155,6 @@ class LaunchConfig:
             raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
         first, _, last = str(self.nodes).partition("-")
         return range(int(first), int(last or first) + 1)
-
-    @property
-    def gpu_features(self) -> dict[str, str]:
-        """The feature of Slurm's nodes for each kind of `gpu_type`."""
-        pairs = (text.partition(":") for text in self.gpu_type)
-        return {kind: feature or kind for kind, _, feature in pairs}
 
     @property
     def of_job(self) -> LaunchConfig:

@@ -1,31 +1,21 @@
 """What is found before the runs of a sweep are queued.
 
-Notes stop nothing; a cluster that would not run the jobs, a GPU on which nothing fits, or a budget
-in which no run ends, does.
+Notes stop nothing; a cluster that would not run the jobs does.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.config.frozen import dump
 from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import cautions, time_limit
 from hpctrain.launch import arrays
-from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
-from hpctrain.runs.budget import WORDS, Budget
 from hpctrain.slurm import node_range, sbatch
 from hpctrain.slurm.partition_limit import beyond_partition, road
 from hpctrain.slurm.queue import UnreachableError
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
-_MOST = 8  # unlike configs that are looked at: each takes seconds
-_DECIDING = ("model", "task", "data", "train", "parallel", "precision", "optimizer", "launch")
 
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
@@ -50,73 +40,6 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         places = {(each.site.partition, each.site.qos, each.launch.chain): each for each in configs}
         roads = (road(each.site, each.launch.chain) for each in places.values())
         yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
-
-
-def gpu_kinds(entries: Sequence[Entry]) -> None:
-    """Show what is chosen on each kind of `launch.gpu_type`; where nothing fits: a ConfigError.
-
-    To foresee it needs torch, which is not imported here: another process does.
-    """
-    unlike: dict[str, list[Entry]] = {}
-    for entry in (entry for entry in entries if entry.config.launch.gpu_type):
-        key = repr([getattr(entry.config, name) for name in _DECIDING])
-        unlike.setdefault(key, []).append(entry)
-    if not unlike:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "hpctrain.plan.by_kind"]
-        for number, (first, *others) in enumerate([*unlike.values()][:_MOST]):
-            path = Path(folder, f"{number}.yaml")
-            path.write_text(dump(first.config))
-            about = f"{runs(1 + len(others))} like {first.run.name}"
-            command.append(json.dumps([about, str(path), *first.overrides]))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout.splitlines()
-    if done.returncode not in (0, ConfigError.exit_code):
-        raise LaunchError(f"launch.gpu_type: the layouts are not known: {done.stderr[-2000:]}")
-    refused = said.pop() if done.returncode else ""
-    for line in said:
-        say(line)
-    if refused:
-        raise ConfigError(refused)
-    if len(unlike) > _MOST:
-        say(f"launch.gpu_type: {len(unlike) - _MOST} more kinds of runs were not looked at")
-
-
-def within_budget(
-    entries: Sequence[Entry], todo: list[Entry], folder: Path
-) -> tuple[list[Entry], list[Entry]]:
-    """Return those of the runs `todo` that fit in the budget, in their order, and the others.
-
-    The budget is that of all `entries`, and is written into the folder of the sweep. If none fits
-    and none is under way, it is a LaunchError: the same command would never find room.
-    """
-    budget = Budget.planned({entry.run.path: entry.config for entry in entries})
-    if budget is None:
-        return todo, []
-    standing = budget.standing(folder)
-    left = standing.left
-    found = {by: sum(budget.shares[str(e.run.path)].foreseen == by for e in todo) for by in WORDS}
-    fitting, others = list[Entry](), list[Entry]()
-    for entry in todo:
-        share = budget.shares[str(entry.run.path)]
-        hours = share.hours if entry.again else budget.needs(entry.run.path)
-        if hours <= left:
-            left -= hours
-            fitting.append(entry)
-        else:
-            entry.mark(Status.OVER_BUDGET, f"{hours:.4g} {budget.unit}")
-            others.append(entry)
-    said = [f"{count} of {runs(len(todo))} {WORDS[by]}" for by, count in found.items() if count]
-    text = "; ".join([str(standing), *said])
-    if others and not fitting and not standing.under_way:
-        raise LaunchError(
-            f"launch.budget_gpu_hours={budget.hours:g}: nothing was queued, as no run that is left "
-            f"is foreseen to end within it ({others[0].run.name} {others[0].state}). {text}"
-        )
-    say(text)
-    budget.write(folder)
-    return fitting, others
 
 
 class Room:

@@ -17,7 +17,8 @@ from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingErro
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
 from hpctrain.launch.output import say
-from hpctrain.launch.sweeps.before_queueing import Room, within_budget
+from hpctrain.launch.sweeps.before_queueing import Room
+from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import Parent
@@ -42,7 +43,7 @@ class Submission:
         self.room = Room(folder)
 
     def queue(self, entries: list[Entry]) -> list[Entry]:
-        """Submit those that need it; return the ones over the submit limit or beyond the budget.
+        """Submit those that need it; return the ones over the submit limit.
 
         A refusal of the scheduler is a LaunchError, and what was not queued is restored.
         """
@@ -84,7 +85,7 @@ class Submission:
     def _start(self, todo: list[Entry], in_queue: set[str]) -> list[Entry]:
         """Freeze runs, submit them to the cluster, if any; return those that had to wait."""
         try:
-            todo, beyond = within_budget(self._entries, todo, self._folder)
+            check_budget([(e.config, 1) for e in self._entries if e.job or e.status is Status.OPEN])
             for entry in todo:
                 trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
             if self._cluster:
@@ -105,13 +106,13 @@ class Submission:
             parent = self._parent.of(self._entries)
             if self._cluster and todo:
                 planned = arrays.plan(todo, self._folder, sbatch.max_array_size(), in_queue)
-                return arrays.submit(planned, parent, self._locks, self.write_list) + beyond
+                return arrays.submit(planned, parent, self._locks, self.write_list)
             for entry in todo:
                 freeze(entry.config, entry.run, entry.overrides, entry.config_dir)
                 entry.mark(Status.FROZEN)
                 code = entry.code.digest if entry.code else None
                 entry.run.update(code=code, **entry.place_in(parent))
-            return beyond
+            return []
         except UnreachableError:
             raise
         except (LaunchError, StorageError):

@@ -22,7 +22,8 @@ from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
-from hpctrain.launch.sweeps.before_queueing import gpu_kinds, notes, within_budget
+from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.submission import Submission, stores
 from hpctrain.launch.sweeps.sweep_parent import Parent, adopt
@@ -126,14 +127,10 @@ class Sweep:
                 raise
             show(self.entries)
         elif left:
-            why = "the cluster has no room for more jobs of yours now"
-            if beyond := sum(entry.status is Status.OVER_BUDGET for entry in left):
-                more = f", and {why}" if beyond < len(left) else ""
-                why = f"{beyond} would not end within launch.budget_gpu_hours{more}"
             raise LaunchError(
-                f"{self._queued()}, {len(left):,} not: {why}. Run the same command later to "
-                "submit the rest; with launch.wait=true it waits and submits them when other jobs "
-                "have ended"
+                f"{self._queued()}, {len(left):,} not: the cluster has no room for more jobs of "
+                "yours now. Run the same command later to submit the rest; with launch.wait=true "
+                "it waits and submits them when other jobs have ended"
             )
         elif cluster and any(entry.job for entry in self.entries) and not self._followed:
             self._say_they_run()
@@ -163,7 +160,6 @@ class Sweep:
         for entry, values in zip(self.entries, swept, strict=True):
             entry.swept = values
         run_code.take_copies(self.entries)
-        gpu_kinds(self.entries)
         return self._scripts(cluster)
 
     def _refuse_wrong(self, among: int = 0) -> None:
@@ -214,7 +210,7 @@ class Sweep:
         set_states(self.entries, queue_of(befores) if asked else Queue())
         run_code.say_changed(self.entries)
         todo = [entry for entry in self.entries if entry.status is Status.OPEN]
-        todo, _ = within_budget(self.entries, todo, self.folder)
+        check_budget([(e.config, 1) for e in self.entries if e.job or e.status is Status.OPEN])
         if asked:
             submission.room.check(todo)
         for entry in todo:

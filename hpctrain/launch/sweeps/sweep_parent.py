@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.child import python_module
 from hpctrain.errors import TrackingError
 from hpctrain.launch.entry import Entry
 from hpctrain.runs import sweep_overrides
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.uploader_process import python_module
 
 _LOG = "mlflow.log"
 

@@ -197,7 +197,9 @@ class _Reader:
         """Read the installed files of this package, unless it was in a working tree."""
         if not self._has_package:
             modules = sorted(
-                str(file.relative_to(PACKAGE.parent)) for file in PACKAGE.rglob("*.[ps][yh]")
+                str(file.relative_to(PACKAGE.parent))
+                for file in PACKAGE.rglob("*")
+                if file.suffix in (".py", ".sh", ".yaml")
             )
             self._read_all("installed", PACKAGE.parent, dict.fromkeys(modules, True))
             self._folders.append("installed")

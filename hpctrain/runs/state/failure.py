@@ -10,7 +10,6 @@ exit code of srun cannot replace the file: when one rank has failed, Slurm ends 
 signals, and srun returns the highest code.
 """
 
-import json
 import logging
 import socket
 import time
@@ -20,10 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain import frames, record
+from hpctrain import frames
 from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, LOST_MOUNT, cause_of, one_line
-from hpctrain.disk import write_atomically
-from hpctrain.errors import DamageError, HealthError, JoinError
+from hpctrain.errors import HealthError, JoinError
+from hpctrain.mailbox import Message
+from hpctrain.record import Time
 from hpctrain.rendezvous import epochs
 from hpctrain.run_record import AttemptKey, Hang, Keyed
 from hpctrain.secrets import mask
@@ -33,11 +33,13 @@ _NAMED_S = 2.0  # until the observers have seen a death
 _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 
 
-class Failure(Keyed, frozen=True, kw_only=True):
+class Failure(Keyed, Message, frozen=True, kw_only=True):
     """The error of the first rank that failed, its cause, its host, and the user's line."""
 
+    BOX = "failed"
+
     error: str
-    time: record.Time
+    time: Time
     cause: str = ""
     host: str = ""
     frame: str = ""
@@ -54,7 +56,7 @@ def described(error: BaseException) -> str:
 
 def path(run: Path) -> Path:
     """Return the file with the error of the first rank that failed."""
-    return run / "failed"
+    return Failure.path(run)
 
 
 @contextmanager
@@ -78,16 +80,12 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         elif follows and isinstance(error, JoinError):  # nobody has left a group that never was
             cause, follows = CODE, False
         if run.is_dir() and not follows and read(run, key) is None:
-            content = {
-                "error": text,
-                "time": time.time(),
-                "host": host,
-                "cause": cause.name,
-                "frame": frames.place(frames.of_error(error)),
-                **key._asdict(),
-            }
+            at = frames.place(frames.of_error(error))
+            failure = Failure(
+                *key, error=text, time=time.time(), cause=cause.name, host=host, frame=at
+            )
             with suppress(OSError):
-                write_atomically(path(run), json.dumps(content) + "\n", sync=False)
+                failure.put(run)
         raise
 
 
@@ -116,11 +114,8 @@ def first(run: Path, key: AttemptKey) -> Failure | None:
 
     Without a job id, the file may be of an earlier start, if it is older than this process.
     """
-    try:
-        found = record.read(Failure, path(run))
-    except (FileNotFoundError, DamageError):
-        return None
-    return found if found.key == key and found.time >= _begun(key) else None
+    found = Failure.get(run)
+    return found if found and found.key == key and found.time >= _begun(key) else None
 
 
 def _begun(key: AttemptKey) -> float:

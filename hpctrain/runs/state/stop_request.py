@@ -8,22 +8,23 @@ of the same cluster and processes of the same host, and it is lost if Slurm requ
 same moment. The file stays when Slurm restarts the job; only a new start by a user ends it.
 """
 
-import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from hpctrain import record
 from hpctrain.causes import IDLE as IDLE_DEVICES
 from hpctrain.causes import USER_STOP, Cause
-from hpctrain.disk import write_atomically
-from hpctrain.errors import DamageError
+from hpctrain.mailbox import Message
+from hpctrain.record import Time
 
 
-class StopRequest(record.Record, frozen=True):
+class StopRequest(Message, frozen=True):
     """Who has asked a run to stop, and when, in seconds since the epoch."""
 
+    BOX = "stop"
+
     by: str
-    time: record.Time
+    time: Time
 
     @property
     def cause(self) -> Cause:
@@ -37,13 +38,12 @@ IDLE = "the monitor"
 
 def stop_file(run: Path) -> Path:
     """Return the path of the stop request in the run directory `run`."""
-    return run / "stop"
+    return StopRequest.path(run)
 
 
 def write(run: Path, by: str) -> None:
     """Ask a run, in the name of a user, to save and to stop for good."""
-    request = {"by": by, "time": time.time()}
-    write_atomically(stop_file(run), json.dumps(request) + "\n", sync=False)
+    StopRequest(by=by, time=time.time()).put(run)
 
 
 def read(run: Path, since: float = 0.0) -> StopRequest | None:
@@ -51,16 +51,13 @@ def read(run: Path, since: float = 0.0) -> StopRequest | None:
 
     Requests before the last submission, at `since` in seconds since the epoch, are over.
     """
-    file = stop_file(run)
-    try:
-        request = record.read(StopRequest, file)
-    except FileNotFoundError:
-        return None
-    except DamageError:
-        request = StopRequest(by="a file", time=file.lstat().st_mtime)
-    return request if request.time >= since else None
+    request = StopRequest.get(run)
+    if request is None:
+        with suppress(OSError):
+            request = StopRequest(by="a file", time=stop_file(run).lstat().st_mtime)
+    return request if request and request.time >= since else None
 
 
 def clear(run: Path) -> None:
     """Delete the stop request, if there is one."""
-    stop_file(run).unlink(missing_ok=True)
+    StopRequest.drop(run)

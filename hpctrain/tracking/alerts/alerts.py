@@ -44,7 +44,7 @@ class Alerts:
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
         self._run_dir, self._clock = run_dir, clock
-        self._settings = Settings.read(run_dir)
+        self._settings = Settings.get(run_dir, own=True)
         self._position = 0
         self._attempt, self._step = 0, 0
         self._began, self._last = 0.0, 0.0
@@ -66,7 +66,7 @@ class Alerts:
         for when, text in samples.idle(self._run_dir).values():
             if when >= self._began:
                 self._tell("idle", text, when)
-        hang = read_known(Hang, self._run_dir / "hang.json")
+        hang = Hang.get(self._run_dir)
         if hang is not None and hang.time >= self._began:
             self._tell("stalled", hang.sentence, hang.time, "hang")
 

@@ -2,31 +2,22 @@
 
 A fresh browser shows an experiment as a list of traces of language models. With the workflow in the
 address it shows the training runs, and a run among them; a tag of the experiment does not do that.
-
-MLflow's first table of the runs has no metric. A view that is shared is kept in a tag of the
-experiment: ours has the main metrics as columns. Our addresses name it, and MLflow lists it.
 """
 
-import json
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 from hpctrain.secrets import mask
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import is_server
 
-VIEW_TAG = "mlflow.sharedViewState.hpctrain"
-_MOST = 8  # columns of metrics
 _WORKFLOW = "?workflowType=machine_learning"
 _UI = "http://127.0.0.1:5000"  # where `mlflow ui` serves a local store
 
 
-def experiment_page(uri: str, experiment_id: str, *, has_view: bool = False) -> str:
+def experiment_page(uri: str, experiment_id: str) -> str:
     """Return the address of an experiment's table; for a SQLite store that of `mlflow ui`."""
-    view = "&viewStateShareKey=hpctrain" if has_view else ""
-    return f"{_root(uri)}/#/experiments/{experiment_id}/runs{_WORKFLOW}{view}"
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs{_WORKFLOW}"
 
 
 def run_page(uri: str, experiment_id: str, run_id: str) -> str:
@@ -48,26 +39,7 @@ def known_pages(run_dir: Path) -> tuple[str, str] | None:
     meta = Meta.read(run_dir)
     if (note.uri, note.uid) != (meta.uri, meta.uid):
         return None
-    return (
-        run_page(note.uri, *ids),
-        experiment_page(note.uri, note.experiment_id, has_view=note.has_view),
-    )
-
-
-def with_column(before: str, metric: str) -> str | None:
-    """Return the tag of our view with one metric more; None if nothing is to be changed."""
-    column, now = f"metrics.`{metric}`", round(time.time() * 1000)
-    view: dict[str, Any] = {"name": "main metrics", "createdAt": now}
-    try:
-        view |= json.loads(before or "{}")
-        state = json.loads(view.get("state", "{}"))
-        columns = list(state.get("selectedColumns", ()))
-    except (ValueError, TypeError, AttributeError):
-        return None
-    if column in columns or len(columns) >= _MOST:
-        return None
-    state = {"columnOrder": [], "columnWidths": {}, **state, "selectedColumns": [*columns, column]}
-    return json.dumps({**view, "updatedAt": now, "state": json.dumps(state)})
+    return run_page(note.uri, *ids), experiment_page(note.uri, note.experiment_id)
 
 
 def _root(uri: str) -> str:

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.record import read_known
 from hpctrain.run_record import Hang
 from hpctrain.secrets import mask
 from hpctrain.terminal import few
@@ -42,7 +41,7 @@ class Nodes:
             found["hpctrain.nodes_differ"] = "; ".join(differences)
         if idle := "; ".join(text for _, text in samples.idle(self._run_dir).values()):
             found["hpctrain.idle"] = idle
-        if hang := read_known(Hang, self._run_dir / "hang.json"):
+        if hang := Hang.get(self._run_dir):
             found["hpctrain.hang"] = hang.sentence
         found = {key: mask(value) for key, value in found.items()}
         new = {key: value for key, value in found.items() if self._tags.get(key) != value}

@@ -10,18 +10,16 @@ since MLflow can take longer to start than a short attempt trains.
 
 import logging
 import os
-import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain.child import Child
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Uploaded, files_left
-from hpctrain.tracking.uploader_process import start_child
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +28,14 @@ START_S = 60.0  # at most so long it may take to import mlflow and to open the s
 _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
 
 
-_left: list[tuple[subprocess.Popen[bytes], float]] = []
+_left: list[tuple[Child, float]] = []
 
 
 def wait_for_left() -> None:
     """Wait until the processes that `leave` has left are done, each for its `drain` seconds."""
     while _left:
         process, drain = _left.pop()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(drain)
+        process.wait(drain)
 
 
 class ChildUploader:
@@ -50,13 +47,12 @@ class ChildUploader:
     def __init__(self, run_dir: Path, uri: str, drain: float) -> None:
         self._run_dir, self._uri, self._drain = run_dir, uri, drain
         self._journal = journal_path(run_dir)
-        self._restarts = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Child | None = None
 
     def start(self) -> None:
         """Start the process; a failure is a warning, and `sync` uploads later."""
         try:
-            self.process = start_child(
+            self.process = Child(
                 "hpctrain.tracking.uploading.uploader",
                 *(str(self._run_dir), f"--drain={self._drain}", f"--uri={self._uri}"),
                 cwd=self._journal.parent,
@@ -71,25 +67,14 @@ class ChildUploader:
 
     def revive(self) -> None:
         """Start the process again if a signal has killed it."""
-        # A negative code means that a signal killed it. With any other code it gave up on purpose.
-        uploader = self.process
-        if uploader and (uploader.poll() or 0) < 0 and self._restarts < _RESTARTS:
-            assert uploader.stdin is not None
-            uploader.stdin.close()
-            if uploader.stdout is not None:
-                uploader.stdout.close()
-            self._restarts += 1
-            log.warning("the uploader was killed; starting it again")
-            self.start()
+        if self.process:
+            self.process.revive(_RESTARTS)
 
     def leave(self) -> None:
         """Let the process upload what is left, and end, while this one does something else."""
-        _left[:] = [each for each in _left if each[0].poll() is None]
+        _left[:] = [each for each in _left if each[0].code is None]
         if self.process is not None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            self.process.release()
             _left.append((self.process, self._drain))
 
     def wait(self) -> None:
@@ -97,12 +82,11 @@ class ChildUploader:
         uploader = self.process
         if uploader is None:
             return
-        assert uploader.stdin is not None
-        uploader.stdin.close()  # the end of the pipe wakes the uploader
+        uploader.close_input()  # which wakes it
         began, told, connected = time.monotonic(), False, self._drain <= 0
         with _noting_signals() as signals:
-            while uploader.poll() is None and not signals:
-                if not connected and _has_told(uploader):
+            while uploader.code is None and not signals:
+                if not connected and uploader.has_told:
                     began, connected = time.monotonic(), True
                 waited = time.monotonic() - began
                 if waited > self._drain + (0 if connected else START_S):
@@ -115,9 +99,8 @@ class ChildUploader:
                         *(self._drain, self._left()),
                     )
                 time.sleep(0.02)
-        if uploader.stdout is not None:
-            uploader.stdout.close()
-        code = uploader.poll()
+        uploader.release()
+        code = uploader.code
         if code == 0:
             return
         note = Uploaded.read(self._run_dir)
@@ -155,11 +138,6 @@ class ChildUploader:
     @property
     def _log_path(self) -> Path:
         return self._journal.with_name("uploader.log")
-
-
-def _has_told(uploader: "subprocess.Popen[bytes]") -> bool:
-    """Return whether the uploader has reached the store, which ends its standard output."""
-    return uploader.stdout is None or bool(select.select([uploader.stdout], [], [], 0)[0])
 
 
 @contextmanager

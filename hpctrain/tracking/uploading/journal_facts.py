@@ -7,8 +7,8 @@ stands behind them.
 from pathlib import Path
 from typing import Any
 
+from hpctrain.child import Process
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
-from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.mlrun import Point
 
 

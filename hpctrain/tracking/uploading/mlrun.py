@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import store
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.page.links import VIEW_TAG, with_column
 from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.uploading.artifacts import Artifacts
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
@@ -163,13 +162,6 @@ class MlflowRun:
     def send_to_parent(self, text: str, name: str) -> None:
         """Send a text as a file of the sweep's run; an error is the caller's."""
         Artifacts(self._meta.uri, self._parent_place).send_text(text, name)
-
-    def show(self, metric: str) -> None:
-        """Let our view of the experiment have a column for a metric; an error is the caller's."""
-        tags = self._try(self._client.get_experiment, self.experiment_id).tags
-        view = with_column(tags.get(VIEW_TAG, ""), clean_key(metric))
-        if view is not None:
-            self._try(self._client.set_experiment_tag, self.experiment_id, VIEW_TAG, view)
 
     def read_tags(self) -> dict[str, str]:
         """Return the tags that the run has now; people may have changed some."""

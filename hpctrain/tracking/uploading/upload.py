@@ -17,11 +17,10 @@ from hpctrain.tracking.final_status import UNRECORDED, with_cause
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
 from hpctrain.tracking.page.nodes import Nodes
-from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
-from hpctrain.tracking.uploading.publish import WaitingFiles, tolerant
+from hpctrain.tracking.uploading.publish import WaitingFiles
 from hpctrain.tracking.uploading.sweep_summary import NOTE, SweepSummary
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ class Upload:
         self._files = WaitingFiles(run_dir, ())
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
-        self._shown, self._has_view = "", False
         self.position = 0
         self.points = 0
         self._next_note = 0.0  # on the monotonic clock
@@ -98,7 +96,6 @@ class Upload:
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
         self._summary.update(run, self._meta, self.journal)
-        self._show_metric(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             note = partial(self._write_uploaded, run.run_id)
@@ -124,11 +121,6 @@ class Upload:
         self.journal.status, self.journal.why = "KILLED", UNRECORDED
         self._summary.update(run, self._meta, self.journal)
 
-    def _show_metric(self, run: MlflowRun) -> None:
-        if not self._shown and (metric := Row.of(self.run_dir, "", "", "", "").metric):
-            self._shown = metric
-            self._has_view = tolerant("the view of the experiment", lambda: run.show(metric))
-
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)
         if self._uri is not None:
@@ -149,7 +141,6 @@ class Upload:
                 note = None  # of another run
             self._evaluations = EvaluationMetrics(self.run_dir, note.evaluations if note else ())
             self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
-            self._has_view = bool(note and note.has_view)
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -216,7 +207,6 @@ class Upload:
             samples=self._system.positions,
             evaluations=evaluated,
             waiting=self._files.positions,
-            has_view=self._has_view,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
+from hpctrain import child
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
-from hpctrain.tracking.uploader_process import begin_child
 from hpctrain.tracking.uploading.child_uploader import START_S
 from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--uri", help="the store, which the tracker knows from its config")
     options = parser.parse_args(argv)
-    begin_child()
+    child.begin()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
         uploader = _Uploader(options.run_dir, options.poll, options.drain, options.uri)

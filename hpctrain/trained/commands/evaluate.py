@@ -3,12 +3,12 @@
 import argparse
 import json
 import logging
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from hpctrain.child import run_module
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
@@ -17,7 +17,6 @@ from hpctrain.runs.state import select
 from hpctrain.secrets import reference
 from hpctrain.step_names import step_of
 from hpctrain.terminal import exact
-from hpctrain.tracking.uploader_process import run_python_module
 from hpctrain.trained.loaded import LoadedRun
 
 _WAIT_S = 60.0  # for the run's own uploader, and for a store that does not answer
@@ -109,13 +108,9 @@ def _record(options: argparse.Namespace) -> int:
 def _upload(path: Path) -> None:
     """Put the result into the store; if that fails, say how it is made up."""
     module, wait = "hpctrain.tracking.uploading.late_results", f"--wait={_WAIT_S}"
-    try:
-        code, said = run_python_module(module, str(path), wait, cwd=path, timeout=3 * _WAIT_S)
-    except subprocess.TimeoutExpired:
-        code, said = 1, "the store does not answer"
-    if code:
+    if why := run_module(module, str(path), wait, cwd=path, timeout=3 * _WAIT_S):
         print(
-            f"the result is not in MLflow yet ({said}); nothing is lost: "
+            f"the result is not in MLflow yet ({why}); nothing is lost: "
             f"`python -m hpctrain status --upload {path}` uploads it",
             file=sys.stderr,
         )

@@ -61,8 +61,8 @@ def test_a_store_needs_no_home(tmp_path: Path) -> None:
             *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
             *(f"--inh-caps={reading}", f"--ambient-caps={reading}", "env", "-i"),
             *("PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}", sys.executable, "-c"),
-            "import sys; from hpctrain.tracking.store import initialise; "
-            "initialise(sys.argv[1], 'e')",
+            "import sys; from hpctrain.tracking.uploading.client import *; "
+            "import_mlflow(); connect(sys.argv[1])",
             f"sqlite:///{tmp_path}/mlflow.db",
         ],
         capture_output=True,

@@ -68,7 +68,6 @@ _metric(
     "The tokens of the busiest expert, divided by those that each would have if all had equally "
     "many; the largest of all layers.",
 )
-_metric("train/expert_dropped", "The part of the tokens that found no room at their expert.")
 _metric(
     "val/NAME",
     "A sum of the task divided by its count, over the evaluation split, each sample once; or what "

@@ -201,10 +201,7 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         return
     experts = config.model.get("experts")
     if isinstance(experts, int):
-        limited = config.model.get("capacity") is not None
-        yield from division.expert_problems(
-            "model.experts", experts, degrees, config.parallel, capacity=limited
-        )
+        yield from division.expert_problems("model.experts", experts, degrees, config.parallel)
     if degrees.ranks == degrees.dp:
         return
     heads = config.model.get("heads")

@@ -216,6 +216,6 @@ CHECKS = {
     "NUMA": Check(
         "bus",
         _numa,
-        "Set site.distribution=block:block and site.cpu_bind=cores.",
+        "Leave site.sbatch.distribution out, and set site.srun=[--cpu-bind=cores].",
     ),
 }

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def train_here(config: Config, argv: list[str], began: float | None = None) -> tuple[RunDir, int]:
     """Train a composed config with the ranks that were started; return its exit code, too.
 
-    The arguments of the command are shown at the end. The attempt has `began` with this process, or
+    The attempt has `began` with this process, or
     at a time of `time.monotonic`, if the process has done other things before.
     """
     from hpctrain.config.composing.compose import words
@@ -126,10 +126,6 @@ def _train_to_the_end(
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.job.summary import show
 
-        if config.train.sample_prompt:
-            from hpctrain.job.text_generation import print_sample
-
-            print_sample(run.path, config.train.sample_prompt)
         show(config, run)
     return code
 
@@ -164,14 +160,12 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
         leaving.write_no_core_dump()
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
-    warning = compile_cache.use(home)
-    if warning and config.train.compile != "off" and ranks.local_rank == 0:
-        log.warning("%s", warning)
+    compile_cache.use(home)
     tracking = config.tracking
     if ranks.is_main and tracking.enabled and tracking.upload:
-        from hpctrain.tracking.store import initialise
+        from hpctrain.tracking.store import check_store
 
-        initialise(str(tracking.uri), tracking.experiment)
+        check_store(str(tracking.uri), tracking.experiment)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out, but not what a training before has left.
     first = "hpctrain.job.fit" not in sys.modules

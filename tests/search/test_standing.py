@@ -57,15 +57,6 @@ def test_status_of_a_search_that_is_over(
     assert told["search"]["trials"][5]["values"]["90"] == pytest.approx(1 / 90)
 
 
-def test_status_of_a_search_without_a_trial(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
-) -> None:
-    make_search(tmp_path, 0, over=False)
-    text = shown(capsys, status, "--dir", tmp_path, "2026")
-    assert words(text)[1:3] == [["rung", "step"], ["1", "10"]]
-    assert "No worker runs: the same command goes on" in text
-
-
 def test_status_of_a_search_that_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
 ) -> None:

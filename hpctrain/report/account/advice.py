@@ -98,7 +98,7 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str]], ...] = (
         lambda run: run.share["evaluation"] > 0.2,
         lambda run: (
             f"{run.percent('evaluation')} went into evaluations: "
-            + (run.times(2, train__eval_every=None, train__eval_every_s=None) or "fewer of them")
+            + (run.times(2, train__eval_every=None) or "fewer of them")
         ),
     ),
     (

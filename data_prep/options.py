@@ -43,9 +43,9 @@ out=OUT : path
     the most data in one shard, before compression, such as 64MB or 1GiB
 --codec {{{",".join(LEVELS)}}} = none
     how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
-    lz4 is the fastest, zstd and blosc2 are small and fast
+    lz4 is the fastest, zstd is small and fast
 --level N : int
-    level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and slower
+    level of the codec: gzip 1-9, zstd 1-22; a higher level is smaller and slower
     (default: {_LEVELS})
 --chunk SIZE
     size of the samples that are compressed, read and decoded together; a chunk holds at least one
@@ -115,12 +115,12 @@ class Options:
                 )
         names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
-            shard_bytes=parse_size(args.shard_size),
+            shard_bytes=_parse_size(args.shard_size),
             compression=_compression(args),
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
             group=args.group or "",
-            max_output=parse_size(args.max_output, "--max-output") if args.max_output else None,
+            max_output=_parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=_part(args.part),
             rename=pairs("--rename", args.rename, "OLD=NEW"),
@@ -211,7 +211,7 @@ def writing(split: str = "train=1") -> str:
     return _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip())
 
 
-def parse_size(text: str, option: str = "--shard-size") -> int:
+def _parse_size(text: str, option: str = "--shard-size") -> int:
     """Return the bytes of a size such as "64MB" or "1.5GiB"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
@@ -223,7 +223,7 @@ def parse_size(text: str, option: str = "--shard-size") -> int:
 
 
 def _compression(args: argparse.Namespace) -> Compression:
-    size = CHUNK_BYTES if args.chunk is None else parse_size(args.chunk, "--chunk")
+    size = CHUNK_BYTES if args.chunk is None else _parse_size(args.chunk, "--chunk")
     if args.codec == "none" and args.chunk is not None:
         raise ConfigError("--chunk is for compressed shards: give a --codec, or leave it out")
     return Compression(args.codec, args.level, size)

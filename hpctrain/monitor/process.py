@@ -33,6 +33,7 @@ from hpctrain.tracking import samples
 
 log = logging.getLogger(__name__)
 
+_IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _USE = "utilization_percentage"
 _CORES = f"cpu_{_USE}"
 
@@ -45,11 +46,11 @@ def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
 class Idle:
     """Finds devices that were idle for a whole window, also after they were busy.
 
-    A device is idle in a sample below this use in percent; the window has at least 3 samples.
+    A device is idle in a sample below `_IDLE_PERCENT`; the window has at least 3 samples.
     """
 
-    def __init__(self, percent: float, window: int) -> None:
-        self._percent, self._window = percent, window
+    def __init__(self, window: int) -> None:
+        self._window = window
         self._seen: dict[str, deque[float]] = {}
         self._told: set[str] = set()
 
@@ -70,7 +71,7 @@ class Idle:
         for device, value in use.items():
             window = self._seen.setdefault(device, deque(maxlen=self._window))
             window.append(value)
-            if max(window) >= self._percent:
+            if max(window) >= _IDLE_PERCENT:
                 self._told.discard(device)
             elif len(window) == self._window and device not in self._told:
                 self._told.add(device)
@@ -98,7 +99,7 @@ class _Monitor:
         # A counter of energy begins anew in each attempt; the file has the sum of all of them.
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
         window = math.ceil(60 * config.idle_minutes / config.every_s - 1e-6)
-        self._idle = Idle(config.idle_percent, window)
+        self._idle = Idle(window)
         self._uuids: list[str] = []
         self._known = {"kernel": platform.release()}
         with suppress(OSError):
@@ -153,7 +154,7 @@ class _Monitor:
     def _tell(self, idle: list[str]) -> None:
         config = self._config
         text = (
-            f"{self._node}: {', '.join(idle)} below {config.idle_percent:g}% for "
+            f"{self._node}: {', '.join(idle)} below {_IDLE_PERCENT:g}% for "
             f"{config.idle_minutes:g} minutes"
         )
         log.warning("%s", text)

@@ -70,7 +70,7 @@ def test_a_folder_that_does_not_exist_is_made(source, shards, tmp_path):
         assert place.path(shards[0]).parent.parent == folder
 
 
-def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
+def test_node_without_a_usable_folder_says_why(source, shards, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError) as error:
         open_place(source, "node", shards, folder=tmp_path / "file" / "below")
@@ -80,8 +80,9 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
     )
     with pytest.raises(StorageError, match=f"{tmp_path}/file is a file, not a folder"):
         open_place(source, "node", shards, folder=tmp_path / "file")
+    monkeypatch.setattr("hpctrain.data.places.depot.free_bytes", lambda folder: 20)
     with pytest.raises(StorageError, match=r"has room for 0.0 MiB of staged shards, and the larg"):
-        open_place(source, "node", shards, folder=tmp_path, budget_bytes=10)
+        open_place(source, "node", shards, folder=tmp_path)
 
 
 def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, caplog):

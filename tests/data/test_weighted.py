@@ -3,72 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.samplers.weighted import Balanced, Weighted
+from hpctrain.data.samplers.weighted import Balanced
 from hpctrain.errors import DataError
 from tests.data.samplers import check_pure, everything
 
 LABELS = st.lists(st.integers(-3, 8), min_size=1, max_size=200).map(np.array)
-
-
-@given(
-    st.lists(st.floats(0, 1e308), min_size=1, max_size=100).filter(any),
-    st.integers(-(2**70), 2**70),
-    st.integers(0, 2**40),
-    st.integers(1, 500),
-    st.data(),
-)
-def test_weighted_draws_only_what_has_weight(weights, seed, epoch, count, data):
-    weights = np.array(weights)
-    sampler = Weighted(weights, seed, count)
-    samples = everything(sampler, epoch)
-    assert ((samples >= 0) & (samples < len(weights))).all()
-    assert (weights[samples] > 0).all()
-    check_pure(sampler, epoch, data, st)
-
-
-def test_weighted_draws_in_proportion():
-    weights = np.array([1, 0, 2, 3, 0, 4, 0])
-    count = 100_000
-    observed = np.bincount(everything(Weighted(weights, 0, count)), minlength=7)
-    expected = weights / weights.sum() * count
-    drawn = weights > 0
-    assert not observed[~drawn].any()
-    # The 99.99 % quantile of chi-square with 3 degrees of freedom.
-    assert ((observed - expected)[drawn] ** 2 / expected[drawn]).sum() < 21.1
-
-
-def test_draws_are_independent():
-    samples = everything(Weighted(np.ones(1000), 7, 100_000))
-    for lag in (1, 2, 64):
-        assert abs(np.corrcoef(samples[lag:], samples[:-lag])[0, 1]) < 0.015
-    # With replacement, 1,000 draws from 1,000 samples leave out 1 / e of them.
-    assert 330 < 1000 - len(np.unique(samples[:1000])) < 410
-    assert (everything(Weighted(np.ones(1000), 7, 1000), 1) == samples[:1000]).mean() < 0.01
-
-
-@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1.0, 1e300])
-def test_only_ratios_of_weights_matter(scale):
-    weights = np.array([1.0, 2.0, 4.0]) * scale
-    assert np.bincount(everything(Weighted(weights, 0, 7000))).min() > 800
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([1, 2, -0.5, -1], r"weight 2 is -0.5 \(2 such in all\)"),
-        ([np.nan, 1], "weight 0 is nan"),
-        ([1, np.inf], "weight 1 is inf"),
-        ([0, 0], "2 weights are all 0"),
-        ([], r"\[0\]"),
-        ([[1.0]], r"float64 \[1, 1\]"),
-        (["a"], "one for each"),
-    ],
-)
-def test_invalid_weights_are_refused(weights, message):
-    with pytest.raises(DataError, match=message):
-        Weighted(np.array(weights), 0)
-    with pytest.raises(DataError, match="an epoch of 0 draws"):
-        Weighted(np.ones(3), 0, count=0)
 
 
 @given(LABELS, st.integers(-(2**70), 2**70), st.integers(0, 2**30), st.data())
@@ -92,22 +31,6 @@ def test_within_a_class_no_sample_repeats_before_all_have_come(labels, rounds):
         assert len(drawn) == epochs * rounds
         for start in range(0, len(drawn) - len(members) + 1, len(members)):
             assert np.array_equal(np.sort(drawn[start : start + len(members)]), members)
-
-
-def test_large_classes_are_shuffled_too():
-    labels = np.repeat([0, 1], [9000, 1000])
-    sampler = Balanced(labels, 0, count=36_000)
-    samples = everything(sampler)
-    assert np.bincount(samples).tolist() == [2] * 9000 + [18] * 1000
-    first, second = samples[samples < 9000].reshape(2, 9000)
-    assert (first == second).mean() < 0.01
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.05
-    # Classes of equal size have different orders, and the order of the classes differs per run.
-    many = Balanced(np.arange(20_000) % 20, 1)
-    runs = everything(many).reshape(-1, 20)
-    places = np.take_along_axis(runs // 20, np.argsort(runs % 20, axis=1), axis=1)
-    assert (places[:, 0] == places[:, 1]).mean() < 0.01
-    assert 0.03 < (runs[1:] % 20 == runs[:-1] % 20).mean() < 0.07
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
@@ -39,28 +38,27 @@ def write(folder, axis=0, order="<", **options):
     return folder
 
 
-# Each value is (sample axis, byte order, options of h5py, a text that `index` prints).
+# Each value is (sample axis, byte order, options of h5py).
 LAYOUTS = {
-    "contiguous": (0, "<", {}, "image uint8[5, 4]: contiguous: mapped as it lies"),
-    "big-endian": (0, ">", {}, "label int64: contiguous, but other byte order: read by HDF5"),
-    "axis": (2, "<", {}, "contiguous, but samples along axis 2: read by HDF5, one thread"),
-    "one sample": (0, "<", {"chunks": (1, 5, 4), "compression": "gzip"}, "chunks of 1 sample"),
-    "tiles": (0, "<", {"chunks": (8, 2, 4)}, "not compressed: each sample lies in 3 of them"),
-    "lzf": (1, "<", {"chunks": (5, 8, 4), "compression": "lzf"}, "decoded by HDF5, one thread"),
+    "contiguous": (0, "<", {}),
+    "big-endian": (0, ">", {}),
+    "axis": (2, "<", {}),
+    "one sample": (0, "<", {"chunks": (1, 5, 4), "compression": "gzip"}),
+    "tiles": (0, "<", {"chunks": (8, 2, 4)}),
+    "lzf": (1, "<", {"chunks": (5, 8, 4), "compression": "lzf"}),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_adopted_folder_reads_as_h5py_does(tmp_path, data_prep, layout):
-    axis, order, options, note = LAYOUTS[layout]
+def test_an_adopted_folder_reads_as_h5py_does(tmp_path, data_prep, layout, caplog):
+    axis, order, options = LAYOUTS[layout]
     folder = write(tmp_path / "set", axis, order, **options)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     more = ["--axis", f"image={axis}"] if axis else []
     code, out, err = data_prep("index", folder, *FIELDS, *more, "--workers", 1)
     assert (code, err) == (0, "")
+    assert ("decoded by HDF5, slowly" in caplog.text) <= (layout == "lzf")  # once in a process
     assert "90 samples (train 90) in 3 shards" in out
-    assert note in out
-    assert ("Faster: `python -m data_prep repack" in out) == (layout != "contiguous")
     index = Index.load(folder)
     assert index.fields["image"].dataset == "/x/data"
     assert [shard.path for shard in index.shards] == ["run 0.h5", "run 1.h5", "run 2.h5"]
@@ -98,12 +96,7 @@ def test_variable_length_fields(tmp_path, data_prep):
         with h5py.File(tmp_path / f"{i}.hdf5", "w") as file:
             file["tokens"] = np.concatenate(TEXTS[start:stop])
             file["ends"] = np.cumsum([0, *map(len, TEXTS[start:stop])]).astype("u4")
-    code, out, _ = data_prep("index", tmp_path, "--field", "text=tokens:ends")
-    assert code == 0
-    assert (
-        "text uint16[*]: contiguous: mapped as it lies; its offsets: contiguous, but stored as"
-        in out
-    )
+    assert data_prep("index", tmp_path, "--field", "text=tokens:ends")[0] == 0
     index = Index.load(tmp_path)
     assert [shard.elements["text"] for shard in index.shards] == [
         sum(map(len, TEXTS[start:stop])) for start, stop in itertools.pairwise(ENDS)
@@ -130,15 +123,6 @@ def test_what_lies_as_ours_does_has_the_same_digest(tmp_path, data_prep):
     assert index.digest == was.digest  # a lost index can be written again
     assert index.shards == was.shards
     assert index.statistics["train"]["x"].mean == pytest.approx(was.statistics["train"]["x"].mean)
-
-
-def test_bool_is_uint8(tmp_path, data_prep):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["mask"] = LABELS % 2 == 0
-    assert data_prep("index", tmp_path, "--field", "even=mask")[0] == 0
-    assert Index.load(tmp_path).fields == {"even": Field("uint8")}
-    even = Reader(tmp_path, "train").read(np.arange(COUNT))["even"]
-    assert even.tolist() == [1, 0] * (COUNT // 2)
 
 
 def test_the_other_commands_know_adopted_folders(tmp_path, data_prep):
@@ -313,14 +297,6 @@ def test_a_damaged_chunk_is_found_before_the_index_is_written(tmp_path, data_pre
     assert not (folder / "index.json").exists()
 
 
-def test_sizes_that_only_the_header_claims(tmp_path, data_prep):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (10**15, 6), "i8", chunks=(1000, 6))[5] = 1
-    code, _, err = data_prep("index", tmp_path, "--field", "x=x", "--unwritten", "x")
-    assert code == 3
-    assert "a.h5: 'x' is damaged: it lists 1,000,000,000,000 chunks" in err
-
-
 def test_a_file_that_is_written_to(tmp_path, data_prep):
     folder = write(tmp_path / "set")
     with h5py.File(folder / "run 1.h5", "r+"):
@@ -394,14 +370,6 @@ def test_the_index_lies_above_the_files(tmp_path, data_prep):
     assert "lies outside of" in err
 
 
-def test_odd_names(tmp_path, data_prep):
-    folder = write(tmp_path / "ünï [bold]")
-    assert data_prep("index", folder, *FIELDS)[0] == 0
-    assert (Reader(folder, "train").read(np.arange(COUNT))["image"] == IMAGES).all()
-    (folder / "run 0.h5").rename(folder / "run\n0.h5")
-    data_prep.refuses(3, "run\\n0.h5': rename it", "index", folder, *FIELDS, "--overwrite")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -424,25 +392,6 @@ def test_wrong_options(tmp_path, data_prep, options, words):
     assert code in (2, 3)
     assert words in err
     assert not (folder / "index.json").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_no_permission(tmp_path, data_prep):
-    folder = write(tmp_path / "set")
-    (folder / "run 1.h5").chmod(0)
-    for path in (folder, tmp_path, *tmp_path.parents):
-        if path.stat().st_uid == 0 and str(path).startswith("/tmp/"):
-            path.chmod(0o755)
-    os.seteuid(65534)
-    try:
-        code, _, err = data_prep("index", folder, *FIELDS)
-        assert code == 3
-        assert "run 1.h5 may not be read: permission denied" in err
-        code, _, err = data_prep("index", folder / "run 0.h5", *FIELDS)
-        assert code == 6
-        assert f"cannot write index.json into {folder}: permission denied" in err
-    finally:
-        os.seteuid(0)
 
 
 @pytest.mark.parametrize("own_names", [True, False])

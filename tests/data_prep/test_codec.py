@@ -12,16 +12,14 @@ import pytest
 from data_prep.options import Options
 from data_prep.writing.convert import convert
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.compression import LEVELS, MOST_BYTES, Compression
-from hpctrain.shards.field import Field
+from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
 from tests.data_prep.hand import Row, hand
 
 CODECS = [codec for codec in LEVELS if codec != "none"]
-FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015, "blosc2": 32026}
+FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015}
 SHUFFLE = 2
 rng = np.random.default_rng(0)
 
@@ -66,7 +64,7 @@ def test_every_codec(tmp_path, files, data_prep, codec):
         assert small[shard.path] == shard.bytes
         assert digest_file(out / shard.path) == shard.digest
     with h5py.File(out / index.shards[0].path) as file:
-        assert filters(file["x"]) == [SHUFFLE] * (codec != "blosc2") + [FILTERS[codec]]
+        assert filters(file["x"]) == [SHUFFLE, FILTERS[codec]]
         assert filters(file["image"]) == [FILTERS[codec]]
         assert file["x"].chunks == (40_000 // 4096, 16, 64)
         assert file["image"].chunks == (40_000 // 768, 3, 16, 16)
@@ -126,13 +124,6 @@ def test_chunks_are_whole_samples_and_at_least_one(tmp_path):
         with h5py.File(tmp_path / "train-00000.h5") as file:
             assert file["x"].chunks == (rows, 1000)
             np.testing.assert_array_equal(file["x"], x)
-
-
-def test_samples_too_large_for_a_chunk():
-    fields = {"x": Field("float32", (MOST_BYTES // 4 + 1,))}
-    Compression().check(fields)
-    with pytest.raises(DataError, match=r"'x' has samples of 2\.1 GB.*--codec none"):
-        Compression("zstd").check(fields)
 
 
 WITHOUT = """
@@ -210,9 +201,3 @@ def test_lengths(tmp_path):
     found = index.statistics["train"]["text"].lengths
     assert (found.min, found.max, found.total) == (lengths.min(), lengths.max(), lengths.sum())
     assert (found.mean, found.std) == pytest.approx((lengths.mean(), lengths.std()), rel=1e-12)
-
-
-@pytest.mark.parametrize("asked", [{"codec": "nope"}, {"chunk_bytes": 0}, {"level": 3}])
-def test_compressions_that_are_none(asked):
-    with pytest.raises(ConfigError):
-        Compression(**asked)

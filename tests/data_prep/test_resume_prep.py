@@ -2,9 +2,6 @@
 
 import json
 import os
-import random
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -129,46 +126,6 @@ def alive(pid):
         return False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, 6])
-def test_killed_at_random_moments_with_workers(tmp_path, kills):
-    """Slurm, a user or the system may send a signal to all processes at once."""
-    rng = random.Random(0)
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(6000, 100)))
-    given = ["--shard-size", "16KB", "--split", "train=0.8,val=0.2"]
-    words = [*COMMAND, "arrays", tmp_path / "x.npy"]
-    subprocess.run([*words, tmp_path / "REF", *given, "--workers", "1"], check=True)
-
-    def begin():
-        return subprocess.Popen(
-            [*words, tmp_path / "OUT", *given, "--workers", str(rng.randint(1, 3))],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    killed = 0
-    while killed < kills:
-        process = begin()
-        # A moment in the progress, of 300 pieces, because seconds mean more on a faster machine.
-        goal = len(pieces(tmp_path)) + rng.randint(0, 50)
-        wait(lambda: len(pieces(tmp_path)) >= goal or process.poll() is not None)  # noqa: B023
-        time.sleep(rng.uniform(0, 0.1))
-        if process.poll() is None:
-            os.killpg(process.pid, rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
-        stderr = process.communicate(timeout=120)[1]
-        if process.returncode == 0:  # the conversion was done before the signal came
-            shutil.rmtree(tmp_path / "OUT")
-            continue
-        assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), stderr
-        killed += 1
-    process = begin()
-    stderr = process.communicate(timeout=120)[1]
-    assert process.returncode == 0, stderr
-    assert content(tmp_path / "OUT") == content(tmp_path / "REF")
-
-
 def test_no_worker_outlives_a_killed_parent(tmp_path):
     process, command = start(tmp_path, "--workers", "2")
     started = workers(process)
@@ -184,19 +141,6 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     assert f"goes on, {there} of 160 pieces are there" in done.stderr
     Index.load(tmp_path / "OUT").check(tmp_path / "OUT")
     assert PARTIAL not in os.listdir(tmp_path / "OUT")
-
-
-def test_a_worker_alone_is_killed(tmp_path):
-    process, _ = start(tmp_path, "--workers", "2")
-    first, second = workers(process)
-    os.kill(first, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (6, "")
-    assert err.count("\n") == 1
-    # The other one may have done all pieces so far, while this one was still starting.
-    assert re.search(r"a worker process died at (piece \d+|its start): ", err)
-    assert "SIGKILL (out of memory? --workers takes fewer); the same command goes on" in err
-    assert not alive(second)
 
 
 def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
@@ -227,12 +171,6 @@ def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
         lines = [line for line in err.splitlines() if "goes on, " not in line]
         assert (out, lines) == ("", ["data_prep: interrupted; the same command goes on"])
         assert len(pieces(tmp_path)) < 160  # the workers did not go on to the end
-
-
-def test_nothing_stays_behind_when_nothing_was_finished(tmp_path):
-    with pytest.raises(DataError, match="f0: row 1: no good"):
-        convert(hand([Row(1), Row(2, bad="no good")]), tmp_path / "OUT", options())
-    assert not (tmp_path / "OUT").exists()
 
 
 def test_finished_pieces_of_another_command_are_not_lost(tmp_path):

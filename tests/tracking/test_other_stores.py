@@ -21,6 +21,8 @@ def test_postgresql_behind_a_server_that_is_killed(
     postgres: Postgres, tmp_path: Path, train: Start, sync: Sync
 ) -> None:
     artifacts = tmp_path / "artifacts"
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.yaml").write_text("seed: 1\n")
     with serving(MlflowServer(tmp_path, postgres.uri, artifacts=artifacts)) as server:
         assert check_store(server.uri, "exp")
         process = train(
@@ -43,4 +45,4 @@ def test_postgresql_behind_a_server_that_is_killed(
         assert postgres.ask("SELECT count(*) FROM runs WHERE status = 'FINISHED'") == "2"
         state = "SELECT value FROM tags WHERE key = 'hpctrain.sweep.state'"
         assert postgres.ask(state) == "1 of 1 finished"
-    assert list(artifacts.rglob("sweep.json"))
+    assert list(artifacts.rglob("config.yaml"))

@@ -24,8 +24,6 @@ from hpctrain.tracking.uploading.client import explain
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
 _DONE, _AT_WORK = "nothing to do", "its own uploader is at work"
-_NOTHING = (_DONE, _AT_WORK)
-_WATCH_S = 10.0
 _PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
 
@@ -54,51 +52,17 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     parser.add_argument(
         "--uri", help="upload to this store, now and later, instead of the store of the run"
     )
-    parser.add_argument(
-        "--watch",
-        type=float,
-        nargs="?",
-        const=_WATCH_S,
-        metavar="SECONDS",
-        help=f"do it again and again, with this pause (default: {_WATCH_S:g}), until Ctrl-C; for "
-        "runs on nodes without a network",
-    )
     options = parser.parse_args(argv)
     uri = options.uri and resolve_uri(options.uri, Path.cwd())
 
-    def once() -> int:
-        named = (run for given in options.run_dir for run in _find_runs(given) or [given])
-        run_dirs = [*named] if options.run_dir else _find_runs(Path("runs"))
-        if not run_dirs:
-            raise TrackingError("no run directory named, and none under runs/")
-        if ended and (unclear := [path for path in run_dirs if final_status.is_open(path)]):
-            for path, (status, reason) in ended(unclear).items():
-                final_status.close(path, status, reason)
-        quiet = options.watch is not None
-        return sync(run_dirs, check=options.check, uri=uri, quiet=quiet)
-
-    if options.watch is None:
-        return once()
-    if not options.watch > 0:
-        raise TrackingError(f"--watch {options.watch:g}: the pause must be greater than 0 seconds")
-    return _watch(once, options.watch)
-
-
-def _watch(once: Callable[[], int], pause: float) -> int:
-    """Upload again and again until Ctrl-C; what fails is tried again in the next round."""
-    told = ""
-    try:
-        while True:
-            try:
-                once()
-                told = ""
-            except TrackingError as error:
-                if str(error) != told:
-                    print(printable(str(error)), file=sys.stderr, flush=True)
-                told = str(error)
-            time.sleep(pause)
-    except KeyboardInterrupt:
-        return 0
+    named = (run for given in options.run_dir for run in _find_runs(given) or [given])
+    run_dirs = [*named] if options.run_dir else _find_runs(Path("runs"))
+    if not run_dirs:
+        raise TrackingError("no run directory named, and none under runs/")
+    if ended and (unclear := [path for path in run_dirs if final_status.is_open(path)]):
+        for path, (status, reason) in ended(unclear).items():
+            final_status.close(path, status, reason)
+    return sync(run_dirs, check=options.check, uri=uri)
 
 
 def _check_journal(path: Path) -> None:
@@ -134,7 +98,6 @@ def sync(
     run_dirs: Iterable[Path],
     check: bool = False,
     uri: str | None = None,
-    quiet: bool = False,
 ) -> int:
     """Upload what is missing in the store, print one line per run, and return the exit code 0.
 
@@ -160,8 +123,7 @@ def sync(
             asked = check or final_status.has_died_here(run_dir)
             done = not asked and is_uploaded(run_dir, meta)
             outcome = _DONE if done else _upload(run_dir, meta, uri)
-            if not (quiet and outcome in _NOTHING):
-                print(printable(f"{run_dir}: {outcome}"), flush=True)
+            print(printable(f"{run_dir}: {outcome}"), flush=True)
         except TrackingError as error:
             print(printable(f"{run_dir}: {error}"), file=sys.stderr, flush=True)
             failed.append(run_dir)

@@ -112,19 +112,32 @@ def _evaluations(folder: Path, how: dict[str, Any]) -> list[int]:
     return evaluations(folder, **how)
 
 
-@pytest.mark.parametrize("saves", [False, True], ids=["evaluate", "save"])
 @pytest.mark.parametrize(
     ("late", "every", "steps"),
     [
         (False, 100, [3, 6, 9, 12]),
         (True, 100, [4, 8, 12]),  # one step later, and a flag on its way asks for nothing more
-        (False, 5, [3, 5, 8, 10, 12]),  # what comes by steps begins the seconds anew
+        (False, 5, [3, 5, 8, 10, 12]),  # an evaluation by steps begins the seconds anew
     ],
 )
-def test_all_ranks_do_it_after_the_same_step(
-    late: bool, every: int, steps: list[int], saves: bool, tmp_path: Path
+def test_all_ranks_evaluate_after_the_same_step(
+    late: bool, every: int, steps: list[int], tmp_path: Path
 ) -> None:
-    assert on_ranks(tmp_path, late=late, every=every, stop_at=0, saves=saves) == steps
+    assert on_ranks(tmp_path, late=late, every=every, stop_at=0) == steps
+
+
+@pytest.mark.parametrize(
+    ("late", "every", "steps"),
+    [
+        (False, None, [3, 6, 9, 12]),
+        (True, None, [4, 8, 12]),
+        (False, 5, [3, 5, 8, 10, 12]),
+    ],
+)
+def test_all_ranks_save_after_the_same_step(
+    late: bool, every: int | None, steps: list[int], tmp_path: Path
+) -> None:
+    assert on_ranks(tmp_path, late=late, every=every, stop_at=0, saves=True) == steps
 
 
 def test_the_seconds_go_on_after_a_resume(tmp_path: Path) -> None:

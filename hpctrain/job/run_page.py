@@ -1,16 +1,14 @@
 """What a run says of itself on its page in MLflow: tags, a description and data sets.
 
-To the tags belong the versions of libraries, drivers and Slurm on the host of rank 0. The monitor
+To the tags belong the versions of libraries and drivers on the host of rank 0. The monitor
 of each node records the GPUs, the driver and the kernel of its own node.
 """
 
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,7 +22,6 @@ from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
-from hpctrain.slurm.queue import call, version
 
 _IMAGES = "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_IMAGE"
 
@@ -105,11 +102,8 @@ def environment(image: str | None = None) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or torch.version.hip or "",
-        "cudnn": _version_of(torch.backends.cudnn.version()) if torch.version.cuda else "",
-        "nccl": _nccl(),
         "kernel": platform.release(),
         "driver": gpu_driver.nvidia() or gpu_driver.amd() or "",
-        "slurm": _slurm() if "SLURM_JOB_ID" in os.environ else "",
         "image": image or next(filter(None, map(os.environ.get, _IMAGES)), ""),
     }
     return {name: value for name, value in found.items() if value}
@@ -122,26 +116,3 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
-
-
-def _nccl() -> str:
-    if not torch.version.cuda:
-        return ""
-    with suppress(Exception):  # a build without NCCL
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    return ""
-
-
-def _version_of(number: int | None) -> str:
-    """Return cuDNN's version: 90100 is 9.1.0, and before version 9 8902 was 8.9.2."""
-    if number is None:
-        return ""
-    major = number // 10_000 if number >= 90_000 else number // 1000
-    rest = number - major * (10_000 if number >= 90_000 else 1000)
-    return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def _slurm() -> str:
-    with suppress(OSError, subprocess.TimeoutExpired):  # in a container there is no srun
-        return version(call("srun", "--version", timeout_s=5).stdout).partition(" ")[2]
-    return ""

@@ -10,8 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.job.building.flops import (
     COUNTED,
-    FORMULA,
-    Flops,
     count_flops,
     flops_of_training,
     meta_batch,
@@ -84,15 +82,6 @@ class NeedsValues(nn.Module):
 
 def test_what_cannot_be_counted() -> None:
     assert flops_of_training(NeedsValues, LanguageModel(), tokens(5)) is None
-
-
-class Stated(NeedsValues):
-    def flops_per_token(self, length: int) -> int:
-        return 6 * length
-
-
-def test_what_a_model_states_where_it_cannot_be_counted() -> None:
-    assert flops_of_training(Stated, LanguageModel(), tokens(5)) == Flops(32, 96, 4, FORMULA)
 
 
 def test_experts_are_counted_as_if_all_were_used_evenly() -> None:

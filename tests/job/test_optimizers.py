@@ -1,4 +1,4 @@
-"""Optimizers of others: which a divided model may have, and killed and resumed trainings."""
+"""Optimizers of others: which a divided model may have, and that these train the same."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +24,7 @@ WHOLE: dict[str, int] = {"dp_replicate": 4, "cp": 2}
         (torch.optim.AdamW, {"dp_shard": 2, "tp": 2}, ""),
         (torch.optim.Adafactor, WHOLE, ""),
         (torch.optim.Adafactor, {"dp_shard": 2}, r"\(dp_shard=2\), and it is not known .*=ddp"),
-        (optimizers.Lamb, WHOLE, ""),
-        (optimizers.Lamb, {"tp": 2, "dp_replicate": 2}, r"\(tp=2\), and it is not known"),
+        (torch.optim.Adafactor, {"tp": 2, "dp_replicate": 2}, r"\(tp=2\), and it is not known"),
         (optimizers.Prodigy, {"pp": 2}, r"\(pp=2\), and it is not known"),
         (optimizers.Lion, {"ep": 2}, ""),  # it says that it is element-wise
         (optimizers.Around, WHOLE, "its attribute inner is an optimizer with a state of its own"),

@@ -28,21 +28,6 @@ class Own(Optimizer):
         raise NotImplementedError
 
 
-class Lamb(Own):
-    """You et al. 2020: Adam, scaled by the norm of the parameter over that of the update."""
-
-    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
-        if not state:
-            state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-        state["step"] += 1
-        state["m"].lerp_(grad, 0.1)
-        state["v"].mul_(0.999).addcmul_(grad, grad, value=0.001)
-        m, v = state["m"] / (1 - 0.9 ** state["step"]), state["v"] / (1 - 0.999 ** state["step"])
-        update = m / (v.sqrt() + 1e-6) + group["weight_decay"] * p
-        weight, norm = p.norm().item(), update.norm().item()
-        p.add_(update, alpha=-group["lr"] * (weight / norm if weight and norm else 1.0))
-
-
 class Prodigy(Optimizer):
     """Mishchenko & Defazio 2024: Adam whose rate d is estimated from sums over all parameters."""
 

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm refuses a single value
 
 COUNTED = "counted without memory; whole square attention"
-FORMULA = "6 N + 12 layers x dim x length per token (PaLM), as the model cannot be counted"
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,7 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
             return _counted(model, task, fakes, tokens)
     except Exception as error:
         log.info("FLOPs cannot be counted with fake tensors: %s", _first_line(error))
-    stated = getattr(model, "flops_per_token", None)  # a method by which a model says it itself
-    if stated is None or not tokens:
-        return None
-    total = int(stated(tokens)) * tokens
-    return Flops(total // 3, total, tokens, FORMULA)
+    return None
 
 
 def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:

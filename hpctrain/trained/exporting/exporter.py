@@ -123,7 +123,7 @@ class Exporter:
 
     def _write_file(self, path: Path, pieces: list[Piece]) -> int:
         """Write one file, and return the bytes of its tensors, which are gone afterwards."""
-        tensors = {piece.name: self._tensor(piece) for piece in pieces}
+        tensors = {p.name: self._weight(p.source).to(self._dtype(p.source)) for p in pieces}
         try:
             save_file(tensors, path, {"format": "pt"})
             sync(path)
@@ -157,20 +157,14 @@ class Exporter:
         group: list[Piece] = []
         size = 0
         for piece in pieces:
-            nbytes = sum(
-                math.prod(self._own[name].shape) * self._dtype(name).itemsize
-                for name in piece.sources
-            )
+            shape, dtype = self._own[piece.source].shape, self._dtype(piece.source)
+            nbytes = math.prod(shape) * dtype.itemsize
             if group and size + nbytes > limit:
                 yield group
                 group, size = [], 0
             group.append(piece)
             size += nbytes
         yield group
-
-    def _tensor(self, piece: Piece) -> torch.Tensor:
-        whole = piece.made(*(self._weight(name) for name in piece.sources))
-        return whole.to(self._dtype(piece.sources[0])).contiguous()
 
     def _weight(self, name: str) -> torch.Tensor:
         """Return a weight as it was trained, with its adapter if that is merged."""

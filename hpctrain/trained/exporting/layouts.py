@@ -1,7 +1,7 @@
 """The names and the config that a model has outside: those of Hugging Face where it has them.
 
 a model of transformers       its own names, and its config.json
-hpctrain.models.Transformer   those of Llama, or of GPT-2, whose weights are the same
+hpctrain.models.Transformer   those of Llama where it is one
 any other model               its own names
 adapters (LoRA)               those of peft, and its adapter_config.json:
 
@@ -16,17 +16,16 @@ that of the base when the adapters are loaded.
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from hpctrain.config.schema import LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
-from hpctrain.models.layers import GELU, SwiGLU
+from hpctrain.models.layers import SwiGLU
 from hpctrain.models.lora import Adapted, is_adapter
 from hpctrain.models.ties import ties
 
@@ -45,19 +44,6 @@ _LLAMA = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-_GPT2 = {
-    "embed": "transformer.wte",
-    "positions": "transformer.wpe",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-    "layers": "transformer.h",
-    "attention_norm": "ln_1",
-    "mlp_norm": "ln_2",
-    "attention.out": "attn.c_proj",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
-_QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
@@ -65,8 +51,7 @@ class Piece:
     """A tensor of an exported file."""
 
     name: str  # its name there
-    sources: tuple[str, ...]  # the weights of the model that it is made of
-    made: Callable[..., torch.Tensor] = lambda whole: whole  # makes it of them
+    source: str  # the weight of the model that it is
 
 
 @dataclass(frozen=True)
@@ -83,20 +68,11 @@ def layout_of(model: nn.Module, names: list[str]) -> Layout:
     transformers: Any = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-        return Layout([Piece(name, (name,)) for name in names], config, "Hugging Face")
-    if type(model) is Transformer:
-        if _is_llama(model):
-            config = _llama_config(model) | _tie(names)
-            return Layout([*_pieces(names, _LLAMA)], config, "Llama of Hugging Face")
-        if _is_gpt2(model):
-            config = _gpt2_config(model) | _tie(names)
-            return Layout([*_pieces(names, _GPT2)], config, "GPT-2 of Hugging Face")
-    return Layout([Piece(name, (name,)) for name in names], None, "its own names")
-
-
-def _tie(names: Sequence[str]) -> dict[str, bool]:
-    """Return what config.json says about the head."""
-    return {"tie_word_embeddings": "head.weight" not in names}
+        return Layout([Piece(name, name) for name in names], config, "Hugging Face")
+    if type(model) is Transformer and _is_llama(model):
+        config = _llama_config(model) | {"tie_word_embeddings": "head.weight" not in names}
+        return Layout([*_pieces(names)], config, "Llama of Hugging Face")
+    return Layout([Piece(name, name) for name in names], None, "its own names")
 
 
 def _is_llama(model: Transformer) -> bool:
@@ -109,45 +85,15 @@ def _is_llama(model: Transformer) -> bool:
     )
 
 
-def _is_gpt2(model: Transformer) -> bool:
-    blocks: list[Any] = list(model.layers)
-    return (
-        isinstance(model.norm, nn.LayerNorm)
-        and model.positions is not None
-        and all(isinstance(block.mlp, GELU) for block in blocks)
-        and blocks[0].attention.query.bias is not None
-        and model.plan.numbers["heads"] == model.plan.numbers["kv_heads"]
-    )
-
-
-def _pieces(names: list[str], theirs: dict[str, str]) -> Iterator[Piece]:
+def _pieces(names: list[str]) -> Iterator[Piece]:
     """Yield the tensors under the names of Hugging Face for the modules."""
     for name in names:
         module, _, key = name.rpartition(".")
-        if not name.startswith("layers."):
-            yield Piece(f"{theirs[module]}.{key}", (name,))
-            continue
-        _, number, module = module.split(".", 2)
-        place = f"{theirs['layers']}.{number}"
-        if module not in theirs and module.removeprefix("attention.") in _QKV:
-            if module == "attention.query":  # GPT-2 has the three in one
-                parts = tuple(f"layers.{number}.attention.{part}.{key}" for part in _QKV)
-                yield Piece(f"{place}.attn.c_attn.{key}", parts, _together)
-            continue
-        # The linear layers of GPT-2 are transposed.
-        turned = theirs is _GPT2 and key == "weight" and not module.endswith("norm")
-        yield Piece(
-            f"{place}.{theirs[module]}.{key}", (name,), _transposed if turned else Piece.made
-        )
-
-
-def _transposed(whole: torch.Tensor) -> torch.Tensor:
-    return whole.T.contiguous()
-
-
-def _together(*parts: torch.Tensor) -> torch.Tensor:
-    joined = torch.cat(parts)
-    return joined.T.contiguous() if joined.ndim > 1 else joined
+        place = ""
+        if name.startswith("layers."):
+            _, number, module = module.split(".", 2)
+            place = f"{_LLAMA['layers']}.{number}."
+        yield Piece(f"{place}{_LLAMA[module]}.{key}", name)
 
 
 def _llama_config(model: Transformer) -> dict[str, Any]:
@@ -168,23 +114,6 @@ def _llama_config(model: Transformer) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": model.theta},
         "attention_bias": False,
         "mlp_bias": False,
-    }
-
-
-def _gpt2_config(model: Transformer) -> dict[str, Any]:
-    numbers = model.plan.numbers
-    assert model.positions is not None
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": model.vocab_size,
-        "n_embd": model.embed.embedding_dim,
-        "n_inner": numbers["hidden"],
-        "n_layer": len(model.layers),
-        "n_head": numbers["heads"],
-        "n_positions": model.positions.num_embeddings,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": model.norm.eps,
     }
 
 
@@ -232,7 +161,7 @@ def peft_format(
         "inference_mode": True,
         "task_type": None,
     }
-    return [Piece(_PREFIX + name, (own,)) for name, own in pieces.items()], config
+    return [Piece(_PREFIX + name, own) for name, own in pieces.items()], config
 
 
 def _check_places(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
     val/bits_per_byte ── a word of _LOWER ── lower values are better
     val/top1_acc      ── a word of _HIGHER, and of _SHARES ── higher ones, at most 1 or 100
-    val/width         ── no such word ── unknown: a config that decides by it must give a mode
+    val/width         ── no such word ── unknown: no config decides by it
 
 Where an order is needed all the same, an unknown metric counts as one of which more is better.
 """
@@ -47,9 +47,9 @@ def better(metric: str) -> Literal["lower", "higher"] | None:
     return "higher" if words & _HIGHER else None
 
 
-def lower_is_better(metric: str, mode: str | None = None) -> bool:
-    """Return it by the mode, "min" or "max"; without one by the metric's name."""
-    return mode == "min" if mode else better(metric) == "lower"
+def lower_is_better(metric: str) -> bool:
+    """Return it by the name of the metric; one that does not tell counts as higher."""
+    return better(metric) == "lower"
 
 
 def most(metric: str, seen: float) -> float:

@@ -150,7 +150,7 @@ NO_HYDRA = (
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
     "cgroup errors disk gone record terminal console progress_bar shards data.samplers.groups "
-    "data.samplers.order data.samplers.permutation data.sources.images data.places.filesystem"
+    "data.samplers.order data.samplers.permutation data.sources.images"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"
 

@@ -22,8 +22,6 @@ def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str
         asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
     elif network.infiniband != "auto":
         asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
-    if train.expandable_segments:
-        asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
     if train.deterministic:
         # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
         # add in an order of their own; Megatron-LM leaves them out for the same reason.

@@ -85,14 +85,11 @@ def _learning_rate(optimizer: OptimizerConfig, scheduler: SchedulerConfig) -> It
         )
     lengths = {
         name: length
-        for name in ("warmup_steps", "warmup_samples", "warmup_epochs")
+        for name in ("warmup_steps", "warmup_epochs")
         if (length := getattr(scheduler, name))
     }
     if lengths and scheduler.kind == "one_cycle" and scheduler._target_ is None:
-        yield (
-            f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself, "
-            "in scheduler.rise_fraction of the steps"
-        )
+        yield (f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself")
     if len(lengths) > 1:
         given = " and ".join(f"scheduler.{name}={length}" for name, length in lengths.items())
         yield f"{given}: give one length of the warm-up and set the others to 0"

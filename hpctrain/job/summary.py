@@ -4,29 +4,23 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.config.identity import override_key
 from hpctrain.config.schema import Config
 from hpctrain.console import Console, Table
 from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.secrets import mask, reference
+from hpctrain.secrets import mask
 from hpctrain.tracking.page.links import known_pages
 
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
 
-def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
-    """Print the result of a finished run and the commands to look further.
-
-    `arguments` are the overrides on the command line; inside a job there are none. The main metric
-    comes first, and a sweep around the learning rate is proposed.
-    """
-    tracking, lr = config.tracking, config.optimizer.lr
+def show(config: Config, run: RunDir) -> None:
+    """Print the result of a finished run, the main metric first, and where to look further."""
+    tracking = config.tracking
     record = run.read()
     result = record.result or {}
     table = Table("", "")
@@ -61,13 +55,6 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     if "val/bits_per_byte" in result:  # a language model has this metric
         run_path = shlex.quote(_short(run.path))
         print(f"  {_tool('python')} -m hpctrain predict {run_path} --prompt 'def '")
-    if arguments:
-        kept = [text for text in arguments if override_key(text) != "optimizer.lr"]
-        command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, kept))}"
-        # Both values differ from that of this run, which would be "finished before".
-        rates = f"{lr / 3:.1g},{lr * 3:.1g}"
-        where = "on SLURM" if shutil.which("sbatch") else "here, one run after the other"
-        print(f"  {command} optimizer.lr={rates}   # a sweep {where}")
 
 
 def pages_of(run: Path) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from hpctrain.tracking import samples
 
 log = logging.getLogger(__name__)
 
+_IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _USE = "utilization_percentage"
 _CORES = f"cpu_{_USE}"
 
@@ -44,11 +45,11 @@ def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
 class Idle:
     """Finds devices that were idle for a whole window, also after they were busy.
 
-    A device is idle in a sample below this use in percent; the window has at least 3 samples.
+    A device is idle in a sample below `_IDLE_PERCENT`; the window has at least 3 samples.
     """
 
-    def __init__(self, percent: float, window: int) -> None:
-        self._percent, self._window = percent, window
+    def __init__(self, window: int) -> None:
+        self._window = window
         self._seen: dict[str, deque[float]] = {}
         self._told: set[str] = set()
 
@@ -69,7 +70,7 @@ class Idle:
         for device, value in use.items():
             window = self._seen.setdefault(device, deque(maxlen=self._window))
             window.append(value)
-            if max(window) >= self._percent:
+            if max(window) >= _IDLE_PERCENT:
                 self._told.discard(device)
             elif len(window) == self._window and device not in self._told:
                 self._told.add(device)
@@ -88,7 +89,7 @@ class _Monitor:
         # A counter of energy begins anew in each attempt; the file has the sum of all of them.
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
         window = math.ceil(60 * options.idle_minutes / options.every - 1e-6)
-        self._idle = Idle(options.idle_percent, window)
+        self._idle = Idle(window)
         self._uuids: list[str] = []
         self._known = {"kernel": platform.release()}
         with suppress(OSError):
@@ -143,7 +144,7 @@ class _Monitor:
     def _tell(self, idle: list[str]) -> None:
         options = self._options
         text = (
-            f"{self._node}: {', '.join(idle)} below {options.idle_percent:g}% for "
+            f"{self._node}: {', '.join(idle)} below {_IDLE_PERCENT:g}% for "
             f"{options.idle_minutes:g} minutes"
         )
         log.warning("%s", text)
@@ -168,7 +169,6 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--pid", type=int, help="a process of the job, above all of its ranks here")
     parser.add_argument("--ranks", type=int, default=1, help="the number of ranks on this node")
-    parser.add_argument("--idle-percent", type=float, default=5.0)
     parser.add_argument("--idle-minutes", type=float, default=30.0)
     parser.add_argument("--idle-action", choices=("warn", "stop"), default="warn")
     return parser.parse_args(argv)

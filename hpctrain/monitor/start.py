@@ -65,7 +65,6 @@ def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> Child | Non
             f"--pid={above}",
             f"--ranks={max(1, ranks.local_world_size)}",
             f"--every={config.every_s}",
-            f"--idle-percent={config.idle_percent}",
             f"--idle-minutes={config.idle_minutes}",
             f"--idle-action={config.idle_action}",
             cwd=run_dir,

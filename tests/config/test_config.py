@@ -120,7 +120,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ),
         ("optimizer.lr=nan", "optimizer.lr=nan: it must be greater than 0"),
         ("train.clip_norm=0", "train.clip_norm=0.0: it must be greater than 0"),
-        ("train.eval_every_s=0", "train.eval_every_s=0.0: it must be greater than 0"),
+        ("checkpoint.every_s=0", "checkpoint.every_s=0.0: it must be greater than 0"),
         ("experiment=none_such", "experiment=none_such: no such choice; there are: digits"),
         ("optimizer=adamx", "optimizer=adamx: no such choice; there are: adamw, sgd"),
         ("precision.params=bf16", "precision.params=bf16 with precision.compute=fp32: numbers in"),

@@ -1,7 +1,6 @@
 import io
 import multiprocessing
 import os
-import pickle
 import sys
 from itertools import chain
 
@@ -91,22 +90,6 @@ def test_in_torchs_data_loader(folder, workers):
         assert sorted(found) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("transform", [None, negative])
-def test_with_torchs_own_collation(folder, transform):
-    dataset = HDF5Dataset(folder, "train", ["label", "image"], transform)
-    sign = 1 if transform is None else -1
-    for options in ({}, {"collate_fn": dataset.collate}):
-        loader = DataLoader(dataset, batch_size=5, **options)
-        labels = torch.cat([batch["label"] for batch in loader])
-        assert (sign * labels).tolist() == list(range(COUNT))
-
-
-def test_it_is_pickled_without_its_handles(folder):
-    dataset = HDF5Dataset(folder, "train", transform=negative)
-    dataset[0]
-    assert pickle.loads(pickle.dumps(dataset))[5] == {"label": -5}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_in_workers_that_are_spawned(folder, method):
@@ -187,11 +170,6 @@ def test_evaluation_by_epochs(folder):
         break
     for _ in range(3):
         assert joined(dataset) == list(range(COUNT))
-
-
-def test_a_loader_with_an_end(folder):
-    dataset = ours(folder, max_epochs=2)
-    assert [joined(dataset) for _ in range(3)] == [*orders(0, 1), []]
 
 
 @forks

@@ -37,15 +37,6 @@ def test_weighted_draws_in_proportion():
     assert ((observed - expected)[drawn] ** 2 / expected[drawn]).sum() < 21.1
 
 
-def test_draws_are_independent():
-    samples = everything(Weighted(np.ones(1000), 7, 100_000))
-    for lag in (1, 2, 64):
-        assert abs(np.corrcoef(samples[lag:], samples[:-lag])[0, 1]) < 0.015
-    # With replacement, 1,000 draws from 1,000 samples leave out 1 / e of them.
-    assert 330 < 1000 - len(np.unique(samples[:1000])) < 410
-    assert (everything(Weighted(np.ones(1000), 7, 1000), 1) == samples[:1000]).mean() < 0.01
-
-
 @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1.0, 1e300])
 def test_only_ratios_of_weights_matter(scale):
     weights = np.array([1.0, 2.0, 4.0]) * scale
@@ -92,22 +83,6 @@ def test_within_a_class_no_sample_repeats_before_all_have_come(labels, rounds):
         assert len(drawn) == epochs * rounds
         for start in range(0, len(drawn) - len(members) + 1, len(members)):
             assert np.array_equal(np.sort(drawn[start : start + len(members)]), members)
-
-
-def test_large_classes_are_shuffled_too():
-    labels = np.repeat([0, 1], [9000, 1000])
-    sampler = Balanced(labels, 0, count=36_000)
-    samples = everything(sampler)
-    assert np.bincount(samples).tolist() == [2] * 9000 + [18] * 1000
-    first, second = samples[samples < 9000].reshape(2, 9000)
-    assert (first == second).mean() < 0.01
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.05
-    # Classes of equal size have different orders, and the order of the classes differs per run.
-    many = Balanced(np.arange(20_000) % 20, 1)
-    runs = everything(many).reshape(-1, 20)
-    places = np.take_along_axis(runs // 20, np.argsort(runs % 20, axis=1), axis=1)
-    assert (places[:, 0] == places[:, 1]).mean() < 0.01
-    assert 0.03 < (runs[1:] % 20 == runs[:-1] % 20).mean() < 0.07
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ import pytest
 from data_prep.options import Options
 from data_prep.writing.convert import convert
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.compression import LEVELS, MOST_BYTES, Compression
-from hpctrain.shards.field import Field
+from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
@@ -128,13 +126,6 @@ def test_chunks_are_whole_samples_and_at_least_one(tmp_path):
             np.testing.assert_array_equal(file["x"], x)
 
 
-def test_samples_too_large_for_a_chunk():
-    fields = {"x": Field("float32", (MOST_BYTES // 4 + 1,))}
-    Compression().check(fields)
-    with pytest.raises(DataError, match=r"'x' has samples of 2\.1 GB.*--codec none"):
-        Compression("zstd").check(fields)
-
-
 WITHOUT = """
 import sys
 sys.modules["hdf5plugin"] = None
@@ -210,9 +201,3 @@ def test_lengths(tmp_path):
     found = index.statistics["train"]["text"].lengths
     assert (found.min, found.max, found.total) == (lengths.min(), lengths.max(), lengths.sum())
     assert (found.mean, found.std) == pytest.approx((lengths.mean(), lengths.std()), rel=1e-12)
-
-
-@pytest.mark.parametrize("asked", [{"codec": "nope"}, {"chunk_bytes": 0}, {"level": 3}])
-def test_compressions_that_are_none(asked):
-    with pytest.raises(ConfigError):
-        Compression(**asked)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
-from data_prep.cli import main
 from data_prep.source import Block, Piece, SourceFile
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
-from hpctrain import progress_bar
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.format import write_shards
@@ -128,16 +125,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, numbers, data_prep):
     assert sorted(os.listdir(tmp_path / "thesis")) == ["chapter.tex", "index.json"]
 
 
-def test_out_is_a_file(numbers, data_prep):
-    data_prep.refuses(3, "is a file; OUT is a folder", "arrays", numbers, numbers)
-
-
-def test_out_cannot_be_made(numbers, data_prep):
-    code, _, err = data_prep("arrays", numbers, "/proc/nothing/here")
-    assert code == 6
-    assert "cannot write /proc/nothing/here: No such file or directory" in err
-
-
 def test_out_and_the_source_are_apart(tmp_path, numbers, data_prep):
     code, _, err = data_prep("arrays", numbers, tmp_path)
     assert code == 2
@@ -225,15 +212,6 @@ def test_out_is_not_writable(tmp_path, numbers, data_prep):
     data_prep.refuses(6, "Permission denied", "arrays", numbers, tmp_path / "OUT")
 
 
-def test_a_traceback_only_when_asked_for(tmp_path, monkeypatch):
-    for debug, tracebacks in (("0", 0), ("1", 1)):
-        monkeypatch.setenv("HPCTRAIN_DEBUG", debug)
-        command = [*COMMAND, "inspect", tmp_path]
-        result = forkserver.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert result.stderr.count("Traceback") == tracebacks
-        assert "has no index.json" in result.stderr
-
-
 def test_provenance(tmp_path, numbers, data_prep):
     data_prep("arrays", numbers, tmp_path / "OUT", "--split", "train=0.5,val=0.5")
     found = Index.load(tmp_path / "OUT").provenance
@@ -252,29 +230,6 @@ def test_provenance(tmp_path, numbers, data_prep):
 def test_a_data_set_of_another_tool_is_another_data_set(tmp_path, numbers, data_prep):
     write_shards(tmp_path / "OUT", [("train", {"y": np.arange(100)})])
     assert "holds another data set" in data_prep("arrays", numbers, tmp_path / "OUT")[2]
-
-
-def test_quiet(tmp_path, numbers, data_prep):
-    for _ in range(2):
-        assert data_prep("arrays", numbers, tmp_path / "OUT", "--quiet") == (0, "", "")
-
-
-def test_progress_in_lines(monkeypatch, capsys):
-    monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
-    for known, left in ((30, r", \d+ s left"), (None, "")):
-        with progress_bar.Progress(known, 0, label="first pass: ") as progress:
-            progress.advance(10, 2_000_000)
-            progress.advance(10, 0)
-        lines = capsys.readouterr().err.splitlines()
-        total = f"/{known}" if known else ""
-        rates = r"[\d,]+ samples/s, [\d,]+ MB/s"
-        assert re.fullmatch(rf"first pass: 20{total} samples, 2\.0 MB, {rates}{left}", lines[1])
-    with progress_bar.Progress(None, 8_000_000) as progress:
-        progress.advance(10, 2_000_000)
-    assert "s left" in capsys.readouterr().err
-    with progress_bar.Progress(None, 0, quiet=True) as progress:
-        progress.advance(10, 10)
-    assert capsys.readouterr().err == ""
 
 
 PEAK = """
@@ -389,27 +344,6 @@ def test_sizes_that_are_none(tmp_path, numbers, data_prep, size):
     assert (code, out) == (2, "")
     assert err.startswith(f"data_prep: --shard-size {size!r}: give the bytes with a unit")
     assert not (tmp_path / "OUT").exists()
-
-
-def test_an_interrupt_while_the_command_is_loaded(tmp_path, monkeypatch, data_prep):
-    def interrupted(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("data_prep.cli.import_module", interrupted)
-    code, out, err = data_prep("inspect", tmp_path)
-    assert (code, out) == (130, "")
-    assert err == "data_prep: interrupted; the same command goes on\n"
-
-
-def test_a_bug_keeps_its_traceback(monkeypatch):
-    from data_prep.tools import inspect
-
-    def bug(*_, **__):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(inspect, "run", bug)
-    with pytest.raises(ZeroDivisionError):
-        main(["inspect", "x"])
 
 
 def test_names_that_the_loader_needs(data_prep, tmp_path, monkeypatch):

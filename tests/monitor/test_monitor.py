@@ -66,25 +66,25 @@ def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
 
 
 def test_a_run_that_does_nothing_saves_and_ends(train: Train, tmp_path: Path) -> None:
-    (tmp_path / "wait.py").write_text(SLOW)
-    # No run uses all cores all the time, and a step here mostly sleeps.
+    (tmp_path / "wait.py").write_text(SLOW.replace("0.05", "0.7"))
+    # A step here sleeps.
     arguments = [
         *("train.max_steps=100000", "+hooks=[{_target_: wait.Wait}]", "tracking.upload=false"),
-        *("monitor.every_s=0.2", "monitor.idle_minutes=0.01", "monitor.idle_percent=99"),
+        *("monitor.every_s=0.2", "monitor.idle_minutes=0.01"),
     ]
     done = train(*arguments, "monitor.idle_action=stop", code=143)
     (run,) = runs(tmp_path / "runs")
     record = run_json(run)
     assert record["state"] == "interrupted"
     text = json.dumps(record) + done.stderr + (run / "stop").read_text()
-    assert "the cores below 99% for 0.01 minutes" in text
+    assert "the cores below 5% for 0.01 minutes" in text
     assert "monitor.idle_action=stop" in text
     assert record["attempts"][-1]["step"] >= 2
     (file,) = samples.files(run).values()
     found = [*samples.read(file)]
     assert [s.number for s in found] == [*range(len(found))]
     assert found[0].facts["kernel"]
-    assert len([s for s in found if s.metrics.get("cpu_utilization_percentage", 99) < 99]) >= 3
+    assert len([s for s in found if s.metrics.get("cpu_utilization_percentage", 99) < 5]) >= 3
 
 
 def test_a_window_of_fewer_than_three_samples_is_refused(train: Train, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ def test_every_key_has_its_variable() -> None:
     network = NetworkConfig(interface="ib0,ib1", infiniband="mlx5_0", debug="WARN")
     config = Config(
         network=network,
-        train=TrainConfig(expandable_segments=True),
         site=SiteConfig(env={"NCCL_IB_GID_INDEX": "3"}),
     )
     environment: dict[str, str] = {}
@@ -36,7 +35,6 @@ def test_every_key_has_its_variable() -> None:
         "GLOO_SOCKET_IFNAME": "ib0,ib1",
         "NCCL_IB_HCA": "=mlx5_0",
         "NCCL_DEBUG": "WARN",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "NCCL_IB_GID_INDEX": "3",
         "TORCH_FR_BUFFER_SIZE": "2000",
     }
@@ -106,7 +104,7 @@ def test_the_flight_recorder_writes_into_the_logs_of_the_run(tmp_path: Path) -> 
 def test_what_is_exported_has_precedence_and_is_told() -> None:
     config = Config(
         network=NetworkConfig(interface="ib0", debug="WARN"),
-        train=TrainConfig(expandable_segments=True),
+        site=SiteConfig(env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
     )
     mine = {
         "NCCL_DEBUG": "INFO",
@@ -118,7 +116,7 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
     assert exported(config, environment) == [
         "NCCL_SOCKET_IFNAME=eth0 (not network.interface==ib0)",
         "NCCL_DEBUG=INFO (not network.debug=WARN)",
-        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not train.expandable_segments="
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not site.env.PYTORCH_ALLOC_CONF="
         "expandable_segments:True)",
     ]
     ours = {"GLOO_SOCKET_IFNAME": "ib0", "TORCH_FR_BUFFER_SIZE": "2000"}

@@ -3,7 +3,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -170,16 +169,6 @@ def test_chunks_without_filters_and_without_data(tmp_path):
         dataset.id.write_direct_chunk((30, 0), shuffled, 0b10)  # shuffled only
     expected = np.repeat(np.array([7, 1, 3, 3, 7], "<u2"), 10)[:, None].repeat(2, axis=1)
     compare(read(path), expected, range(50))
-
-
-def test_few_rows_of_a_large_plain_chunk_are_read_alone(tmp_path):
-    data = np.arange(64 * 2048, dtype=np.int32).reshape(64, 2048)
-    cache = ChunkCache()
-    chunked = read(write(tmp_path / "a.h5", data, (32, 2048)), cache)
-    compare(chunked, data, [63, 5, 5])
-    assert cache.nbytes == 0
-    compare(chunked, data, range(64))
-    assert cache.nbytes == data.nbytes
 
 
 def test_without_chunks(tmp_path):
@@ -350,60 +339,6 @@ def test_missing_libraries(tmp_path):
 # Threads, memory, processes
 
 
-def test_each_chunk_is_decoded_once(tmp_path):
-    cache = ChunkCache()
-    path = write(tmp_path / "a.h5", **FILTERS["zstd"])
-    with ThreadPoolExecutor(3) as pool:
-        chunked = read(path, cache, pool)
-        chunked.prefetch(np.arange(50))
-        for start in range(0, 48, 8):  # in blocks, as a block shuffle reads
-            compare(chunked, IMAGES, np.random.default_rng(0).permutation(8) + start)
-        compare(chunked, IMAGES, range(50))
-    assert cache.decoded == 7
-    compare(chunked, IMAGES, ROWS)  # the pool has ended
-    compare(read(path, cache), IMAGES, ROWS)  # the file is opened again
-    assert cache.decoded == 7
-    write(path, IMAGES + 1, **FILTERS["zstd"])  # another file
-    compare(read(path, cache), IMAGES + 1, ROWS)
-
-
-def test_threads_that_need_the_same_chunk_load_it_once():
-    cache, calls, begun = ChunkCache(), [], threading.Event()
-
-    def load(buffer):
-        calls.append(1)
-        begun.wait(60)
-        buffer[:] = 3
-
-    def use():
-        with cache.use("key", 80, load) as buffer:
-            return buffer.tolist()
-
-    with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(use) for _ in range(3)]
-        cache.start("key", 80, load, pool)
-        begun.set()
-        assert [each.result() for each in found] == [[3] * 80] * 3
-    assert len(calls) == 1
-    assert cache.nbytes == 80
-
-
-def test_a_chunk_in_use_stays():
-    cache = ChunkCache(20)
-    fill = {key: lambda buffer, key=key: buffer.fill(key) for key in range(9)}
-    with cache.use(0, 10, fill[0]) as kept:
-        for key in range(1, 9):
-            with cache.use(key, 10, fill[key]) as buffer:
-                assert buffer.tolist() == [key] * 10
-        assert kept.tolist() == [0] * 10
-        assert cache.nbytes == 20
-        assert 0 in cache
-    with pytest.raises(ZeroDivisionError), cache.use(9, 10, lambda _: 1 / 0):
-        pass
-    assert 9 not in cache
-    assert cache.nbytes <= 20
-
-
 def test_memory_is_bounded(tmp_path):
     size = IMAGES[:8].nbytes
     path = write(tmp_path / "a.h5", **FILTERS["lz4"])
@@ -416,14 +351,6 @@ def test_memory_is_bounded(tmp_path):
                 chunked.prefetch(rows)
                 compare(chunked, IMAGES, rows)
                 assert cache.nbytes <= max(room, 3 * size)  # 3 chunks are in use by 3 threads
-
-
-def test_a_reader_inside_the_pool(tmp_path):
-    """A thread of the pool must not wait for tasks in the queue of its own pool."""
-    path = write(tmp_path / "a.h5", **FILTERS["gzip"])
-    with ThreadPoolExecutor(1) as pool:
-        chunked = read(path, pool=pool)
-        pool.submit(compare, chunked, IMAGES, range(50)).result(60)
 
 
 @pytest.mark.parametrize(
@@ -480,13 +407,3 @@ assert (chunked.rows(rows[::-1]) == before[::-1]).all()
 def test_a_fork(tmp_path):
     path = write(tmp_path / "a.h5", **FILTERS["zstd"])
     subprocess.run([sys.executable, "-c", FORK, path], check=True, timeout=60)
-
-
-def test_descriptors_are_shared_and_closed(tmp_path):
-    path = write(tmp_path / "a.h5")
-    before = os.listdir("/proc/self/fd")
-    readers = [read(path) for _ in range(3)]
-    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
-    compare(readers.pop(), IMAGES, ROWS)
-    del readers
-    assert os.listdir("/proc/self/fd") == before

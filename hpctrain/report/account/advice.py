@@ -51,12 +51,7 @@ class _Seen:
 
     def evaluations(self) -> str:
         steps = self.account.value("train.eval_every")
-        seconds = self.account.value("train.eval_every_s")
-        if steps or not seconds:
-            return (
-                f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
-            )
-        return f"`train.eval_every_s={2 * float(seconds):g}`"
+        return f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
 
     def room(self) -> str:
         """Return what uses more of the memory, or fewer GPUs."""

@@ -43,9 +43,9 @@ out=OUT : path
     the most data in one shard, before compression, such as 64MB or 1GiB
 --codec {{{",".join(LEVELS)}}} = none
     how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
-    lz4 is the fastest, zstd and blosc2 are small and fast
+    lz4 is the fastest, zstd is small and fast
 --level N : int
-    level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and slower
+    level of the codec: gzip 1-9, zstd 1-22; a higher level is smaller and slower
     (default: {_LEVELS})
 --chunk SIZE
     size of the samples that are compressed, read and decoded together; a chunk holds at least one

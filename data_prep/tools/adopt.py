@@ -5,9 +5,9 @@
     python -m data_prep index corpus/*.h5 --field text=/tokens:/offsets
 
 FILE is an HDF5 file, or a folder: then its *.h5 and *.hdf5 files are taken, sorted by name. Every
-storage layout is supported: contiguous, in chunks, compressed, of either byte order. The last
-lines of the output say which layout would be faster to read. All files must have the same fields.
-The samples are in the order of the files. After a change of a file the index is no longer valid.
+storage layout is supported: contiguous, in chunks, compressed, of either byte order; `repack`
+writes a faster one. All files must have the same fields. The samples are in the order of the files.
+After a change of a file the index is no longer valid.
 
 A FILE that is a symbolic link stands for its target. The target must lie in the folder of the
 index, because copies of that folder must contain it. Links, virtual datasets and external storage
@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from data_prep import processes
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
-from data_prep.formats.hdf5.survey import Found, Survey
+from data_prep.formats.hdf5.survey import Survey
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.job import say_owners
@@ -137,7 +136,6 @@ def run(args: argparse.Namespace) -> None:
         raise storage_error(folder, error) from None
     if not quiet:
         print(f"{folder}: {summary(index)}")
-        print(_advice(folder, schema, found))
 
 
 def _parse_fields(
@@ -288,19 +286,3 @@ def _check_groups(folder: Path, index: Index) -> None:
             "without --split and --group, then `repack --split NAME=FRACTION,… --group "
             f"{index.group}` divides the samples"
         )
-
-
-def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -> str:
-    """Say how the loader reads each field, and whether a repacked data set would be faster."""
-    lines = []
-    for name, field in schema.items():
-        counts = Counter(each.notes[name][0] for each in found)
-        for note, files in counts.items():
-            where = f" ({files} of {len(found)} files)" if len(counts) > 1 else ""
-            lines.append(f"  {name} {field}: {note}{where}")
-    if any(slow for each in found for _, slow in each.notes.values()):
-        lines.append(
-            f"Faster: `python -m data_prep repack {folder} NEW` writes all of it contiguous, to be "
-            "mapped; with --codec zstd compressed"
-        )
-    return "\n".join(lines)

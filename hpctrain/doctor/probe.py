@@ -61,7 +61,7 @@ class Expectation:
             interface=config.network.interface,
             output_dir=config.output_dir,
             scratch=data.stage_dir or "",
-            stages=data.stage in ("node", "sbcast") or "://" in data.path,
+            stages=data.stage == "node" or "://" in data.path,
             data=data.path,
             split=data.train_split,
             mixed=may_differ(config),

@@ -163,9 +163,9 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     compile_cache.use(home)
     tracking = config.tracking
     if ranks.is_main and tracking.enabled and tracking.upload:
-        from hpctrain.tracking.store import initialise
+        from hpctrain.tracking.store import check_store
 
-        initialise(str(tracking.uri), tracking.experiment)
+        check_store(str(tracking.uri), tracking.experiment)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out, but not what a training before has left.
     first = "hpctrain.job.fit" not in sys.modules

@@ -1,7 +1,6 @@
-"""The summary at the end of a run: a short table, and commands to look further."""
+"""The summary at the end of a run: a short table, and where to look further."""
 
 import os
-import shlex
 import shutil
 import sys
 from contextlib import suppress
@@ -19,8 +18,7 @@ _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
 
 def show(config: Config, run: RunDir) -> None:
-    """Print the result of a finished run, the main metric first, and where to look further."""
-    tracking = config.tracking
+    """Print the result of a finished run, the main metric first, and its pages in MLflow."""
     record = run.read()
     result = record.result or {}
     table = Table("", "")
@@ -42,19 +40,13 @@ def show(config: Config, run: RunDir) -> None:
         console.print(wrong, style=style, highlight=False, markup=False)
     for text in record.noted():
         console.print(text, style="yellow", highlight=False, markup=False)
-    console.print("look further:", highlight=False)
-    if tracking.enabled:
-        uri = mask(str(tracking.uri))
-        if uri.startswith("sqlite:///"):
-            print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
-        pages = pages_of(run.path)
-        for page in pages:
-            print(f"  {page}")
-        if not pages and not uri.startswith("sqlite:///"):
-            print(f"  {uri}")
-    if "val/bits_per_byte" in result:  # a language model has this metric
-        run_path = shlex.quote(_short(run.path))
-        print(f"  {_tool('python')} -m hpctrain predict {run_path} --prompt 'def '")
+    if config.tracking.enabled:
+        console.print("look further:", highlight=False)
+        uri, pages = mask(str(config.tracking.uri)), pages_of(run.path)
+        local = uri.startswith("sqlite:///")
+        served = [f"{_mlflow()} ui --backend-store-uri {uri}"] if local else [uri] * (not pages)
+        for line in (*served, *pages):
+            print(f"  {line}")
 
 
 def pages_of(run: Path) -> tuple[str, ...]:
@@ -69,13 +61,11 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
 
 
-def _tool(name: str) -> str:
-    """Return how a program of this environment can be called: by name, or by path."""
-    beside = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    if found and Path(found).resolve() == beside.resolve():
-        return name
-    return _short(beside)
+def _mlflow() -> str:
+    """Return how mlflow of this environment can be called: by name, or by path."""
+    beside, found = Path(sys.executable).with_name("mlflow"), shutil.which("mlflow")
+    same = found and Path(found).resolve() == beside.resolve()
+    return "mlflow" if same else _short(beside)
 
 
 def _short(path: Path) -> str:

@@ -217,7 +217,7 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     config, nothing = copy.deepcopy(estimate.layout.config), Config()
     config.output_dir, config.metric, config.scaling = str(folder), "train/loss", None
     data, train, checkpoint = config.data, config.train, config.checkpoint
-    data.val_split, data.val_splits, data.val_sets, data.fold = None, [], [], None
+    data.val_split, data.val_sets, data.fold = None, [], None
     data.group = None if data.subset is None else data.group
     config.notify = nothing.notify
     config.scheduler = nothing.scheduler

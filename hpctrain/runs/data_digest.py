@@ -27,8 +27,6 @@ def data_digest(config: Config) -> str:
     index = _checked("data.path", data.path)
     if data.val_split is not None and data.fold is None:
         _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)
-    for split in data.val_splits:
-        _split("data.val_splits", split, data.path, index, is_evaluation=True)
     digests = [index.digest]
     if not data.mixture:
         _check_fields("data.path", index, config)
@@ -45,12 +43,14 @@ def data_digest(config: Config) -> str:
             _subset(digests, data, count)
     for i, one in enumerate(data.val_sets):
         key = f"data.val_sets[{i}]"
-        index = _checked(f"{key}.path", one["path"])
+        path = one.get("path", data.path)
+        index = _checked(f"{key}.path", path)
         _check_fields(f"{key}.path", index, config, trains=False)
         own = f"{key}.split" if "split" in one else "data.val_split"
         split = str(one.get("split", data.val_split))
-        _split(own, split, one["path"], index, is_evaluation=own == "data.val_split")
-        digests.append(index.digest)
+        _split(own, split, path, index, is_evaluation=own == "data.val_split")
+        if "path" in one:
+            digests.append(index.digest)
     if len(digests) == 1:
         return digests[0]
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
@@ -175,7 +175,6 @@ _NAMING = (
     ("images.field", "variable-length", False),
     ("buckets.field", "variable-length", True),
     ("balance", "fixed-size", True),
-    ("weights", "fixed-size", True),
 )
 
 

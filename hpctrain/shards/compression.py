@@ -5,7 +5,6 @@
     gzip     1              1-9     every HDF5 library reads it; small, and slow
     lz4      32004                  the fastest to read, and the largest
     zstd     32015          1-22    small, and fast to read
-    blosc2   32026          0-9     Zstandard by blocks that fit the cache
 
 A chunk holds whole samples, at least one, and about `chunk_bytes`. It is read and decoded as a
 whole, so samples of one chunk should be read together: see `hpctrain.data.samplers.block_order`.
@@ -17,9 +16,7 @@ other readers: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MA
 The same samples give the same bytes, if the version of the codec is the same.
 """
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -34,12 +31,11 @@ LEVELS = {
     "gzip": (range(1, 10), 4),
     "lz4": None,
     "zstd": (range(1, 23), 3),
-    "blosc2": (range(10), 3),
 }
 """The levels of each codec, and its default level."""
-_PLUGINS = ("lz4", "zstd", "blosc2")
+_PLUGINS = ("lz4", "zstd")
 CHUNK_BYTES = 2**20
-MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of Blosc2 and LZ4 is slightly higher
+_MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
 
 
 @dataclass(frozen=True)
@@ -76,16 +72,16 @@ class Compression:
     def check(self, fields: Mapping[str, Field]) -> None:
         """Check that a sample (an element, if the length varies) of a field fits into a chunk."""
         for name, field in fields.items():
-            if self.codec != "none" and field.nbytes > MOST_BYTES:
+            if self.codec != "none" and field.nbytes > _MOST_BYTES:
                 raise DataError(
                     f"field {name!r} has samples of {field.nbytes / 1e9:.1f} GB; a compressed "
-                    f"chunk holds at most {MOST_BYTES / 1e9:.1f} GB. --codec none stores them "
+                    f"chunk holds at most {_MOST_BYTES / 1e9:.1f} GB. --codec none stores them "
                     "as they are"
                 )
 
     def rows(self, row_bytes: int) -> int:
         """Return how many samples of `row_bytes` bytes make a chunk."""
-        return max(1, min(self.chunk_bytes, MOST_BYTES) // row_bytes)
+        return max(1, min(self.chunk_bytes, _MOST_BYTES) // row_bytes)
 
     def filters(self, dtype: np.dtype[Any]) -> dict[str, Any]:
         """Return the keyword arguments of h5py's `create_dataset`; the codec is not "none"."""
@@ -95,20 +91,7 @@ class Compression:
         library = _library(self.codec)
         if self.codec == "lz4":
             return {"shuffle": shuffle, **library.LZ4()}
-        if self.codec == "zstd":
-            return {"shuffle": shuffle, **library.Zstd(clevel=self.level)}
-        kind = library.Blosc2.SHUFFLE if shuffle else library.Blosc2.NOFILTER
-        return dict(library.Blosc2(cname="zstd", clevel=self.level, filters=kind))
-
-
-@contextmanager
-def as_asked() -> Iterator[None]:
-    """Hide variables like BLOSC_NTHREADS: Blosc2 would store them in the file."""
-    kept = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("BLOSC")}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
+        return {"shuffle": shuffle, **library.Zstd(clevel=self.level)}
 
 
 def plugins() -> Any:

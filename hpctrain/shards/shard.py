@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from hpctrain.shards.compression import Compression, as_asked
+from hpctrain.shards.compression import Compression
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
@@ -158,10 +158,7 @@ def _image(
     """Return a file of compressed datasets, made in memory."""
     memory = {"driver": "core", "backing_store": False, "block_size": _IMAGE_STEP}
     # Each chunk is written as a whole, so no cache of chunks is needed.
-    with (
-        as_asked(),
-        h5py.File("shard", "w", rdcc_nbytes=0, **memory, **_layout(len(datasets))) as file,
-    ):
+    with h5py.File("shard", "w", rdcc_nbytes=0, **memory, **_layout(len(datasets))) as file:
         _write_attributes(file, split, count)
         for name, arrays in datasets.items():
             shape, dtype = _shape(arrays), _little(arrays[0])

@@ -25,14 +25,14 @@ DEFAULTS: dict[str, Any] = {
     f"{section}.{name}".lstrip("."): default
     for section, defaults in yaml.safe_load("""
   '': {seed: 0, model: {}, task: {}, hooks: []}
-  data: {train_split: train, val_split: val, val_splits: [], fields: null, mixture: [],
-    temperature: 1.0, shuffle: full, block_size: null, window: 64, lanes: 1, subset: null,
-    fold: null, group: null, balance: null, weights: null, repeat: 1, collate: pad, tail: drop,
+  data: {train_split: train, val_split: val, fields: null, mixture: [],
+    shuffle: full, window: 64, lanes: 1, subset: null,
+    fold: null, group: null, balance: null, repeat: 1, collate: pad, tail: drop,
     transforms: [], batch_transforms: [], val_transforms: null, val_batch_transforms: null,
     val_sets: []}
   data.windows: {field: null, length: 1025, stride: null, documents: false}
-  data.images: {field: null, size: null, fit: exact, channels: 3}
-  data.buckets: {field: null, window: 8192, size: null}
+  data.images: {field: null, size: null, fit: exact}
+  data.buckets: {field: null}
   optimizer: {_target_: torch.optim.AdamW, lr: 0.001, lr_scaling: none, base_batch_size: null,
     weight_decay: 0.0, options: {}, groups: [], layer_decay: null}
   scheduler: {kind: cosine, warmup_steps: 0, warmup_samples: null, warmup_epochs: null,

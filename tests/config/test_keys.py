@@ -76,15 +76,15 @@ def test_every_section_describes_itself() -> None:
 
 
 def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, "scheduler", "data.stage_gb", "site.container.runtime", "data.path")
-    assert list(found)[:2] == ["data.path", "data.stage_gb"]
+    found = lines(capsys, "scheduler", "data.prefetch_mb", "site.container.runtime", "data.path")
+    assert list(found)[:2] == ["data.path", "data.prefetch_mb"]
     assert found["data.path"]["default"] == "(required)"
-    assert found["data.stage_gb"] | {"meaning": ""} == {
-        "key": "data.stage_gb",
-        "type": "float | null",
-        "default": "null",
-        "unit": "GiB",
-        "allowed": "greater than 0",
+    assert found["data.prefetch_mb"] | {"meaning": ""} == {
+        "key": "data.prefetch_mb",
+        "type": "float",
+        "default": "64.0",
+        "unit": "MB",
+        "allowed": "at least 0",
         "identity": "",
         "meaning": "",
     }
@@ -112,7 +112,7 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("data.blocksize", "did you mean data.block_size?"),
+        ("data.stagedir", "did you mean data.stage_dir?"),
         ("trian", "did you mean train?"),
         ("xyz", "xyz: no such key or section, and no key has this word in its meaning; the top "),
         ("fast_dev_run", "did you mean debug=fast?"),

@@ -55,12 +55,12 @@ def test_each_set_has_metrics_and_is_part_of_the_run(
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ("{name: other}", "must be {name: ..., path: ..., split: ...}, of which split may be left"),
+        ("{name: other}", "must be {name: ..., path: ..., split: ...}, of which path or split"),
         ("{name: a, path: b, weight: 1}", "/b', 'weight': 1}: it must be {name: ..., path: ..."),
         ("{name: a/b, path: b}", "data.val_sets[0].name=a/b: it is a part of the names of metrics"),
         (
             "{name: a, path: b},{name: a, path: c}",
-            "data.val_sets[1].name=a: data.val_splits or another set has this name",
+            "data.val_sets[1].name=a: another set has this name",
         ),
     ],
 )

@@ -23,10 +23,3 @@ def check_pure(sampler, epoch, data, st):
     some = data.draw(st.lists(st.integers(0, sampler.count - 1), max_size=20), "positions")
     some = np.array(some, dtype=np.int64)
     assert np.array_equal(sampler(epoch, some), whole[some])
-
-
-def chi_square(observed):
-    """Return the chi-square of counts against equal ones, in standard deviations from its mean."""
-    expected = observed.sum() / observed.size
-    free = observed.size - 1
-    return (((observed - expected) ** 2 / expected).sum() - free) / np.sqrt(2 * free)

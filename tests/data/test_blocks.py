@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.block_order import BlockOrder, Lanes
-from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_permutation, check_pure, everything
 
@@ -103,49 +102,6 @@ def test_with_lanes_a_rank_reads_its_own_windows(ranks):
     # Without lanes every rank reads every window.
     windows = order.window_of(0, np.arange(2**14)).reshape(-1, ranks, batch // ranks)
     assert all(len(np.unique(windows[:, rank])) == len(np.unique(windows)) for rank in range(ranks))
-
-
-def test_seeds_and_epochs_give_other_blocks_and_another_mix():
-    first = everything(BlockOrder(10_000, 0, 100, 5), 0)
-    for other, epoch in ((0, 1), (1, 0)):
-        assert (everything(BlockOrder(10_000, other, 100, 5), epoch) == first).mean() < 0.02
-    # Two windows are mixed differently.
-    order = BlockOrder(10_000, 0, 1000, 1)
-    within = everything(order, 0).reshape(10, 1000) % 1000
-    assert (within[0] == within[1]).mean() < 0.02
-
-
-def test_one_window_over_everything_is_a_full_shuffle():
-    samples = everything(BlockOrder(4096, 0, 64, 64), 0)
-    assert abs(np.corrcoef(samples[1:], samples[:-1])[0, 1]) < 0.08
-
-
-def imbalance(samples, count, classes, batch):
-    """Return the mean chi-square of the classes in a batch, divided by that of random batches.
-
-    The data is sorted by class.
-    """
-    labels = samples[: len(samples) // batch * batch].reshape(-1, batch) * classes // count
-    counts = np.stack([(labels == label).sum(axis=1) for label in range(classes)], axis=1)
-    expected = batch / classes
-    return float((((counts - expected) ** 2).sum(axis=1) / expected).mean() / (classes - 1))
-
-
-def test_the_quality_beside_a_full_shuffle_is_bounded():
-    # The data is sorted by its 10 classes, and a window holds many batches of 100.
-    count, classes, batch = 100_000, 10, 100
-    full = imbalance(everything(Order(count, 0)), count, classes, batch)
-    assert 0.9 < full < 1.1
-    # A window of w blocks has w draws of a class, so the imbalance is about 1 + (batch - 1) / w.
-    for window in (32, 128, 512):
-        blocks = imbalance(everything(BlockOrder(count, 0, 20, window)), count, classes, batch)
-        assert 1 < blocks < 1.3 * (1 + (batch - 1) / window)
-    none = imbalance(np.arange(count), count, classes, batch)
-    assert none > 90
-    # The fraction of neighbours on disk among the samples of a batch.
-    neighbours = everything(BlockOrder(count, 0, 20, 128)).reshape(-1, batch)
-    near = (np.diff(np.sort(neighbours, axis=1), axis=1) == 1).mean()
-    assert near < 2 * batch / (20 * 128)
 
 
 def test_arguments_out_of_range_are_refused():

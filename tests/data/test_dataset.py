@@ -1,5 +1,4 @@
 import io
-import multiprocessing
 import os
 import sys
 from itertools import chain
@@ -33,10 +32,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("set")
     write_shards(folder, [("train", ARRAYS)], max_bytes=300)
     return folder
-
-
-def negative(sample):
-    return {"label": -sample["label"]}
 
 
 def test_a_sample(folder):
@@ -88,20 +83,6 @@ def test_in_torchs_data_loader(folder, workers):
             assert batch["text_length"].tolist() == [i % 4 for i in labels]
             assert batch["text"].shape == (len(labels), max(i % 4 for i in labels))
         assert sorted(found) == list(range(COUNT))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_in_workers_that_are_spawned(folder, method):
-    dataset = HDF5Dataset(folder, "train", transform=negative)
-    dataset[0]
-    loader = DataLoader(
-        dataset,
-        batch_size=10,
-        num_workers=1,
-        multiprocessing_context=multiprocessing.get_context(method),
-    )
-    assert torch.cat([batch["label"] for batch in loader]).tolist() == [-i for i in range(COUNT)]
 
 
 # LoaderDataset: hpctrain's loader, whose iterations are epochs.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hpctrain.data.samplers.groups import divide
 from hpctrain.errors import DataError
 from hpctrain.job.building.chosen_samples import held_out
-from hpctrain.shards.ragged import Ragged, hash_rows
+from hpctrain.shards.ragged import hash_rows
 
 
 def keys_of(sizes, seed=0):
@@ -73,12 +73,3 @@ def test_each_sample_is_in_one_fold(folds, more, seed, grouped):
     else:
         for fold in found:
             assert not {*groups[fold].tolist()} & {*groups[~fold].tolist()}
-
-
-def test_equal_values_have_equal_keys():
-    names = [np.frombuffer(name, np.uint8) for name in (b"ann", b"", b"ann", b"an")]
-    ragged = hash_rows(Ragged.of(names))
-    assert ragged[0] == ragged[2]
-    assert len({*ragged.tolist()}) == 3
-    rows = hash_rows(np.array([[1, 2], [1, 3], [1, 2]]))
-    assert rows[0] == rows[2] != rows[1]

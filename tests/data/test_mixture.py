@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.block_order import BlockOrder
-from hpctrain.data.samplers.mixture import Mixture, temper
+from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.samplers.subset import Subset
 from hpctrain.errors import ConfigError, DataError
@@ -63,14 +63,9 @@ def test_each_data_set_runs_its_own_epochs(sets, count):
         first += size
 
 
-def test_a_tempered_mixture():
-    counts = {"large": 10_000, "small": 100}
-    assert temper(counts, 1.0)["small"] == pytest.approx(0.01)
-    assert temper(counts, 2.0)["small"] == pytest.approx(0.1)
-    assert temper(counts, math.inf) == {"large": 1.0, "small": 1.0}
-    assert temper({"a": 10, "none": 0}, 0.001) == {"a": 1.0, "none": 0.0}
-    mixture = Mixture(counts, temperature=2.0)
-    assert mixture.shares["small"] == pytest.approx(1 / 11, abs=1 / 65_536)
+def test_without_weights_the_counts_weigh():
+    mixture = Mixture({"large": 10_000, "small": 100, "none": 0})
+    assert mixture.shares["small"] == pytest.approx(1 / 101, abs=1 / 65_536)
     assert mixture.count == 10_100
 
 
@@ -143,8 +138,6 @@ def test_invalid_weights_are_refused(weights, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"temperature": 0.0}, ConfigError, "temperature 0.0: it is above 0"),
-        ({"temperature": math.nan}, ConfigError, "temperature nan"),
         ({"samplers": {"x": Order(5, 0)}}, ConfigError, "a sampler is given for the data set 'x'"),
         ({"period": 0}, ConfigError, "period 0"),
         ({"count": 0}, DataError, "0 draws"),

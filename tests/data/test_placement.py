@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from hpctrain import cgroup
-from hpctrain.data.places.filesystem import job_memory, kind_of
+from hpctrain.data.places.filesystem import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 
@@ -69,7 +70,7 @@ def test_a_folder_that_does_not_exist_is_made(source, shards, tmp_path):
         assert place.path(shards[0]).parent.parent == folder
 
 
-def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
+def test_node_without_a_usable_folder_says_why(source, shards, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError) as error:
         open_place(source, "node", shards, folder=tmp_path / "file" / "below")
@@ -79,8 +80,9 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path):
     )
     with pytest.raises(StorageError, match=f"{tmp_path}/file is a file, not a folder"):
         open_place(source, "node", shards, folder=tmp_path / "file")
+    monkeypatch.setattr("hpctrain.data.places.depot.free_bytes", lambda folder: 20)
     with pytest.raises(StorageError, match=r"has room for 0.0 MiB of staged shards, and the larg"):
-        open_place(source, "node", shards, folder=tmp_path, budget_bytes=10)
+        open_place(source, "node", shards, folder=tmp_path)
 
 
 def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, caplog):

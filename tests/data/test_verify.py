@@ -77,14 +77,6 @@ def test_the_ranks_share_the_work(source, shards):
         verified(place, "full", source, shards, rank=1, ranks=2)
 
 
-def test_a_long_list_is_cut(source, shards, monkeypatch):
-    monkeypatch.setattr(module, "NAMED", 1)
-    for shard in shards[:3]:
-        (source / shard.path).unlink()
-    with pytest.raises(DataError, match=r"00000.h5 is missing; index.json lists it; and 2 more$"):
-        verify(source, shards)
-
-
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -135,11 +127,3 @@ def test_first_use_of_a_staged_copy_that_was_edited(source, shards, tmp_path):
 def test_an_unknown_mode(source, shards):
     with pytest.raises(ConfigError, match=r"data.verify=on: it is one of off, first_use, full"):
         verified(Folder(source), "on", source, shards)
-
-
-def test_progress_of_a_long_verification(source, shards, monkeypatch, caplog):
-    caplog.set_level("INFO")
-    monkeypatch.setattr("hpctrain.data.places.progress_log.EVERY_S", 0.0)
-    verify(source, shards)
-    assert "verifying: 0.0 of 0.0 GB, " in caplog.text
-    assert caplog.text.rstrip().endswith("MB/s, 0 s left")

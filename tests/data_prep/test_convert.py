@@ -17,7 +17,6 @@ from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
 from tests import forkserver
@@ -94,13 +93,6 @@ def test_another_data_set_is_replaced_only_when_asked(tmp_path, numbers, data_pr
     assert digests(out) == before
     assert data_prep("arrays", numbers, out, *other, "--overwrite")[0] == 0
     digests(out)
-
-
-def test_changed_sources_are_noticed(tmp_path, numbers, data_prep):
-    out = tmp_path / "OUT"
-    data_prep("arrays", numbers, out)
-    np.save(numbers, np.arange(100)[::-1].copy())
-    assert "holds another data set" in data_prep("arrays", numbers, out)[2]
 
 
 def test_a_damaged_data_set_is_not_taken_for_finished(tmp_path, numbers, data_prep):
@@ -206,12 +198,6 @@ def test_blocks_that_do_not_fit(tmp_path):
         assert not (tmp_path / "OUT").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_out_is_not_writable(tmp_path, numbers, data_prep):
-    (tmp_path / "OUT").mkdir(mode=0o500)
-    data_prep.refuses(6, "Permission denied", "arrays", numbers, tmp_path / "OUT")
-
-
 def test_provenance(tmp_path, numbers, data_prep):
     data_prep("arrays", numbers, tmp_path / "OUT", "--split", "train=0.5,val=0.5")
     found = Index.load(tmp_path / "OUT").provenance
@@ -225,11 +211,6 @@ def test_provenance(tmp_path, numbers, data_prep):
     assert (found["source"]["files"], found["source"]["bytes"]) == (1, numbers.stat().st_size)
     assert found["source"]["digest"].startswith("xxh3_128:")
     assert found["left_out"] == {"unusable": 0, "duplicates": 0, "duplicates_across_splits": 0}
-
-
-def test_a_data_set_of_another_tool_is_another_data_set(tmp_path, numbers, data_prep):
-    write_shards(tmp_path / "OUT", [("train", {"y": np.arange(100)})])
-    assert "holds another data set" in data_prep("arrays", numbers, tmp_path / "OUT")[2]
 
 
 PEAK = """
@@ -303,7 +284,7 @@ def test_progress_on_a_terminal(tmp_path, workers):
             os.close(terminal)
         shown = reading.result()
     os.close(controller)
-    for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b"0:00:00"):
+    for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b" s left"):
         assert what in shown
 
 

@@ -1,10 +1,7 @@
 """Worker processes do each task once, and the parent reports how a worker process failed."""
 
-import ctypes
-import mmap
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -118,39 +115,3 @@ def leave(number, progress):
 def test_a_task_that_exits_is_an_error():
     with pytest.raises(RuntimeError, match=r"SystemExit: [01]"):
         list(processes.run(leave, range(2), 2, print))
-
-
-def test_interrupts_are_for_the_parent_alone():
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with processes._without_interrupts():
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
-
-
-FAULTS = """
-import resource, sys
-import numpy as np
-from data_prep.processes import keep_memory
-if sys.argv[1] == "keep":
-    keep_memory()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    for block in [np.ones(2**23, np.uint8) for _ in range(4)]:
-        del block
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this libc has no mallopt")
-def test_what_is_freed_is_kept():
-    """If freed memory went back to the system, each new block would cause page faults again."""
-
-    def faults(how):
-        command = [sys.executable, "-c", FAULTS, how]
-        # With huge pages there would be few faults in both cases.
-        environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"}
-        return int(subprocess.check_output(command, env=environment))
-
-    once = 4 * 2**23 // mmap.PAGESIZE
-    # The number without `keep_memory` depends on glibc, which adapts its thresholds.
-    assert faults("keep") < 1.3 * once < faults("as it is")

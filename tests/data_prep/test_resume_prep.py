@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -126,46 +124,6 @@ def alive(pid):
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, 6])
-def test_killed_at_random_moments_with_workers(tmp_path, kills):
-    """Slurm, a user or the system may send a signal to all processes at once."""
-    rng = random.Random(0)
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(6000, 100)))
-    given = ["--shard-size", "16KB", "--split", "train=0.8,val=0.2"]
-    words = [*COMMAND, "arrays", tmp_path / "x.npy"]
-    subprocess.run([*words, tmp_path / "REF", *given, "--workers", "1"], check=True)
-
-    def begin():
-        return subprocess.Popen(
-            [*words, tmp_path / "OUT", *given, "--workers", str(rng.randint(1, 3))],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    killed = 0
-    while killed < kills:
-        process = begin()
-        # A moment in the progress, of 300 pieces, because seconds mean more on a faster machine.
-        goal = len(pieces(tmp_path)) + rng.randint(0, 50)
-        wait(lambda: len(pieces(tmp_path)) >= goal or process.poll() is not None)  # noqa: B023
-        time.sleep(rng.uniform(0, 0.1))
-        if process.poll() is None:
-            os.killpg(process.pid, rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
-        stderr = process.communicate(timeout=120)[1]
-        if process.returncode == 0:  # the conversion was done before the signal came
-            shutil.rmtree(tmp_path / "OUT")
-            continue
-        assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130), stderr
-        killed += 1
-    process = begin()
-    stderr = process.communicate(timeout=120)[1]
-    assert process.returncode == 0, stderr
-    assert content(tmp_path / "OUT") == content(tmp_path / "REF")
 
 
 def test_no_worker_outlives_a_killed_parent(tmp_path):

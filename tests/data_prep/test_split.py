@@ -24,17 +24,6 @@ def test_a_sample_keeps_its_split_when_data_is_added(split, keys, more):
     assert split.of_keys(keys) == [split.of_keys([key])[0] for key in keys]
 
 
-@given(SPLITS, st.integers(0, 2**31))
-def test_fractions_are_met(split, seed):
-    count = 4000
-    keys = np.random.default_rng(seed).bytes(8 * count)
-    found = split.of_keys([keys[i : i + 8] for i in range(0, len(keys), 8)])
-    for name, fraction in split.fractions.items():
-        # The bound is six standard deviations of the binomial distribution, plus one sample.
-        bound = 6 * (count * fraction * (1 - fraction)) ** 0.5 + 1
-        assert abs(found.count(name) - count * fraction) <= bound
-
-
 @given(SPLITS, st.lists(st.tuples(st.binary(max_size=4), st.integers(-3, 3)), max_size=60))
 def test_stratified(split, samples):
     hashes = hash_keys(key for key, _ in samples)

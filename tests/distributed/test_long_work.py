@@ -1,6 +1,5 @@
 """Two ranks, in processes of their own, do work that takes longer than a collective may."""
 
-import os
 import textwrap
 from pathlib import Path
 
@@ -44,32 +43,6 @@ def two_ranks(folder: Path, program: str, **env: str) -> list[Completed]:
     return [end(process) for process in processes]
 
 
-def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) -> None:
-    # `sbcast` is a slow stand-in here; tests/data/test_stage_cluster.py runs the one of Slurm.
-    tools, staged = tmp_path / "bin", tmp_path / "staged"
-    for folder in (tools, staged):
-        folder.mkdir()
-    sbcast = tools / "sbcast"
-    sbcast.write_text('#!/bin/sh\nsleep 5\nexec cp "$2" "$3"\n')
-    sbcast.chmod(0o755)
-    program = f"""
-    from hpctrain.config.composing.compose import compose
-    config = compose(["experiment=digits", "data.path={digits}", "data.stage=sbcast",
-                      "data.stage_dir={staged}", "output_dir={tmp_path}/runs", "tracking=off"])
-    with group() as device:
-        mesh = Mesh(Degrees(2), ranks.rank, device)
-        feed = DataBuilder(config, ranks, mesh, device).training()
-        print(len(next(iter(feed))["label"]))
-        feed.close()
-    """
-    path = f"{tools}:{os.environ['PATH']}"
-    done = two_ranks(tmp_path / "ranks", program, PATH=path, SLURM_JOB_ID="1")
-    for rank in done:
-        assert rank.returncode == 0, rank.stderr
-        assert int(rank.stdout) > 0
-
-
-@pytest.mark.slow
 def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
     program = """
     with group():
@@ -84,16 +57,21 @@ def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
         assert rank.returncode == 0, rank.stderr
 
 
-def test_a_dead_rank_0_is_noticed(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("victim", "message"),
+    [(0, "verifying: rank 0 is gone"), (1, "verifying: rank 1 has given no sign of life for 4 s")],
+)
+def test_a_dead_rank_is_noticed(tmp_path: Path, victim: int, message: str) -> None:
+    program = f"""
     with group(), long_work("verifying"):
-        if rank == 0:
+        if rank == {victim}:
             time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    killed, other = two_ranks(tmp_path, program)
-    assert (killed.returncode, other.returncode) == (-9, 1)
-    assert "DistributedError: verifying: rank 0 is gone" in other.stderr
+    done = two_ranks(tmp_path, program)
+    assert done[victim].returncode == -9
+    assert done[1 - victim].returncode == 1
+    assert f"DistributedError: {message}" in done[1 - victim].stderr
 
 
 def test_the_other_ranks_know_why_one_failed(tmp_path: Path) -> None:

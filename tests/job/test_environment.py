@@ -48,8 +48,8 @@ def write():
 sys.meta_path.insert(0, Watch())
 """
 SETTINGS = (
-    *("network.debug=WARN", "+site.env.PYTORCH_ALLOC_CONF=expandable_segments:True"),
-    "+site.env.MINE=yes",
+    "network.debug=WARN",
+    *("+site.env.PYTORCH_ALLOC_CONF=expandable_segments:True", "+site.env.MINE=yes"),
 )
 EXPECTED = {
     "NCCL_DEBUG": "WARN",

@@ -122,7 +122,10 @@ def test_a_part_of_the_patients(build: Build, patients: Path) -> None:
         ("data.fold=0/41 data.group=patient", "has 40 values of patient; at most so many folds"),
         ("data.fold=0/5 data.group=person", "data.group=person: the fields of data.path are image"),
         ("data.fold=0/5 train.global_batch_size=900 data.tail=drop", "fold=0/5 has 800 samples"),
-        ("data.fold=0/5 data.val_splits=[train]", "the training split has the samples of both"),
+        (
+            "data.fold=0/5 data.val_sets=[{name:a,split:train}]",
+            "the training split has the samples of both",
+        ),
         ("data.group=patient data.val_split=null", "it is for data.fold or data.subset"),
         ("data.group=patient data.subset=x.npy data.val_split=null", "the file lists samples"),
         ("data.subset=all data.group=patient data.val_split=null", "'all' is no slice"),

@@ -1,4 +1,4 @@
-"""The table at the end of a run, and the commands that it proposes."""
+"""The table at the end of a run, which has the main metric first."""
 
 import json
 from pathlib import Path

@@ -18,6 +18,7 @@ import pytest
 
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.monitor import process, start
+from hpctrain.record import written
 from hpctrain.tracking import samples
 from tests.conftest import Completed, run_json, runs
 
@@ -100,7 +101,8 @@ def test_it_costs_little(tmp_path: Path) -> None:
 
     It reads 20 times a second here: 0.5% of 10 s are 50 ms for a reading.
     """
-    command = [sys.executable, "-m", "hpctrain.monitor.process", str(tmp_path), "--every=0.05"]
+    job = process.Job(MonitorConfig(every_s=0.05), os.getpid())
+    command = [sys.executable, "-m", "hpctrain.monitor.process", str(tmp_path), written(job)]
     (tmp_path / "monitor").mkdir()
     with subprocess.Popen(command, stdin=subprocess.PIPE) as monitor:
         file = tmp_path / "monitor" / f"{socket.gethostname()}.jsonl"
@@ -136,12 +138,12 @@ def test_an_attempt_reads_no_gpus_of_the_one_before(
 
     monkeypatch.setattr(start, "_start", lambda *_: None)
     monkeypatch.setattr(process, "Gpus", gpus)
-    ours = ["--ranks=2", f"--pid={os.getpid()}", str(tmp_path)]
+    ours = process.Job(MonitorConfig(), os.getpid(), 2)
     for attempt in (["GPU-a", "GPU-b"], ["GPU-c", "GPU-a"], [None, "GPU-d"]):
         for rank, uuid in enumerate(attempt):
             place = SimpleNamespace(local_rank=rank)
             with start.monitored(MonitorConfig(), tmp_path, place, [uuid] if uuid else []):  # type: ignore[arg-type]
                 pass
-        monitor = process._Monitor(process.parsed(ours))
+        monitor = process._Monitor(tmp_path, ours)
         monitor._take_gpus()
         assert opened[-1] == [uuid for uuid in attempt if uuid]

@@ -105,8 +105,8 @@ def test_a_file_system_without_locks_is_refused(
 
 
 def test_locks_of_one_host_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = f"server:/x {tmp_path} nfs rw,local_lock=all,vers=3 0 0\n/dev/x / ext4 rw 0 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_: mounts)  # a stand-in for /proc/self/mounts
+    table = f"9 1 0:9 / {tmp_path} rw - nfs server:/x rw,local_lock=all\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: table)  # for /proc/self/mountinfo
     assert lock.why_no_locks(tmp_path) == f"{tmp_path} (nfs) is mounted with local_lock=all"
     assert lock.why_no_locks(tmp_path, alone=True) == ""
 

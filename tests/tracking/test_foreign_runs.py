@@ -14,7 +14,7 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.artifact_place import check_of_server
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.store import check_uri, experiment_id, initialise
+from hpctrain.tracking.store import check_store, check_uri, experiment_id
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
 from tests.tracking.new_tracker import new_tracker
@@ -180,7 +180,7 @@ def test_a_database_cannot_lead_files_and_passwords_elsewhere(
             os.chown(database, OTHER, OTHER)
         if table == "experiments":
             with pytest.raises(TrackingError, match=r"is not in .*mlartifacts, so nothing is sent"):
-                initialise(f"sqlite:///{database}", "exp")
+                check_store(f"sqlite:///{database}", "exp")
         capsys.readouterr()
         with pytest.raises(TrackingError, match="not everything is uploaded"):
             sync([run])

@@ -85,7 +85,7 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
-    "data.val_splits=[train]",
+    "data.val_sets=[{name: train, split: train}]",
     "train.batch_size_ramp=[{global_batch_size: 16, steps: 12}, {global_batch_size: 32, steps: 4}]",
     *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
     *("scheduler=plateau", "scheduler.plateau={metric: train/accuracy, patience: 1, factor: 0.5}"),
@@ -154,7 +154,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(
             "needs a word such as loss",
         ),
         (
-            "checkpoint.best=val/hard/los data.val_splits=[hard]",
+            "checkpoint.best=val/hard/los data.val_sets=[{name:hard,split:hard}]",
             "checkpoint.best=val/hard/los: did you mean val/hard/loss?",
         ),
         # With local SGD each replica has a norm of its own.

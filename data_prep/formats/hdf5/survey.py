@@ -1,9 +1,6 @@
 """Read one HDF5 file of another program completely, in the way a loader will read it."""
 
-import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +17,8 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file
-from hpctrain.shards.storage.chunk_table import filters
 from hpctrain.shards.storage.chunks import Chunked
-from hpctrain.shards.storage.codecs import describe
 from hpctrain.shards.storage.layout import Layout
-from hpctrain.shards.storage.plain import Plain
-
-# Bytes of a chunk: too many to decode for one sample, too few for a read.
-LARGE, SMALL = 8 * 2**20, 16 * 2**10
 
 
 @dataclass(frozen=True)
@@ -36,8 +27,6 @@ class Found:
 
     shard: Shard  # the file's entry in the index
     moments: Mapping[str, Mapping[str, Any]]  # the state of the `Moments` of each field
-    # For each field, how a loader reads it, and whether other storage would be faster.
-    notes: Mapping[str, tuple[str, bool]]
 
 
 @dataclass(frozen=True)
@@ -61,8 +50,7 @@ class Survey:
         shard = Shard(
             *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
         )
-        with _quiet():
-            layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
+        layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
         _check_storage(layout, self.schema, decode=self.statistics)
         elements, moments = {}, {}
         try:
@@ -77,22 +65,9 @@ class Survey:
                     moments[name] = found.state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
-        notes = _how_read(layout, self.schema)
         source.check()
         progress(shard.count, 0)
-        return Found(replace(shard, elements=elements), moments, notes)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the storage warnings: the notes say the same."""
-    log = logging.getLogger("hpctrain.shards.storage")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+        return Found(replace(shard, elements=elements), moments)
 
 
 def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:
@@ -119,46 +94,3 @@ def _read_otherwise(dataset: h5py.Dataset, stored: Chunked, axis: int) -> str:
         if stored.rows(np.array([row]))[0].tobytes() != theirs.tobytes():
             return f"is damaged: HDF5 reads other values at {row} than the ones that are stored"
     return ""
-
-
-def _how_read(layout: Layout, fields: Mapping[str, Field]) -> dict[str, tuple[str, bool]]:
-    """See `Found.notes`."""
-    found = {}
-    with h5py.File(layout.path, "r", locking=False) as file:
-        for name, field in fields.items():
-            values, offsets = field.datasets(name)
-            found[name] = _note(layout, f"{name}/values" if offsets else name, file[values], field)
-            if offsets:
-                ends = _note(layout, f"{name}/offsets", file[offsets], field)
-                if ends[1] and not found[name][1]:
-                    found[name] = f"{found[name][0]}; its offsets: {ends[0]}", True
-    return found
-
-
-def _note(layout: Layout, name: str, dataset: h5py.Dataset, field: Field) -> tuple[str, bool]:
-    rows = layout.rows.get(name)
-    if rows is None or isinstance(rows, Plain):  # None: there are no values
-        return "contiguous: mapped as it lies", False
-    if dataset.chunks:
-        return _of_chunks(dataset, rows, field)
-    why = [f"samples along axis {field.axis}"] * bool(field.axis)
-    why += ["other byte order"] * (not dataset.dtype.isnative)
-    text = ", ".join(why) or f"stored as {dataset.dtype.name}"
-    return f"contiguous, but {text}: read by HDF5, one thread at a time", True
-
-
-def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str, bool]:
-    codec = ", ".join(describe(each) for each in filters(dataset)) or "not compressed"
-    unit = "element" if field.variable else "sample"
-    parts = [f"chunks of {rows.chunk_rows:,} {unit}{'s' * (rows.chunk_rows != 1)}", codec]
-    tiles = rows.chunk_bytes // max(1, math.prod(dataset.chunks) * dataset.dtype.itemsize)
-    slow = []
-    if tiles > 1:
-        slow.append(f"each {unit} lies in {tiles} of them")
-    elif rows.chunk_bytes < SMALL:
-        slow.append(f"{rows.chunk_bytes} bytes are little for a read")
-    if rows.chunk_rows > 1 and rows.chunk_bytes > LARGE and not field.variable:
-        slow.append(f"{rows.chunk_bytes / 1e6:.0f} MB are much for a sample drawn at random")
-    if not rows.direct:
-        slow.append(f"decoded by HDF5, one thread at a time ({rows.reason})")
-    return f"{', '.join(parts)}: {', '.join(slow) or 'decoded in threads'}", bool(slow)

@@ -18,8 +18,6 @@ def problems(data: DataConfig) -> Iterator[str]:
         weight = part.get("weight", 1)
         if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
             yield f"{key}.weight={weight}: it must be a number, at least 0"
-    if data.temperature != 1 and not data.mixture:
-        yield f"data.temperature={data.temperature}: it weighs data.mixture, which is empty"
     names = [part["name"] for part in data.mixture]
     for name in {name for name in names if names.count(name) > 1}:
         yield f"data.mixture: {names.count(name)} parts are named {name}"
@@ -32,39 +30,35 @@ def problems(data: DataConfig) -> Iterator[str]:
 
 def val_set_problems(data: DataConfig) -> Iterator[str]:
     """Yield what is wrong with the form of `data.val_sets`."""
-    names = [*data.val_splits, *(str(one.get("name")) for one in data.val_sets)]
+    names = [str(one.get("name")) for one in data.val_sets]
     for i, one in enumerate(data.val_sets):
         key = f"data.val_sets[{i}]"
         texts = all(isinstance(value, str) and value for value in one.values())
-        if not texts or not {"name", "path"} <= {*one} <= {"name", "path", "split"}:
+        if not texts or not {"name"} < {*one} <= {"name", "path", "split"}:
             yield (
-                f"{key}={one}: it must be {{name: ..., path: ..., split: ...}}, of which split may "
-                "be left out"
+                f"{key}={one}: it must be {{name: ..., path: ..., split: ...}}, of which path "
+                "or split may be left out"
             )
         elif "/" in one["name"]:
             yield f"{key}.name={one['name']}: it is a part of the names of metrics, without a '/'"
         elif names.count(one["name"]) > 1:
-            yield f"{key}.name={one['name']}: data.val_splits or another set has this name"
+            yield f"{key}.name={one['name']}: another set has this name"
         elif "split" not in one and data.val_split is None:
             yield f"{key}={one}: data.val_split is null, so it needs a split"
 
 
 def between(data: DataConfig) -> Iterator[str]:
     """Yield what is wrong between the splits, `data.fold`, `data.group` and the rest."""
-    splits, own = data.val_splits, data.evaluated
-    if len({*splits, own}) <= len(splits) or any("/" in one for one in splits):
-        yield (
-            f"data.val_splits={splits}: it must name each split once, none with a '/', and not "
-            f"data.val_split={own}"
-        )
     given = f"data.fold={data.fold}" if data.fold is not None else f"data.group={data.group}"
     if data.fold is not None and data.mixture:
         yield f"{given} with data.mixture: it divides one training split, that of data.path"
-    if data.fold is not None and data.train_split in data.val_splits:
-        yield (
-            f"{given} with data.val_splits={data.val_splits}: the training split has the samples "
-            "of both, the fold and the training"
-        )
+    trained = data.path, data.train_split
+    for i, one in enumerate(data.val_sets if data.fold is not None else ()):
+        if (one.get("path", data.path), one.get("split", data.val_split)) == trained:
+            yield (
+                f"{given} with data.val_sets[{i}]={one}: the training split has the samples of "
+                "both, the fold and the training"
+            )
     if (data.fold is not None or data.group is not None) and data.windows.field is not None:
         yield (
             f"{given} with data.windows.field={data.windows.field}: windows of one document would "
@@ -82,13 +76,10 @@ def between(data: DataConfig) -> Iterator[str]:
 
 def sampling(data: DataConfig, batch: int, shares: int) -> Iterator[str]:
     """Yield what does not fit in how samples are drawn and read, with a global batch in shares."""
-    if data.balance is not None and data.weights is not None:
-        yield f"data.balance={data.balance} and data.weights={data.weights}: give one of them"
-    drawn = "data.balance" if data.balance is not None else "data.weights"
-    if (data.balance or data.weights) and data.windows.field is not None:
-        yield f"{drawn} draws samples; data.windows.field={data.windows.field} cuts them anew"
-    if (data.balance or data.weights) and data.shuffle == "block":
-        yield f"data.shuffle=block: with {drawn} samples are drawn one by one; use full"
+    if data.balance and data.windows.field is not None:
+        yield f"data.balance draws samples; data.windows.field={data.windows.field} cuts them anew"
+    if data.balance and data.shuffle == "block":
+        yield "data.shuffle=block: with data.balance samples are drawn one by one; use full"
     if data.windows.field is not None and data.buckets.field is not None:
         yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
     if data.lanes > 1 and data.shuffle != "block":
@@ -101,7 +92,5 @@ def sampling(data: DataConfig, batch: int, shares: int) -> Iterator[str]:
     for url in (path for path in data.paths if "://" in path):
         if data.stage == "none":
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
-        elif data.stage == "sbcast":
-            yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"
     if data.workers and not (data.transforms or data.val_transforms):
         yield f"data.workers={data.workers}: they apply data.transforms, which is empty"

@@ -65,7 +65,6 @@ class ImagesConfig:
         "An image of another size is refused (exact), cropped or stretched.",
         choices=("exact", "crop", "stretch"),
     )
-    channels: int = key(3, "Images are decoded to grey (1) or RGB (3).", choices=(1, 3))
 
 
 @dataclass
@@ -74,16 +73,6 @@ class BucketsConfig:
 
     field: str | None = key(
         None, "Samples are sorted by the length of this variable-length field. Null does not sort."
-    )
-    window: int = key(
-        8192,
-        "This many samples are sorted by length at a time, rounded up to a multiple of `size`.",
-        count="samples",
-    )
-    size: int | None = key(
-        None,
-        "This many samples stay together. Null means train.global_batch_size.",
-        count="samples",
     )
 
 
@@ -99,15 +88,11 @@ class DataConfig:
     )
     train_split: str = key("train", "Training reads this split.")
     val_split: str | None = key("val", "Evaluation reads this split. Null means no evaluation.")
-    val_splits: list[str] = key(
-        [],
-        "Evaluation reads these splits of `path` as well. The metrics of each are val/SPLIT/NAME, "
-        "those of val_split are val/NAME.",
-    )
     val_sets: list[dict[str, Any]] = key(
         [],
         "Evaluation reads these data sets as well. Each is {name: ..., path: ..., split: ...}; "
-        "without split it is val_split. The metrics of each are val/NAME/METRIC.",
+        "without path it is `path`, without split val_split. The metrics of each are "
+        "val/NAME/METRIC.",
     )
     fields: list[str] | None = key(None, "Only these fields are read. Null reads all of them.")
     windows: WindowsConfig = section(WindowsConfig)
@@ -117,21 +102,11 @@ class DataConfig:
         "Training draws from these data sets in place of `path`. Each of them is {name: ..., "
         "path: ..., weight: ..., split: ...}; weight and split may be left out.",
     )
-    temperature: float = key(
-        1.0,
-        "Data sets of `mixture` without weights have the weights count^(1/temperature).",
-        above=0,
-    )
     shuffle: str = key(
         "full",
         "Samples come in any order (full), in blocks that are read in one piece (block), or as "
         "they are stored (none).",
         choices=("full", "block", "none"),
-    )
-    block_size: int | None = key(
-        None,
-        "A block of shuffle=block has this size. Null derives it from the layout of the shards.",
-        count="samples",
     )
     window: int = key(64, "shuffle=block mixes the samples of this many blocks.", count="blocks")
     lanes: int = key(
@@ -159,11 +134,6 @@ class DataConfig:
     )
     balance: str | None = key(
         None, "Each class of this field is drawn equally often. Null draws each sample once."
-    )
-    weights: str | None = key(
-        None,
-        "Samples are drawn with replacement, in proportion to the value of this field. Null draws "
-        "each sample once.",
     )
     buckets: BucketsConfig = section(BucketsConfig)
     repeat: int = key(1, "Each sample comes this many times in an epoch.", at_least=1)
@@ -217,21 +187,14 @@ class DataConfig:
     stage: str = key(
         "auto",
         "Shards are copied to the node's own disk: never (none), always (node), from network file "
-        "systems and URLs (auto), or by Slurm's sbcast.",
-        choices=("none", "node", "auto", "sbcast"),
+        "systems and URLs (auto).",
+        choices=("none", "node", "auto"),
         identity=False,
     )
     stage_dir: str | None = key(
         None,
         "Copies of shards are written into this folder, which is made if it does not exist. Null "
         "means SLURM_TMPDIR, TMPDIR, /tmp or /dev/shm.",
-        identity=False,
-    )
-    stage_gb: float | None = key(
-        None,
-        "The copies on a node take at most this much space. Null means half of the disk.",
-        unit="GiB",
-        above=0,
         identity=False,
     )
     verify: str = key(
@@ -260,12 +223,13 @@ class DataConfig:
     @property
     def other_sets(self) -> dict[str, tuple[str, str]]:
         """The path and the split of each evaluation other than that of val_split, by its name."""
-        found = {split: (self.path, split) for split in self.val_splits}
-        for one in self.val_sets:
-            found[one["name"]] = one["path"], str(one.get("split", self.val_split))
-        return found
+        return {
+            one["name"]: (one.get("path", self.path), str(one.get("split", self.val_split)))
+            for one in self.val_sets
+        }
 
     @property
     def paths(self) -> list[str]:
         """The paths and URLs of all data sets that are named, that of `path` first."""
-        return [self.path, *(part["path"] for part in (*self.mixture, *self.val_sets))]
+        parts = (*self.mixture, *self.val_sets)
+        return [self.path, *(part["path"] for part in parts if "path" in part)]

@@ -16,6 +16,8 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from hpctrain import gone
+
 T = TypeVar("T")
 
 REQUIRED = "???"  # omegaconf.MISSING, whose import takes 0.1 s; `--help` does not need it
@@ -45,7 +47,8 @@ class Rule:
         if self.choices:
             if value in self.choices:
                 return ""
-            return f"{name}={value}: allowed are {self.allowed}"
+            left = gone.sentence(f"{name}={value}")
+            return left or f"{name}={value}: allowed are {self.allowed}"
         if self.check is not None:
             wrong = self.check(value)
             return f"{name}={value!r}: {wrong}" if wrong else ""

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.data.places.broadcast import receive
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import Origin, WrongShard, digest_of, pour
 from hpctrain.data.places.progress_log import Progress
@@ -197,8 +196,8 @@ class Copier:
     def _copy(self, shard: Shard, *, ahead: bool) -> bool:
         """Copy a claimed shard. Return False if there is no room or the folder fails."""
         try:
-            if self.depot.is_there(shard) or receive(self.depot, shard):
-                return True  # another process or sbcast has just brought it
+            if self.depot.is_there(shard):
+                return True  # another process has just brought it
             with self._changed:  # otherwise `path` could return a file that is being evicted
                 # Evict shards that were copied ahead only if there is no other way.
                 spare = not ahead and self._origin.folder is None

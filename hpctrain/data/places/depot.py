@@ -6,7 +6,6 @@
         2d06…c9                      a shard, named by the digest of its bytes: equal data is
                                      stored once, whatever its name and its source
         2d06…c9.4711-k2s8.part       a copy that process 4711 is making
-        2d06…c9.sbcast               a file that a broadcast has brought
 
 All locks are locks of the kernel. They end with their process, however it ends, so no stale lock
 can remain.
@@ -39,12 +38,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.data.places.filesystem import free_bytes, job_memory, kind_of
+from hpctrain.data.places.filesystem import free_bytes, job_memory
 from hpctrain.data.places.origin import digest_of
 from hpctrain.errors import StorageError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.index import Shard
 
-PART, BROADCAST = ".part", ".sbcast"
+PART = ".part"
 _LOCK, _BOOT = "lock", "boot"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"([0-9a-f]{32})(\..*)?")
@@ -108,7 +108,6 @@ class Depot:
             # the file open would take it for edited.
             path = self.path(shard)
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-            path.with_suffix(BROADCAST).unlink()  # sent although it was already here
         return True
 
     def claim(self, shard: Shard) -> bool:

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpctrain.data.places.filesystem import kind_of
 from hpctrain.data.places.origin import is_url
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.index import Shard
 from hpctrain.units import readable
 
@@ -66,10 +66,9 @@ def open_place(
     shards: Sequence[Shard],
     *,
     folder: Path | None = None,
-    budget_bytes: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Choose where shards are read: the module explains the modes, `Depot` the budget.
+    """Choose where shards are read: the module explains the modes.
 
     The copies lie in `folder`, which is made if it does not exist. Without it, they lie in the
     first usable folder of SLURM_TMPDIR, TMPDIR, /tmp and /dev/shm. The largest of the shards, which
@@ -91,7 +90,7 @@ def open_place(
         try:
             if base == folder:
                 _make(base)
-            return _open_stage(source, base, budget_bytes, largest)
+            return _open_stage(source, base, largest)
         except StorageError as error:
             problems.append(str(error))
     problem = f"no folder of this node can hold staged shards: {'; '.join(problems)}"
@@ -111,8 +110,8 @@ def _make(folder: Path) -> None:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def _open_stage(source: str | Path, base: Path, budget_bytes: int | None, largest: int) -> Stage:
-    stage = Stage(source, base, budget_bytes=budget_bytes)
+def _open_stage(source: str | Path, base: Path, largest: int) -> Stage:
+    stage = Stage(source, base)
     if stage.budget_bytes < largest:
         budget = stage.budget_bytes
         stage.close()

@@ -9,9 +9,9 @@ position k % n of its own epoch k // n. A table of `period` positions, which rep
 data set a position belongs to. So everything is a pure function of the position, and any range of
 positions holds each data set's share to within a few draws.
 
-    >>> mixture = Mixture({"web": 1000, "books": 100, "code": 50}, temperature=2.0, seed=0)
+    >>> mixture = Mixture({"web": 1000, "books": 100}, {"web": 3, "books": 1}, seed=0)
     >>> mixture.shares
-    {'web': 0.649…, 'books': 0.205…, 'code': 0.145…}
+    {'web': 0.75, 'books': 0.25}
 
 For exactly one epoch of each data set, shuffle them together instead, with one `Order` over the sum
 of their counts.
@@ -37,8 +37,7 @@ class Mixture:
     """Draws from each data set its share of every range of positions.
 
     The data sets, of `counts` samples each, lie end to end in one index space, as in `Concat`. Of
-    the weights only ratios matter, and a missing one is 0; without `weights` they are count ** (1 /
-    temperature): 1 mixes in proportion to the counts, a larger temperature more evenly.
+    the weights only ratios matter, and a missing one is 0; without `weights` they are the counts.
 
     `samplers` are those of some of the data sets; others are shuffled by an `Order`. The count of a
     sampler is smaller for a subset, and larger for a repeated data set. An epoch has `count`
@@ -53,7 +52,6 @@ class Mixture:
         weights: Mapping[str, float] | None = None,
         seed: int = 0,
         *,
-        temperature: float = 1.0,
         samplers: Mapping[str, Sampler] | None = None,
         count: int | None = None,
         period: int = _PERIOD,
@@ -63,7 +61,8 @@ class Mixture:
         _check_names(counts, samplers, "sampler")
         sizes = dict(counts) | {name: sampler.count for name, sampler in samplers.items()}
         if weights is None:
-            weights = temper(sizes, temperature)
+            largest = max(sizes.values())
+            weights = {name: size / max(largest, 1) for name, size in sizes.items()}
         quotas = _quotas(sizes, weights, period)
         self.count = sum(sizes.values()) if count is None else count
         if self.count < 1:
@@ -94,21 +93,6 @@ class Mixture:
         drawn = whole * self._quotas + np.bincount(self._sets[:rest], minlength=len(self._quotas))
         sizes = [sampler.count for sampler in self._samplers]
         return dict(zip(self._names, (drawn / sizes).tolist(), strict=True))
-
-
-def temper(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """Return the weights count ** (1 / temperature), as multilingual models use them.
-
-    (Devlin, "Multilingual BERT", 2018; Arivazhagan et al., "Massively multilingual neural machine
-    translation in the wild", arXiv:1907.05019.)
-    """
-    if not temperature > 0:  # nor NaN
-        raise ConfigError(f"temperature {temperature}: it is above 0")
-    largest = max(counts.values(), default=0)  # without it, low temperatures would overflow
-    return {
-        name: (size / largest) ** (1 / temperature) if size else 0.0
-        for name, size in counts.items()
-    }
 
 
 def _check_names(counts: Mapping[str, int], named: Mapping[str, object], what: str) -> None:

@@ -1,11 +1,8 @@
-"""Sampling by weight and by class: pure functions of the position, like an order.
+"""Sampling by class: a pure function of the position, like an order.
 
-Weighted   each position draws sample i with probability weights[i] / sum, independently of the
-           others: some samples come often, some not at all
-Balanced   each aligned run of n_classes positions (0 to n_classes - 1, …) has one sample of each
-           class; within a class, no sample comes again until all have come
+Each aligned run of n_classes positions (0 to n_classes - 1, …) has one sample of each class; within
+a class, no sample comes again until all have come.
 
->>> Weighted(1 / counts_of_my_class, seed=0)
 >>> Balanced(column(reader, "label"), seed=0)
 """
 
@@ -15,38 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.samplers.order import check_positions
-from hpctrain.data.samplers.permutation import groups, hashes, make_key, permute_each
+from hpctrain.data.samplers.permutation import groups, make_key, permute_each
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Int64s
-
-
-class Weighted:
-    """Draws with replacement, in proportion to weights >= 0, (n,), of which some are above 0.
-
-    The hash of a position is a uniform random number, which is looked up in the cumulative weights.
-    A weight below 2^-52 of the sum may be rounded to 0. Memory: 8 bytes per sample. An epoch has
-    `count` positions, by default n.
-    """
-
-    def __init__(self, weights: NDArray[Any], seed: int, count: int | None = None) -> None:
-        weights = _check_weights(weights)
-        # Scaled by a power of two, which keeps all ratios, so that the sum stays finite.
-        _, exponent = np.frexp(weights.max())
-        self._ends = np.cumsum(np.ldexp(weights, -int(exponent)))
-        self.count, self.seed = len(weights) if count is None else count, seed
-        if self.count < 1:
-            raise DataError(f"an epoch of {self.count} draws: it is 1 or more")
-
-    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the samples at `positions` of `epoch`; see `Sampler`."""
-        positions = check_positions(positions, self.count)
-        bits = hashes(make_key(self.seed, epoch, self.count), positions) >> np.uint64(11)
-        uniform = bits * 2.0**-53 * self._ends[-1]
-        # Searching in sorted order is several times faster, because it uses the cache well.
-        order = np.argsort(uniform)
-        samples = np.empty_like(positions)
-        samples[order] = np.searchsorted(self._ends, uniform[order], side="right")
-        return samples
 
 
 class Balanced:
@@ -91,23 +59,3 @@ class Balanced:
             places[rows] = permute_each(size, self._keys[1], orders, draws)
         samples: Int64s = self._members[self._starts[chosen] + places].astype(np.int64)
         return samples
-
-
-def _check_weights(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weights as float64."""
-    found = np.asarray(weights)
-    if found.ndim != 1 or found.dtype.kind not in "fiu" or not found.size:
-        raise DataError(
-            f"weights {found.dtype.name} {list(found.shape)}: they are numbers, one for each "
-            "sample, at least one"
-        )
-    numbers = found.astype(np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
-    if wrong.size:
-        raise DataError(
-            f"weight {int(wrong[0])} is {found[wrong[0]]} ({wrong.size} such in all); a weight is "
-            "a finite number, 0 or more"
-        )
-    if not numbers.any():
-        raise DataError(f"the {numbers.size} weights are all 0: nothing can be drawn")
-    return numbers

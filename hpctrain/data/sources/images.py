@@ -7,7 +7,7 @@ Pillow decodes them in threads; its decoders run without the GIL.
     Field(dtype='uint8', shape=(3, 224, 224), variable=False)
 
 The EXIF orientation is applied. An alpha channel is dropped, and colours of a palette are looked
-up. With `channels` 3 grey is repeated; with 1 colours become grey by weights.
+up. Grey is repeated.
 """
 
 import io
@@ -31,7 +31,6 @@ _Fit = Literal["exact", "crop", "stretch"]
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 2**26  # of one image: 8,192 x 8,192; a file of a few KB may decode to many GB
-_MODES = {1: "L", 3: "RGB"}
 _ORIENTATION = 0x0112  # EXIF's tag
 
 
@@ -40,28 +39,27 @@ def decode(
     *,
     size: Size | None = None,
     fit: _Fit = "exact",
-    channels: int = 3,
     max_pixels: int = MAX_PIXELS,
     samples: Sequence[int] | None = None,
     pool: ThreadPoolExecutor | None = None,
     out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decode n >= 1 files into uint8 (n, channels, height, width), in `out` if it is given.
+    """Decode n >= 1 files into uint8 (n, 3, height, width), in `out` if it is given.
 
     `size` is (height, width); None: that of the first image. Images of another size are an error if
     `fit` is "exact". "crop" scales the shorter side and keeps the middle, "stretch" scales both, by
-    Pillow's bilinear filter, which smooths when it shrinks. `channels` is 1 (grey) or 3 (RGB).
+    Pillow's bilinear filter, which smooths when it shrinks.
     Images of more than `max_pixels` are refused before they are decoded. `samples` are the indices
     in the data set, for messages. The threads of `pool` share the work; None: this thread decodes.
     """
-    _check(fit, channels)
+    _check(fit)
     names = range(len(images)) if samples is None else samples
     height, width = size or _size(images[0], names[0], max_pixels)
-    pixels = np.empty((len(images), channels, height, width), np.uint8) if out is None else out
+    pixels = np.empty((len(images), 3, height, width), np.uint8) if out is None else out
 
     def one(i: int) -> None:
         with _open(images[i], names[i], max_pixels) as image:
-            fitted = _fitted(image, (height, width), fit, _MODES[channels], names[i])
+            fitted = _fitted(image, (height, width), fit, names[i])
             planes(fitted, pixels[i])
 
     run: Any = map if pool is None else pool.map
@@ -86,25 +84,19 @@ class Decoded(PerProcess):
         *,
         size: Size | None = None,
         fit: _Fit = "exact",
-        channels: int = 3,
         max_pixels: int = MAX_PIXELS,
         threads: int = 4,
     ) -> None:
-        _check(fit, channels)
+        _check(fit)
         if source.fields.get(field) != Field("uint8", variable=True):
             known = ", ".join(f"{name} {spec}" for name, spec in source.fields.items())
             raise DataError(f"field {field!r} holds no encoded images, uint8[*]; there are {known}")
         if size is None:
             first: Any = source.read(np.zeros(1, np.int64))[field]
             size = _size(first[0], 0, max_pixels)
-        self.fields = dict(source.fields) | {field: Field("uint8", (channels, *size))}
+        self.fields = dict(source.fields) | {field: Field("uint8", (3, *size))}
         self._source, self._field, self._threads = source, field, threads
-        self._options: dict[str, Any] = {
-            "size": size,
-            "fit": fit,
-            "channels": channels,
-            "max_pixels": max_pixels,
-        }
+        self._options: dict[str, Any] = {"size": size, "fit": fit, "max_pixels": max_pixels}
         super().__init__()
 
     def _begin(self) -> None:
@@ -143,12 +135,9 @@ class Decoded(PerProcess):
             self._source.read_ahead(blocks)
 
 
-def _check(fit: str, channels: int) -> None:
-    if fit not in ("exact", "crop", "stretch") or channels not in _MODES:
-        raise ConfigError(
-            f"images with fit {fit!r} and {channels} channels: 'exact', 'crop' or 'stretch', and "
-            "1 or 3"
-        )
+def _check(fit: str) -> None:
+    if fit not in ("exact", "crop", "stretch"):
+        raise ConfigError(f"images with fit {fit!r}: it is 'exact', 'crop' or 'stretch'")
     _pillow()
 
 
@@ -236,8 +225,8 @@ def _upright_size(image: Any, orientation: int) -> Size:
     return size[::-1] if orientation > 4 else size
 
 
-def _fitted(image: Any, size: Size, fit: _Fit, mode: str, sample: int) -> Any:
-    """Return the decoded image, in `mode` and of `size`."""
+def _fitted(image: Any, size: Size, fit: _Fit, sample: int) -> Any:
+    """Return the decoded image, in RGB and of `size`."""
     turn = _orientation(image, sample)
     found = _upright_size(image, turn)
     if fit == "exact" and found != size:
@@ -246,11 +235,9 @@ def _fitted(image: Any, size: Size, fit: _Fit, mode: str, sample: int) -> Any:
             "give a size, and fit 'crop' or 'stretch'"
         )
     try:
-        if (
-            fit != "exact"
-        ):  # a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if possible: twice as fast
-            image.draft(mode, size if turn > 4 else size[::-1])
-        image = upright(image.convert(mode), turn)
+        if fit != "exact":  # a JPEG is decoded at 1/2, 1/4 or 1/8 of its size: twice as fast
+            image.draft("RGB", size if turn > 4 else size[::-1])
+        image = upright(image.convert("RGB"), turn)
     except Exception as error:
         raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
     height, width = size

@@ -19,17 +19,15 @@ from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
-from hpctrain.data.places.broadcast import broadcast
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import open_place
-from hpctrain.data.places.stage import Stage
 from hpctrain.data.places.verification import verified
 from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
 from hpctrain.data.samplers.subset import Subset, column
-from hpctrain.data.samplers.weighted import Balanced, Weighted
+from hpctrain.data.samplers.weighted import Balanced
 from hpctrain.data.source import Source
 from hpctrain.data.sources.concat import Concat
 from hpctrain.data.sources.images import Decoded
@@ -38,14 +36,14 @@ from hpctrain.data.sources.windows import Windows
 from hpctrain.data.transforms import Compose, bind
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne
-from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import DataError
 from hpctrain.job.building.chosen_samples import ChosenSamples
 from hpctrain.job.building.evaluation_transforms import EvaluationTransforms, transforms_of
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.index import Index, Statistics
-from hpctrain.units import GIB
+
+_SORTED = 8192  # samples that are sorted by length at a time, rounded up to whole batches
 
 
 class DataBuilder:
@@ -151,7 +149,6 @@ class DataBuilder:
             counts,
             weights or None,
             self.config.seed,
-            temperature=data.temperature,
             samplers=samplers,
         )
         return Concat(sources), mixture
@@ -161,14 +158,8 @@ class DataBuilder:
         data = self.config.data
         index = self._index(path)
         shards = index.split(split).shards
-        budget = None if data.stage_gb is None else int(data.stage_gb * GIB)
         folder = None if data.stage_dir is None else Path(data.stage_dir)
-        mode = "node" if data.stage == "sbcast" else data.stage
-        place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)
-        if data.stage == "sbcast" and isinstance(place, Stage):
-            with long_work("data.stage=sbcast"):
-                if self._ranks.is_main:
-                    broadcast(place.folder, Path(path), shards)
+        place = open_place(path, data.stage, shards, folder=folder)
         place = verified(
             place, data.verify, path, shards, rank=self._ranks.rank, ranks=self._ranks.world_size
         )
@@ -191,7 +182,6 @@ class DataBuilder:
                 images.field,
                 size=size,
                 fit=images.fit,  # type: ignore[arg-type]
-                channels=images.channels,
                 threads=max(1, self.config.launch.cpus_per_task - 1),
             )
         return source, reader
@@ -202,12 +192,11 @@ class DataBuilder:
         if chosen is not None:
             count = len(chosen)
         sampler: Sampler
-        if data.balance is not None or data.weights is not None:
-            name = data.balance or data.weights or ""
-            values = column(reader.only([name]), name)
+        if data.balance is not None:
+            values = column(reader.only([data.balance]), data.balance)
             if chosen is not None:
                 values = values[np.asarray(chosen)]
-            sampler = Balanced(values, seed) if data.balance else Weighted(values, seed)
+            sampler = Balanced(values, seed)
         else:
             blocks = source if isinstance(source, Windows) else reader
             sampler = self._order(blocks, count, seed)
@@ -215,8 +204,8 @@ class DataBuilder:
             sampler = Subset(sampler, chosen, len(source))
         if data.buckets.field is not None:
             lengths = partial(reader.lengths, data.buckets.field)
-            size = data.buckets.size or self.config.train.global_batch_size
-            window = -(-data.buckets.window // size) * size
+            size = self.config.train.global_batch_size
+            window = -(-_SORTED // size) * size
             sampler = Buckets(sampler, lengths, window, size, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
@@ -224,8 +213,7 @@ class DataBuilder:
         data = self.config.data
         if data.shuffle != "block":
             return Order(count, seed, shuffle=data.shuffle == "full")
-        size = data.block_size or blocks.block_size()
-        order = BlockOrder(count, seed, size, data.window)
+        order = BlockOrder(count, seed, blocks.block_size(), data.window)
         if data.lanes == 1:
             return order
         return Lanes(order, data.lanes, self.config.train.global_batch_size // data.lanes)

@@ -100,7 +100,7 @@ def _of_data(data: DataConfig) -> Batch:
             fields[f"{name}_document"] = shape, dtype
         elif name == data.images.field:
             size = data.images.size or [224, 224]
-            shape, dtype = (data.images.channels or 3, size[0], size[1]), torch.uint8
+            shape, dtype = (3, size[0], size[1]), torch.uint8
         elif field.variable:
             raise ConfigError(
                 f"{path}: {name} has another length in each sample; --sample-shape says which "

@@ -77,24 +77,14 @@ class ChunkTable:
         """Fill `out` with a whole chunk. A chunk that was never written holds the fill value."""
         if self._offsets[chunk] < 0:
             out.view(self._dtype)[:] = self._fill
-        elif self.is_plain(chunk):
-            self.read_part(chunk, 0, out)
+        elif not self._pipeline.applied(int(self._masks[chunk])):
+            if self._sizes[chunk] != self._pipeline.nbytes:
+                raise Damaged(f"it has {self._sizes[chunk]} bytes, not {self._pipeline.nbytes}")
+            self._file.read(int(self._offsets[chunk]), out)
         else:
             stored = scratch("stored", int(self._sizes[chunk]))
             self._file.read(int(self._offsets[chunk]), stored)
             self._pipeline.decode(stored, int(self._masks[chunk]), out)
-
-    def is_plain(self, chunk: int) -> bool:
-        """Return whether a chunk is stored in the file without any filter."""
-        return bool(self._offsets[chunk] >= 0) and not self._pipeline.applied(
-            int(self._masks[chunk])
-        )
-
-    def read_part(self, chunk: int, start: int, out: Bytes) -> None:
-        """Fill `out` with the bytes from `start` of a plain chunk."""
-        if self._sizes[chunk] != self._pipeline.nbytes:
-            raise Damaged(f"it has {self._sizes[chunk]} bytes, not {self._pipeline.nbytes}")
-        self._file.read(int(self._offsets[chunk]) + start, out)
 
 
 def chunk_grid(dataset: h5py.Dataset) -> list[int]:

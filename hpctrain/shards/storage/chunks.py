@@ -44,10 +44,6 @@ from hpctrain.shards.types import Array, Int64s
 
 _Visit = tuple[int, Any, Any]  # chunk number, rows of the result, rows of the chunk
 
-# Rows of an uncompressed chunk are read alone if a row has at least SINGLE_BYTES and they are less
-# than 1 / SINGLE_PART of the chunk.
-SINGLE_BYTES, SINGLE_PART = 4096, 8
-
 log = logging.getLogger(__name__)
 
 
@@ -65,10 +61,10 @@ class Chunked:
     """One dataset that is chunked, compressed or stored in another unusual way.
 
     Threads may share it. A forked child must drop it and open the dataset again. Its file may be
-    closed afterwards if it is `direct`, read without HDF5; if it is not, `reason` says why. `shape`
-    has the samples first, whichever axis counts them. `chunk_rows` is the samples in a chunk, 1 if
-    there are no chunks, and `chunk_bytes` their decoded bytes. Without a pool, chunks are decoded
-    when they are needed.
+    closed afterwards if it is `direct`, read without HDF5. `shape` has the samples
+    first, whichever axis counts them. `chunk_rows` is the samples in a chunk, 1 if there are no
+    chunks, and `chunk_bytes` their decoded bytes. Without a pool, chunks are decoded when they are
+    needed.
     """
 
     def __init__(
@@ -88,21 +84,19 @@ class Chunked:
         self._dataset: h5py.Dataset | None = None
         self._stored: ChunkTable | None = None
         self._chunks: tuple[int, ...] | None = dataset.chunks
-        self.reason = ""
         try:
             self._stored = ChunkTable(dataset, path)
         except Undecodable as reason:
             _check_filters(dataset, path)
             if self._chunks:
                 _warn_once(f"{path.parent}: {self.name!r} is decoded by HDF5, slowly: {reason}")
-            self._dataset, self.reason = dataset, str(reason)
+            self._dataset = dataset
         except Damaged as error:
             raise DataError(f"shard {path}: {self.name!r} is damaged: {error}") from None
         self.direct = self._stored is not None
         self._grid = Grid(dataset.shape, self._chunks or dataset.shape, axis)
         self._tiles = self._grid.tiles
         self.chunk_rows = self._grid.rows if self._chunks else 1
-        self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._chunk_bytes = math.prod(self._chunks or (1, *self.shape[1:])) * self.dtype.itemsize
         self.chunk_bytes = len(self._tiles) * self._chunk_bytes
         self._reading = partial(reading, path, self.name)
@@ -126,9 +120,6 @@ class Chunked:
         visits = self._visits(rows)
         self._ahead(visits[1:])
         for number, where, local in visits:
-            if self._single(number, local):
-                self._read_rows(number, where, local, out)
-                continue
             for tile, inside, used in self._tiles:
                 with self._chunk(number, tile) as chunk:
                     out[where, *inside] = chunk[local, *used]
@@ -167,10 +158,8 @@ class Chunked:
         return [(int(numbers[part[0]]), part, local[part]) for part in parts]
 
     def _ahead(self, visits: list[_Visit]) -> None:
-        for number, _, local in visits:
-            if not self._single(number, local):
-                for tile, _, _ in self._tiles:
-                    self._start(number, tile)
+        for (number, _, _), (tile, _, _) in itertools.product(visits, self._tiles):
+            self._start(number, tile)
 
     def _start(self, number: int, tile: int) -> None:
         if self._pool is not None:
@@ -203,27 +192,6 @@ class Chunked:
     def _range(self, number: int) -> tuple[int, int]:
         start = number * self.chunk_rows
         return start, min(start + self.chunk_rows, self.shape[0])
-
-    def _single(self, number: int, local: Int64s) -> bool:
-        """Return whether rows should be read alone instead of with their whole chunk."""
-        return (
-            self._stored is not None
-            and not self._axis
-            and self._tiles == [(0, (), ())]
-            and self._row_bytes >= SINGLE_BYTES
-            and len(local) * SINGLE_PART < self.chunk_rows
-            and self._stored.is_plain(number)
-            and (self._key, number) not in self._cache
-        )
-
-    def _read_rows(self, number: int, where: Any, local: Int64s, out: Array) -> None:
-        assert self._stored is not None
-        start, stop = self._range(number)
-        flat = out.reshape(len(out), -1).view(np.uint8)
-        targets = range(len(out)) if isinstance(where, slice) else where.tolist()
-        with self._reading(start, stop - 1):
-            for target, row in zip(targets, local.tolist(), strict=True):
-                self._stored.read_part(number, row * self._row_bytes, flat[target])
 
     def _select(self, selection: Any, out: Array) -> None:
         """Read through HDF5: some rows, a slice of rows, or a slice along each axis."""

@@ -5,31 +5,29 @@ A chunk was written through a pipeline of filters, and is read through it in rev
     filter          id     undone by           layout of the stored bytes
     deflate (gzip)  1      isal, or zlib       a zlib stream
     shuffle         2      blosc2, or numpy    all first bytes, all second bytes, …
-    fletcher32      3      numpy               the data, then its checksum, which is verified
     LZ4             32004  lz4                 size u64, block size u32, {length u32, block}
     Zstd            32015  zstandard           a Zstandard frame
-    Blosc           32001  blosc2              a Blosc chunk
-    Blosc2          32026  blosc2              a contiguous frame of one chunk, in n-d blocks
 
 All of these release the GIL, so threads decode at the same time. A library is imported only when a
 data set needs it. Filters that are not in the table, or whose library is missing, are left to HDF5;
 `Undecodable` says so.
 
-The formats: HDF5 File Format Specification 3.0 (shuffle, and Fletcher 32 as in H5checksum.c), the
-registered filter plugins of the HDF Group (the numbers of LZ4 are big-endian), and c-blosc2's
-README_CHUNK_FORMAT.rst and README_CFRAME_FORMAT.rst.
+The formats: HDF5 File Format Specification 3.0 (shuffle), and the registered filter plugins of the
+HDF Group (the numbers of LZ4 are big-endian).
 """
 
+import ctypes
 import struct
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_void_p
-from typing import NamedTuple
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpctrain.shards.storage import blosc
 from hpctrain.shards.storage.scratch import (
     Bytes,
     Damaged,
@@ -42,10 +40,9 @@ from hpctrain.shards.storage.scratch import (
 
 PIECE = 65_536  # bytes of a zlib stream
 
-DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
-LZ4, ZSTD, BLOSC, BLOSC2 = 32004, 32015, 32001, 32026
+DEFLATE, SHUFFLE, LZ4, ZSTD = 1, 2, 32004, 32015
 NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 32000: "lzf", 32008: "bitshuffle"}
-NAMES |= {32013: "zfp", LZ4: "lz4", ZSTD: "zstd", BLOSC: "blosc", BLOSC2: "blosc2"}
+NAMES |= {32013: "zfp", LZ4: "lz4", ZSTD: "zstd", 32001: "blosc", 32026: "blosc2"}
 
 
 class Filter(NamedTuple):
@@ -73,7 +70,7 @@ class Pipeline:
             stage, errors = _STAGES[each.id](each.values)
             self._stages.append((stage, (Damaged, struct.error, *errors)))
         numbers = [each.id for each in self._filters]
-        if len(set(numbers)) < len(numbers) or len(set(numbers) - {SHUFFLE, FLETCHER32}) > 1:
+        if len(set(numbers)) < len(numbers) or len(set(numbers) - {SHUFFLE}) > 1:
             raise Undecodable("several compressors one after the other are decoded by HDF5 only")
 
     def applied(self, mask: int) -> list[int]:
@@ -84,10 +81,9 @@ class Pipeline:
         """Undo the filters of one chunk, whose stored bytes may be changed, into `out`."""
         applied, data = self.applied(mask), stored
         for i in reversed(applied):
-            checksums = sum(self._filters[j].id == FLETCHER32 for j in applied if j < i)
             stage, errors = self._stages[i]
             try:
-                data = stage(data, self.nbytes + 4 * checksums, out if i == applied[0] else None)
+                data = stage(data, self.nbytes, out if i == applied[0] else None)
             except errors as error:
                 raise Damaged(f"{describe(self._filters[i])}: {error}") from None
         if len(data) != self.nbytes:
@@ -105,6 +101,22 @@ def codec(filter: Filter) -> str:
 def describe(filter: Filter) -> str:
     """Return a filter's name and number."""
     return f"{codec(filter)} ({filter.id})"
+
+
+@cache
+def native(name: str, *arguments: Any) -> Callable[..., int] | None:
+    """Return a function of the C library inside the package blosc2; None if it cannot be found.
+
+    It takes addresses, and ctypes releases the GIL.
+    """
+    try:
+        spec = find_spec("blosc2")  # without the import, which takes half a second
+        folder = ((spec and spec.submodule_search_locations) or [""])[0]
+        function = getattr(ctypes.CDLL(f"{folder}/lib/libblosc2.so"), name)
+    except (ValueError, OSError, AttributeError):
+        return None
+    function.argtypes = arguments
+    return function  # type: ignore[no-any-return]
 
 
 # Each function below takes the parameters of a filter. It returns the stage that undoes the filter,
@@ -136,14 +148,14 @@ def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
 
 def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
     (width,) = values
-    fast = blosc.native("blosc2_unshuffle", c_int32, c_int32, c_void_p, c_void_p)
+    fast = native("blosc2_unshuffle", c_int32, c_int32, c_void_p, c_void_p)
 
     def stage(data: Bytes, _: int, out: Bytes | None) -> Bytes:
         if width == 1:
             return data
-        target = out
-        if target is None or len(target) != len(data):  # a checksum is still attached
-            target = scratch("unshuffled", len(data))
+        target = out if out is not None else scratch("unshuffled", len(data))
+        if len(target) != len(data):
+            raise Damaged(f"it holds {len(data)} bytes, not {len(target)}")
         if fast is not None and len(data) < 2**31:
             fast(width, len(data), data.ctypes.data, target.ctypes.data)
             return target
@@ -156,43 +168,10 @@ def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
     return stage, ()
 
 
-def _fletcher32(_: tuple[int, ...]) -> tuple[Stage, Errors]:
-    def stage(data: Bytes, _: int, __: Bytes | None) -> Bytes:
-        if len(data) < 4:
-            raise Damaged("the checksum is missing")
-        stored, found = int.from_bytes(data[-4:].tobytes(), "little"), fletcher32(data[:-4])
-        if stored != found:
-            raise Damaged(f"the checksum is {stored:08x} in the file, {found:08x} of its data")
-        return data[:-4]
-
-    return stage, ()
-
-
-def fletcher32(data: Bytes) -> int:
-    """Return the checksum of HDF5: two sums modulo 65535 over big-endian 16-bit words.
-
-    Fletcher, "An arithmetic checksum for serial transmissions", IEEE Trans. Commun. 30(1), 1982.
-    """
-    block = 2**16  # words: the products below stay exact in float64, which BLAS sums
-    length = -(-len(data) // 2) * 2
-    words = np.zeros(max(1, -(-length // (2 * block))) * block, ">u2")
-    # Zeros in front change neither sum. An odd last byte is the high byte of its word.
-    words.view(np.uint8)[words.nbytes - length :][: len(data)] = data
-    low = high = 0
-    weights = np.arange(block, 0, -1, dtype=np.float64)
-    for part in words.reshape(-1, block):
-        values = part.astype(np.float64)
-        high += block * low + int(values @ weights)
-        low += int(values.sum())
-    # Ones' complement: a sum that is not zero is never reduced to zero.
-    first, second = (value % 65535 or (65535 if value else 0) for value in (low, high))
-    return second << 16 | first
-
-
 def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     library = load("lz4.block")
     # It decodes into the buffer; the function of the package allocates a new `bytes`.
-    fast = blosc.native("LZ4_decompress_safe", c_void_p, c_void_p, c_int32, c_int32)
+    fast = native("LZ4_decompress_safe", c_void_p, c_void_p, c_int32, c_int32)
 
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
         total, step = struct.unpack_from(">QI", data.data)
@@ -239,24 +218,4 @@ def _zstd(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     return stage, (library.ZstdError,)
 
 
-def _blosc(values: tuple[int, ...]) -> tuple[Stage, Errors]:
-    blosc.library()
-    if len(values) > 6 and values[6] == 3:
-        raise Undecodable("Snappy inside Blosc is decoded by HDF5 only")
-    return blosc.decode_chunk, (ValueError, RuntimeError)
-
-
-def _blosc2(_: tuple[int, ...]) -> tuple[Stage, Errors]:
-    blosc.library()
-    return blosc.decode_frame, (ValueError, RuntimeError, LookupError, TypeError)
-
-
-_STAGES = {
-    DEFLATE: _deflate,
-    SHUFFLE: _shuffle,
-    FLETCHER32: _fletcher32,
-    LZ4: _lz4,
-    ZSTD: _zstd,
-    BLOSC: _blosc,
-    BLOSC2: _blosc2,
-}
+_STAGES = {DEFLATE: _deflate, SHUFFLE: _shuffle, LZ4: _lz4, ZSTD: _zstd}

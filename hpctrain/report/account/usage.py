@@ -114,14 +114,14 @@ class Usage:
         return joules / _JOULES if self.gpus else None
 
     def idle_gpu_hours(self) -> float | None:
-        """Return the hours, times GPUs, in which a GPU was used less than 5 percent."""
+        """Return the hours, times GPUs, in which a GPU was idle by its sensor."""
         sensors = self.of_gpus("utilization_percentage")
         if not sensors:
             return None
         seconds = 0.0
         for each in sensors.values():
             pairs = zip(each.values, each.durations(), strict=True)
-            seconds += sum(duration for value, duration in pairs if value < 5)
+            seconds += sum(d for value, d in pairs if value < samples.IDLE_PERCENT)
         return seconds / 3600
 
     def mean(self, name: str) -> float | None:

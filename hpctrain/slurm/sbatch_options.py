@@ -40,11 +40,11 @@ def sbatch_options(
         "signal": f"USR2@{lead_s}",
         "requeue": True,
     }
-    if "distribution" not in site.sbatch:  # Slurm's own changes the socket from rank to rank
-        options["distribution"] = "block:block"
     for key in _NAMED:
         if (value := getattr(site, key)) is not None:
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
+    if "distribution" not in site.sbatch:  # Slurm's own changes the socket from rank to rank
+        options["distribution"] = "block:block"
     for given, value in site.sbatch.items():
         option, key = given.replace("_", "-"), f"site.sbatch.{given}"
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):

@@ -91,7 +91,7 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     names = ("partition", "account", "qos", "constraint", "gpu_type")
     shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     here = [f"site.{name}=null" for name in names]
-    here += ["site.sbatch.gres=null"] * (file.stem == "mahti")
+    here += [f"++site.sbatch.{name}=null" for name in ("gres", "licenses", "reservation")]
     config = compose_config(["experiment=digits", f"site={file.stem}", *shape, *here])
     assert config is not None
     script = tmp_path / "job.sh"

@@ -90,16 +90,6 @@ def test_in_torchs_data_loader(folder, workers):
         assert sorted(found) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("transform", [None, negative])
-def test_with_torchs_own_collation(folder, transform):
-    dataset = HDF5Dataset(folder, "train", ["label", "image"], transform)
-    sign = 1 if transform is None else -1
-    for options in ({}, {"collate_fn": dataset.collate}):
-        loader = DataLoader(dataset, batch_size=5, **options)
-        labels = torch.cat([batch["label"] for batch in loader])
-        assert (sign * labels).tolist() == list(range(COUNT))
-
-
 def test_it_is_pickled_without_its_handles(folder):
     dataset = HDF5Dataset(folder, "train", transform=negative)
     dataset[0]
@@ -164,14 +154,6 @@ def test_it_resumes_within_an_epoch(folder, done):
     file.seek(0)
     second.load_state_dict(torch.load(file))
     assert steps(second, 24 - done) == whole[done:]
-
-
-def test_evaluation_by_epochs(folder):
-    dataset = ours(folder, shuffle=False)
-    for _ in dataset:  # Lightning's sanity check does this
-        break
-    for _ in range(3):
-        assert joined(dataset) == list(range(COUNT))
 
 
 def test_a_loader_with_an_end(folder):

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.datasets.groups import Groups
 from data_prep.writing.convert import convert
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index
-from hpctrain.shards.ragged import Ragged
 from tests.data_prep import read_back
 from tests.data_prep.hand import Row, hand, options
 
@@ -228,12 +226,3 @@ def test_files_that_are_adopted(tmp_path, data_prep):
     assert "1 of 4 values of 'p' are in both 'train' and 'val', such as 3" in said
     assert Index.load(tmp_path).split("val").count == 3  # the index before is still there
     assert data_prep(*command, "--group", "q")[0] == 2
-
-
-def test_what_is_shown_of_a_group():
-    groups = Groups("name")
-    for split in ("train", "val"):
-        groups.add(split, Ragged.of([np.frombuffer(b"ann", np.uint8)]))
-    assert list(groups.problems()) == [
-        "1 of 1 values of 'name' are in both 'train' and 'val', such as 'ann'"
-    ]

@@ -46,24 +46,13 @@ class BlockOrder:
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
         windows, offsets = self._locate(epoch, check_positions(positions, self.count))
-        places = self._mix(epoch, windows, offsets, inverse=False) + windows * self._length
+        places = self._mix(epoch, windows, offsets) + windows * self._length
         if self._lacks:  # skip the missing samples in the window of the short block
             slot = self._short_slot(epoch)
             end = (slot + 1) * self.block_size - self._lacks
             places[(windows == slot // self.window) & (places >= end)] += self._lacks
         slots, within = np.divmod(places, self.block_size)
         return self._blocks_at(epoch, slots) * self.block_size + within
-
-    def inverse(self, epoch: int, indices: Int64s) -> Int64s:
-        """Return the positions of the samples `indices` in `epoch`."""
-        blocks, within = np.divmod(check_positions(indices, self.count), self.block_size)
-        slots = self._blocks.inverse(epoch, blocks)
-        windows, slot = slots // self.window, self._short_slot(epoch)
-        offsets = slots * self.block_size + within - windows * self._length
-        offsets[(windows == slot // self.window) & (slots > slot)] -= self._lacks
-        positions = self._mix(epoch, windows, offsets, inverse=True) + windows * self._length
-        positions[windows > slot // self.window] -= self._lacks
-        return positions
 
     def window_of(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the windows that contain `positions` of `epoch`, counted from 0."""
@@ -95,7 +84,7 @@ class BlockOrder:
         windows, offsets = np.divmod(positions, self._length)
         return windows, offsets
 
-    def _mix(self, epoch: int, windows: Int64s, offsets: Int64s, *, inverse: bool) -> Int64s:
+    def _mix(self, epoch: int, windows: Int64s, offsets: Int64s) -> Int64s:
         """Map each place within a window by the permutation of that window."""
         key = make_key(self.seed, epoch, self.count, self.block_size, self.window)
         sizes = np.minimum(
@@ -104,7 +93,7 @@ class BlockOrder:
         sizes[windows == self._short_slot(epoch) // self.window] -= self._lacks
         mixed = np.empty_like(offsets)
         for size, rows in groups(sizes):  # all windows but two have the same size
-            mixed[rows] = permute_each(size, key, windows[rows], offsets[rows], inverse=inverse)
+            mixed[rows] = permute_each(size, key, windows[rows], offsets[rows])
         return mixed
 
     def _blocks_at(self, epoch: int, slots: Int64s) -> Int64s:

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy, torch
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.sources.reader import Reader
-from hpctrain.data.samplers.block_order import BlockOrder, Lanes
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order
 
 def peak():
@@ -39,7 +39,7 @@ before = peak()
 reader = Reader(Path(sys.argv[1]), "train")
 assert len(reader) == 10**10
 blocks = BlockOrder(len(reader), 0, 1024, 64)
-for sampler in (Order(len(reader), 0), blocks, Lanes(blocks, 4096, 32)):
+for sampler in (Order(len(reader), 0), blocks):
     loader = Loader(
         Located(reader), global_batch_size=4096 * 32, dp_size=4096, sampler=sampler, threads=0
     )

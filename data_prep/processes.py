@@ -57,7 +57,7 @@ def run(
 def _run_here(
     task: Task, numbers: Sequence[int], progress: Progress, finish: Finish
 ) -> Iterator[tuple[int, Any]]:
-    keep_memory()
+    _keep_memory()
     before: tuple[int, Future[Any]] | None = None
     with ThreadPoolExecutor(1) as thread:
         for number in numbers:
@@ -129,7 +129,7 @@ def _death(processes: set[BaseProcess], numbers: dict[int, int]) -> StorageError
     return StorageError(f"a worker process died {where}: {why}; the same command goes on")
 
 
-def keep_memory() -> None:
+def _keep_memory() -> None:
     """Make malloc keep freed memory for later; only glibc's malloc can do that.
 
     Blocks of some MB come and go all the time. By default they go back to the system, which
@@ -173,7 +173,7 @@ def _begin(slots: Any, started: Any, pickled: Any, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before this process asked to die with it
         os._exit(1)
-    keep_memory()
+    _keep_memory()
     with started.get_lock():
         _slot = slots[started.value]
         started.value += 1

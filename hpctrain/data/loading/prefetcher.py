@@ -22,7 +22,7 @@ from hpctrain.data.loading.threads import WhenAsked, pool
 from hpctrain.shards.types import Batch
 
 GROUP = 2**23  # bytes that a thread reads at once: handing them over takes time, too
-GROUP_WHEN_ASKED = 2**21  # bytes that the consumer reads at once: they stay in a core's cache
+_GROUP_WHEN_ASKED = 2**21  # bytes that the consumer reads at once: they stay in a core's cache
 _GROUP_S = 0.25  # seconds that the reading of a group of several batches may take
 
 
@@ -77,7 +77,7 @@ class Prefetcher:
 
     def _groups(self, consumed: int, planning: Executor) -> Iterator[Group]:
         """Cut the steps into groups, small ones at first, so that the first batch is fast."""
-        nbytes = GROUP if self._threads else GROUP_WHEN_ASKED
+        nbytes = GROUP if self._threads else _GROUP_WHEN_ASKED
         limit = 1
         for stretch in self._planner.stretches(consumed, planning):
             first = 0

@@ -26,6 +26,7 @@ from hpctrain.forks import JOB_SIGNALS, job_signals_blocked, keep_private, run
 from hpctrain.secrets import mask_logging
 
 log = logging.getLogger(__name__)
+_KILLED_S = 5.0  # one that the kernel holds, as on a disk that hangs, must not hold this process
 
 
 class Process(NamedTuple):
@@ -193,7 +194,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             self._process.kill()
-        self._process.wait()
+        self.wait(_KILLED_S)
 
     def end(self, seconds: float) -> None:
         """Let it end, within so many seconds."""

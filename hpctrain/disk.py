@@ -33,11 +33,12 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{socket.gethostname().partition('.')[0]}.{unique}")
 
 
-def write_atomically(path: Path, text: str, sync: bool = True) -> None:
+def write_atomically(path: Path, text: str, sync: bool = True, mode: int = 0o666) -> None:
     """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
     try:
-        with unfinished.open("x", encoding="utf-8") as file:  # no link is followed
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # no link
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             if sync:

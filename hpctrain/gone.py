@@ -5,12 +5,17 @@ docs/migrate.md. A frozen config of before is read without the keys that stand a
 """
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpctrain import yaml_file
 from hpctrain.errors import ConfigError
+
+log = logging.getLogger(__name__)
+# No number of a run depends on these sections, and a site's file sets them for each run.
+_OF_JOBS = ("launch.", "site.", "network.", "evaluation.")
 
 
 @functools.cache
@@ -40,14 +45,15 @@ def check_command(program: str, argv: Sequence[str]) -> None:
 def without_gone_keys(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the values of the frozen config `path` without the keys that have left.
 
-    One that is not at its default decided something: a ConfigError names it.
+    One that is not at its default decided something: a ConfigError names it. If it only says where
+    and how jobs run, the run is read all the same, and the log names it.
     """
     left = dict(_left(values))
-    wrong = [
-        f"{path}: {name}={value}: {sentence(name)}"
-        for name, value in left.items()
-        if value != table()[name]["default"]
-    ]
+    set_then = {n: value for n, value in left.items() if value != table()[n]["default"]}
+    said = {name: f"{path}: {name}={value}: {sentence(name)}" for name, value in set_then.items()}
+    wrong = [text for name, text in said.items() if not name.startswith(_OF_JOBS)]
+    for text in said.values() if not wrong else ():
+        log.warning("%s", text)
     if wrong:
         raise ConfigError("\n".join(wrong))
     return _without(values, set(left)) if left else values

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpctrain.disk import open_below
 from hpctrain.forks import keep_private
+from hpctrain.mounts import mount_of
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +76,9 @@ def why_no_locks(folder: Path, alone: bool = False) -> str:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             return f"{folder} has none ({error.strerror}; a Lustre client needs the option `flock`)"
-    found = [line.split()[1:4] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    above = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
-    inner = max((mount for mount in found if mount[0] in above), key=lambda mount: len(mount[0]))
-    own = {*inner[2].split(",")} & _OWN_LOCKS
-    return "" if alone or not own else f"{inner[0]} ({inner[1]}) is mounted with {min(own)}"
+    mount = mount_of(folder)
+    own = mount.options & _OWN_LOCKS
+    return "" if alone or not own else f"{mount.point} ({mount.type}) is mounted with {min(own)}"
 
 
 _OWN_LOCKS = {"localflock", "noflock", "nolock", "local_lock=flock", "local_lock=all"}

@@ -1,13 +1,12 @@
-"""What the name of a metric tells: which values are better, how large they can be, which is main.
+"""What the name of a metric tells: which values are better, and which is main.
 
     val/bits_per_byte ── a word of _LOWER ── lower values are better
-    val/top1_acc      ── a word of _HIGHER, and of _SHARES ── higher ones, at most 1 or 100
-    val/width         ── no such word ── unknown: a config that decides by it must give a mode
+    val/top1_acc      ── a word of _HIGHER ── higher ones
+    val/width         ── no such word ── unknown: no config decides by it
 
 Where an order is needed all the same, an unknown metric counts as one of which more is better.
 """
 
-import math
 import re
 from collections.abc import Container
 from typing import Literal
@@ -18,16 +17,11 @@ _LOWER = {
     *("loss", "error", "err", "mse", "rmse", "mae", "l1", "l2", "mape", "nll", "perplexity"),
     *("ppl", "bpb", "bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
 }
-_RATES = {
-    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
-}
 _HIGHER = {
-    *_RATES,
+    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
     *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
     *("score", "samples"),
 }
-# Of these a value is a share: from 0 to 1, or to 100 for a task that counts in percent.
-_SHARES = {*_RATES, "iou", "miou", "dice", "fraction", "percent", "percentage"}
 
 
 def main_metric(wanted: str, known: Container[str]) -> str:
@@ -47,21 +41,9 @@ def better(metric: str) -> Literal["lower", "higher"] | None:
     return "higher" if words & _HIGHER else None
 
 
-def lower_is_better(metric: str, mode: str | None = None) -> bool:
-    """Return it by the mode, "min" or "max"; without one by the metric's name."""
-    return mode == "min" if mode else better(metric) == "lower"
-
-
-def most(metric: str, seen: float) -> float:
-    """Return the largest value that a metric can have, by its name and the largest that was seen.
-
-    >>> most("val/accuracy", 0.98), most("val/top1_acc", 97.1), most("val/loss", 0.2)
-    (1.0, 100.0, inf)
-    """
-    words = _words(metric.rpartition("/")[2])
-    if not words & _SHARES or seen > 100:
-        return math.inf
-    return 1.0 if seen <= 1 and not words & {"percent", "percentage"} else 100.0
+def lower_is_better(metric: str) -> bool:
+    """Return it by the name of the metric; one that does not tell counts as higher."""
+    return better(metric) == "lower"
 
 
 def _words(name: str) -> set[str]:

@@ -5,8 +5,7 @@
         reference()                     ├── config.yaml, sweep.json, MLflow: ${oc.env:HF_TOKEN}
         mask()                          └── logs, errors, run.json, the terminal: ***
 
-A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns), or
-because its value looks like a token of a known service (`hpctrain.secret_text`). Its value is then
+A variable is secret by its name (HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns). Its value is then
 replaced in everything that hpctrain writes, also in base64 and as JSON, HTML or a URL escape it.
 Exceptions: a value of fewer than six characters, which would occur everywhere; a path that exists,
 which is not confidential; the address of a database without a password; a number in a config. The
@@ -23,47 +22,31 @@ import os
 import re
 import shlex
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain import secret_text
 from hpctrain.terminal import harmless
 
-PATTERNS = (
-    *("*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*JWT*"),
-    *("PASS", "*_PASS", "*_PWD", "*_PW", "*BINDPW", "*_PSK", "*PASSCODE*", "SSHPASS", "*_CREDS"),
-    *("GITHUB_*PAT", "GH_*PAT", "GITLAB_*PAT", "AZURE_*PAT", "COOKIE", "*_COOKIE", "*_COOKIES"),
-    *("*AUTH_CONFIG*", "*_AUTH", "*AUTHORIZATION*", "*_AUTH_HEADER", "*BEARER*", "*_SAS"),
-    *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*", "*STORAGE_KEY*", "*ACCOUNT_KEY*"),
-    *("*AUTH_KEY*", "*SIGNING_KEY*", "*ENCRYPTION_KEY*", "*MASTER_KEY*", "*LICENSE_KEY*"),
-    *("*CONNECTION_STRING*", "*CONN_STR*", "*WEBHOOK*"),
+_ALWAYS = (
+    r".*(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|JWT|COOKIE|BEARER|WEBHOOK).*"
+    r"|.*(?:AUTH_CONFIG|AUTHORIZATION|API_?KEY|(?:ACCESS|PRIVATE|STORAGE|ACCOUNT|AUTH|SIGNING)_KEY).*"
+    r"|.*(?:ENCRYPTION_KEY|MASTER_KEY|CONNECTION_STRING|CONN_STR|BINDPW).*"
+    r"|PASS|SSHPASS|.*_(?:PASS|PWD|PW|PSK|CREDS|AUTH|SAS)|(?:GITHUB|GH|GITLAB|AZURE)_.*PAT"
 )
-_SERVICE_KEYS = (
-    r"|(?s:.*(?:OPENAI|ANTHROPIC|MISTRAL|COHERE|GROQ|GEMINI|HF|WANDB|KAGGLE|COMET|NEPTUNE|S3|AWS|GCS"
-    r"|MINIO|AZURE|DEPLOY|SSH|HMAC|SESSION|SERVICE|CLIENT|ADMIN|FERNET|VAULT|STRIPE)_KEY)\Z"
+# HF_TOKEN_2, but not TOKENIZER, nor the numbers and words of a language model.
+_TOKEN = (
+    r"(?!TOKENS(?:_.*)?\Z|.*_TOKENS_"
+    r"|(?:.*_)?(?:MAX|MIN|N|NUM|TOTAL|NEW|TRAIN|VAL|TEST|EVAL|BATCH|PROMPT|INPUT|OUTPUT|SEQ)_TOKENS\Z"
+    r"|(?:.*_)?(?:PAD|BOS|EOS|EOD|EOT|UNK|SEP|CLS|MASK|START|END|STOP)_TOKEN(?:S|_IDS?)?\Z)"
+    r".*TOKEN(?!I[SZ]).*"
 )
-_KEY = re.compile(r".*_KEY", re.IGNORECASE)  # a secret only if its value looks random
-_ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
+_ADDRESS = re.compile(r".*DATABASE_URL.*|.*_DSN|.*(?:BROKER|REDIS)_URL.*|.*MONGO.*_UR[IL]", re.I)
 """The names of addresses, which are secret only if they have a password."""
-_TOKEN = r"(?s:.*TOKEN(?!I[SZ]).*)\Z"  # HF_TOKEN_2, but not TOKENIZER
-COUNTED = (
-    *("max", "min", "n", "num", "total", "new", "train", "val", "valid", "test", "eval", "batch"),
-    *("prompt", "input", "output", "context", "special", "extra", "stop", "seen", "target"),
-    *("global", "micro", "warmup", "completion", "generated", "cached", "seq", "per_step"),
-)
-_ROLES = ("pad", "bos", "eos", "eod", "eot", "unk", "sep", "cls", "mask", "start", "end", "stop")
-_HARMLESS = (
-    *("TOKENS", "TOKENS_*", "*_TOKENS_*"),  # TOKENS_PER_STEP
-    *(f"{word}_TOKENS" for word in COUNTED),
-    *(f"*_{word}_TOKENS" for word in COUNTED),
-    *(f"{role}_TOKEN{end}" for role in _ROLES for end in ("", "_ID", "S", "_IDS")),
-    *(f"TOKENIZER_{role}_TOKEN*" for role in _ROLES),
-)
-"""The names of numbers and words of a language model: not secret because of TOKEN alone."""
+_KEY = re.compile(r".*_KEY", re.IGNORECASE)  # a secret only if its value looks random
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}")
 _SHORTEST = 6
 MASK = secret_text.MASK
-TOKEN_STARTS = secret_text.TOKEN_STARTS
-tokens = secret_text.tokens
 without_credentials = secret_text.without_credentials
 
 
@@ -74,18 +57,8 @@ def is_secret(name: str) -> bool:
 
 @functools.cache
 def _names(added: str) -> re.Pattern[str]:
-    tokens = f"(?!{_either(_HARMLESS)})(?:{_TOKEN})"
-    theirs = _either(filter(None, re.split(r"[,\s]+", added)))
-    return re.compile(f"{theirs}|{_either(PATTERNS)}{_SERVICE_KEYS}|{tokens}", re.IGNORECASE)
-
-
-def _either(patterns: Iterable[str]) -> str:
-    return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
-
-
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}")
-_ADDRESS = re.compile(_either(_ADDRESSES), re.IGNORECASE)
-_CLEAR = re.compile(_either(PATTERNS) + _SERVICE_KEYS, re.IGNORECASE)
+    theirs = map(fnmatch.translate, filter(None, re.split(r"[,\s]+", added)))
+    return re.compile("|".join([*theirs, rf"(?s:{_ALWAYS}|{_TOKEN})\Z"]), re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:
@@ -112,8 +85,6 @@ def _known(environment: tuple[object, ...]) -> Mapping[str, str]:
 
 
 def _holds_secret(name: str, value: str) -> bool:
-    if secret_text.is_token(value):
-        return True
     if _ADDRESS.match(name) and not is_secret(name):
         return next(secret_text.in_url(value, is_secret), None) is not None
     if _KEY.fullmatch(name) and _RANDOM.fullmatch(value):
@@ -122,10 +93,9 @@ def _holds_secret(name: str, value: str) -> bool:
 
 
 def mask(text: str) -> str:
-    """Return the text with `***` for every secret, in every form of `_forms`.
+    """Return the text with `***` for the secrets of the environment, in every form of `_forms`.
 
-    These are the secrets of the environment, and what looks like a secret: credentials in URLs,
-    tokens of known services, and private keys.
+    Credentials in URLs are masked, too.
     """
     for form in _forms(tuple(known())):
         text = text.replace(form, MASK)
@@ -191,19 +161,9 @@ def shell_word(text: str) -> str:
     return _replace(text, shlex.quote, '"${{{}}}"'.format, known()) or "''"
 
 
-def is_given_away(name: str, value: str) -> bool:
-    """Return whether `NAME = "value"` in a file gives a secret away.
-
-    `eos_token = "</s>"` does not: what is only named a token must also look random.
-    """
-    if not is_secret(name) or len(value) < _SHORTEST or re.match(r"[$<\[{(%/]|\*+$", value):
-        return False
-    return _RANDOM.fullmatch(value) is not None or _CLEAR.match(name) is not None
-
-
 def written_down(text: str) -> list[str]:
-    """Return what looks like a secret in a text: credentials in its URLs, and tokens."""
-    return [*secret_text.in_url(text, is_secret), *secret_text.tokens(text)]
+    """Return the credentials in the URLs of a text."""
+    return [*secret_text.in_url(text, is_secret)]
 
 
 class _Masking(logging.Formatter):

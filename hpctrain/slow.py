@@ -1,7 +1,6 @@
 """What "slow" means: one vocabulary, and the limits of every judgement in one place.
 
     a rank    its own part of the steps against the median of the others   training.measuring
-    a host    how often the slowest rank was on it                         report
     a GPU     its clock against the median of the busy ones                top
     a figure  what was measured against the median of all                  doctor
     a link    the same, of the fastest pair of a node                      doctor
@@ -23,9 +22,6 @@ class Rank(NamedTuple):
 RANK, CLEARLY_SLOW_RANK = Rank(1.5, 0.2), Rank(3.0, 0.5)  # a note names it
 SLOWEST_RANK = Rank(1.0, 0.05)  # ranks that differ less are not told apart
 RANK_S, OF_IT_IF_CLEAR = 10.0, 0.3  # of training, before a note names a rank
-
-HOST_REPORTS = 3  # fewer say nothing about hosts
-HOST_SHARE, HOST_MORE = 0.5, 1.25  # of the reports: at least the half, and more than its part
 
 GPU_CLOCK = 0.9  # of the median
 BUSY_PERCENT = 50.0  # the clock of a GPU without work says nothing

@@ -173,12 +173,13 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(path: Path) -> None:
         code = (
-            "from hpctrain.tracking.uploading.client import main\n"
-            f"print([main(['sqlite:///{path}', name]) for name in ('hpctrain', 'exp')])"
+            "from hpctrain.tracking.uploading.client import *\n"
+            f"import_mlflow(); client = connect(uri := 'sqlite:///{path}')\n"
+            "print([experiment_id(client, uri, name) for name in ('hpctrain', 'exp')])"
         )
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stdout == "[0, 0]\n", done.stderr
+        assert done.stdout == "['1', '2']\n", done.stderr
 
     return shared(tmp_path_factory, "empty.db", make)
 

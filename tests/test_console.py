@@ -1,12 +1,7 @@
 """Tables fit into every terminal from 60 columns on, and break no word, name or number."""
 
 import io
-import json
-import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,10 +9,11 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from hpctrain.commands import status
 from hpctrain.console import Cell, Console, Table, shortened, wrapped
-from hpctrain.help import show
+from hpctrain.report import report_command
+from tests.report.accounts import attempt, spent, write_run
 
-WIDTHS = (60, 80, 132, 200)
 LONG = "an-experiment-with-a-long-name-that-says-everything-0123abcd"
 
 
@@ -26,12 +22,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-def sized(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Give the terminal a size and no colours."""
-    for name, value in {"COLUMNS": str(width), "LINES": "50", "TERM": "dumb"}.items():
-        monkeypatch.setenv(name, value)
 
 
 def drawn(*objects: object, width: int) -> list[str]:
@@ -101,100 +91,42 @@ def test_sentences_are_folded_between_words() -> None:
     assert cell_len(shortened("漢字" * 30, 21)) <= 21
 
 
-@pytest.fixture(scope="module")
-def runs(reference: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run, copies of it that failed with long reasons and long names, and 200 of them."""
-    folder = tmp_path_factory.mktemp("runs")
-    real = reference("train.max_steps=2", "tracking=off")
-    reasons = ("ValueError: of 漢字 " + "many words " * 40, "torch.OutOfMemoryError: 79.2 GiB " * 9)
-    for number, name in enumerate(("digits-00000001", LONG, "digits-00000002")):
-        shutil.copytree(real, folder / name)
-        record = json.loads((folder / name / "run.json").read_text())
-        record["swept"] = ["optimizer.lr=0.001", "optimizer.weight_decay=0.01", f"seed={number}"]
-        if number < 2:
-            record["state"] = record["attempts"][-1]["state"] = "failed"
-            record["attempts"][-1]["error"] = reasons[number]
-        (folder / name / "run.json").write_text(json.dumps(record))
-    return folder
-
-
-COMMANDS = {
-    "status": ("hpctrain.commands.status", []),
-    "checkpoints": ("hpctrain.commands.checkpoints", []),
-    "report": ("hpctrain.report.report_command", []),
-    "report of one": ("hpctrain.report.report_command", ["digits-00000002"]),
-    "compare": ("hpctrain.report.compare_command", ["digits-00000001", LONG]),
-    "top": ("hpctrain.report.live.live", ["--once", "digits-00000002"]),
-    "logs": ("hpctrain.commands.logs", [LONG]),
-    "--help keys": ("hpctrain.help", ["data", "checkpoint"]),
-    "--help metrics": ("hpctrain.help", ["perf/"]),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_break_no_word(
-    command: str, runs: Path, monkeypatch: pytest.MonkeyPatch, no_queue: None
-) -> None:
-    module, arguments = COMMANDS[command]
-    is_help = module == "hpctrain.help"
-    where = [] if is_help else ["--dir", str(runs)]
-
-    def shown(width: int) -> list[str]:
-        sized(monkeypatch, width)
-        monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-        assert (show if is_help else import_module(module).main)([*arguments, *where]) == 0
-        # A warning begins with the time, which goes on from one width to the next.
-        return re.sub(r"\d\d:\d\d:\d\d", "", terminal.getvalue()).splitlines()
-
-    whole = words(shown(5_000))
-    for width in WIDTHS:
-        lines = shown(width)
-        if command == "status":  # here the swept values stand below the table
-            lines = [line.replace("; ", " ").replace("digits-00000002:", "") for line in lines]
-        assert words(lines) <= whole | {"..."}, width
-        stand_out = [line for line in lines if cell_len(line) > width]
-        assert all(cell_len(line.split()[-1]) > 24 for line in stand_out), stand_out  # paths
-        if command != "status":
-            assert words(lines) >= whole
-
-
-@pytest.fixture
-def no_queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Without the scheduler."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return
-
-
-def test_status_has_one_line_for_a_run_and_one_for_its_reason(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, no_queue: None
-) -> None:
-    status = import_module("hpctrain.commands.status")
-    sized(monkeypatch, 80)
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    status.main(["--dir", str(runs)])
-    lines = terminal.getvalue().splitlines()
-    assert max(map(cell_len, lines)) <= 80
-    heads = next(line for line in lines if line.startswith("run "))
-    assert heads.split() == ["run", "state", "time", "step", "best"]
-    for name in ("digits-00000001", LONG):
-        (row, reason) = (n for n, line in enumerate(lines) if line.startswith(name))
-        assert "failed" in lines[row] + lines[row + 1]
-        assert "Error: " in lines[reason] + lines[reason + 1]
-    assert sum("..." in line for line in lines) == 2
-
-
 def test_what_looks_wrong_with_a_finished_run_is_not_green(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_queue: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = import_module("hpctrain.commands.status")
-    shutil.copytree(runs / "digits-00000002", tmp_path / "dead")
-    record = json.loads((tmp_path / "dead" / "run.json").read_text())
     note = {"topic": "stuck", "text": "train/loss has not fallen", "step": 2, "about": ""}
-    (tmp_path / "dead" / "run.json").write_text(json.dumps(record | {"notes": [note]}))
-    sized(monkeypatch, 200)
-    for name, value in {"TERM": "xterm-256color", "COLORTERM": "", "FORCE_COLOR": "1"}.items():
+    write_run(tmp_path / "dead", [attempt(0, 9)], notes=[note])
+    monkeypatch.setenv("PATH", str(tmp_path))  # without the scheduler
+    colours = {"TERM": "xterm-256color", "COLORTERM": "", "FORCE_COLOR": "1", "COLUMNS": "200"}
+    for name, value in colours.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     status.main(["--dir", str(tmp_path)])
     line = terminal.getvalue().splitlines()[-1]
     assert "\x1b[33mdead: train/loss has not fallen" in line
+
+
+def test_a_report_breaks_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "ValueError: of 漢字 " + "many words " * 40
+    for number, name in enumerate(("digits-00000001", LONG)):
+        write_run(
+            tmp_path / name,
+            [attempt(0, 100, state="failed", error=reason)],
+            [spent(1, 90, 20, startup=10, compute=80)],
+            state="failed",
+            swept=["optimizer.lr=0.001", f"seed={number}"],
+        )
+    for name, value in {"TERM": "dumb", "LINES": "50"}.items():
+        monkeypatch.setenv(name, value)
+
+    def shown(width: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+        report_command.main(["--dir", str(tmp_path)])
+        return terminal.getvalue().splitlines()
+
+    whole = words(shown(5_000))
+    for width in (60, 80, 132, 200):
+        lines = shown(width)
+        assert words(lines) == whole
+        assert [line for line in lines if cell_len(line) > width] == []

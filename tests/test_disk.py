@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from data_prep.formats import mds
 from hpctrain import disk
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.child import python_module
@@ -62,8 +61,8 @@ def test_a_store_needs_no_home(tmp_path: Path) -> None:
             *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
             *(f"--inh-caps={reading}", f"--ambient-caps={reading}", "env", "-i"),
             *("PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}", sys.executable, "-c"),
-            "import sys; from hpctrain.tracking.store import initialise; "
-            "initialise(sys.argv[1], 'e')",
+            "import sys; from hpctrain.tracking.uploading.client import *; "
+            "import_mlflow(); connect(sys.argv[1])",
             f"sqlite:///{tmp_path}/mlflow.db",
         ],
         capture_output=True,
@@ -117,21 +116,12 @@ def config(folder: Path) -> Any:
     return frozen.load(folder / "config.yaml")
 
 
-def shards(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    def call(folder: Path) -> Any:
-        (folder / "index.json").write_text(DEEP)
-        return list(read(folder))
-
-    return call
-
-
 @pytest.mark.parametrize(
     ("read", "error"),
     [
         (manifest, StorageError),
         (config, ConfigError),
         (lambda folder: Index.loads(DEEP.encode(), f"{folder}/index.json"), DataError),
-        (shards(lambda folder: mds.shards_of(folder, "x")), DataError),
     ],
 )
 def test_json_that_is_nested_too_deeply_is_an_error_that_names_the_file(

@@ -46,7 +46,6 @@ from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
 from tests.conftest import ROOT, make_composer, runs
 from tests.gpu.first_minutes import PARTS
-from tests.tracking.browser import Browser, chromium
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The words that begin a command; every other line of a block of commands is an error.
@@ -439,25 +438,6 @@ def build_site(folder: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(chromium() is None, reason="NO BROWSER TEST: apt-get install chromium")
-def test_no_code_block_is_cut_and_no_page_scrolls_sideways(tmp_path: Path) -> None:
-    build_site(tmp_path / "site")
-    script = """(() => { const blocks = [...document.querySelectorAll('pre code')];
-        return [document.documentElement.scrollWidth - innerWidth,
-                ...blocks.map(e => e.scrollWidth - e.clientWidth)]; })()"""
-    for width in (390, 1400):
-        (tmp_path / str(width)).mkdir()
-        with Browser(tmp_path / str(width), size=(width, 900)) as browser:
-            for name in ("reference/keys", "reference/commands", "architecture", "data", "train"):
-                page = tmp_path / "site" / name / "index.html"
-                browser.open(page.as_uri())
-                browser.wait_for("Table of contents" if width > 390 else "hpctrain")
-                beyond = browser.run(script)
-                assert len(beyond) > (1 if name != "reference/keys" else 0)
-                assert max(beyond) <= 0, (name, width)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

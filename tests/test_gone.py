@@ -64,7 +64,9 @@ def test_a_command_or_an_option(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_frozen_config_of_before(name: str, tmp_path: Path) -> None:
+def test_a_frozen_config_of_before(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "config.yaml"
     values = yaml.safe_load(OLD)
     *sections, last = name.split(".")
@@ -76,5 +78,10 @@ def test_a_frozen_config_of_before(name: str, tmp_path: Path) -> None:
     load(path)
     node[last] = "another"
     path.write_text(yaml.dump(values))
-    with pytest.raises(ConfigError, match=f"^{path}: {name}=another: {name} has left hpctrain: "):
+    said = f"{path}: {name}=another: {name} has left hpctrain: "
+    if name.startswith(("launch.", "site.", "network.", "evaluation.")):
+        load(path)
+        assert said in caplog.text
+        return
+    with pytest.raises(ConfigError, match=f"^{said}"):
         load(path)

@@ -138,7 +138,7 @@ def test_a_host_with_a_driver_never_trains_on_the_cpu_in_silence(
     ):
         devices.kind("auto", 0, {})
     of_cuda(monkeypatch, "Found no NVIDIA driver on your system.")
-    with pytest.raises(ConfigError, match=r"a container needs --nv \(site\.container\.nv=true\)"):
+    with pytest.raises(ConfigError, match=r"a container needs --nv \(launch\.gpus_per_node\)"):
         devices.kind("auto", 0, {})
 
 

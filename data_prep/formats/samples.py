@@ -19,8 +19,8 @@ from hpctrain.shards.types import Array
 _RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 
 
-OWN_SHAPE = (
-    "if several sizes vary, yield x.ravel(), which --variable takes, and x.shape as another field"
+_OTHER_SHAPES = (
+    "--variable takes any length of the first axis (docs/data.md: Samples of different shapes)"
 )
 
 
@@ -68,7 +68,7 @@ def _array_of_image(image: Any) -> Array:
     return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
 
 
-def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
+def field_of(value: Any, *, variable: bool = False) -> Field:
     """Return the field for values like this one, the first."""
     array = _array_of(value)
     variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
@@ -76,68 +76,48 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
         raise Unusable("a single number has no length that could vary")
     shape = array.shape[1:] if variable else array.shape
     try:
-        return Field(dtype or array.dtype.newbyteorder("=").name, shape, variable)
+        return Field(array.dtype.newbyteorder("=").name, shape, variable)
     except DataError as error:
         raise Unusable(str(error)) from None
 
 
-def fields_of(
-    values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
-) -> dict[str, Field]:
+def fields_of(values: Mapping[str, Any], variable: Sequence[str] = ()) -> dict[str, Field]:
     """Return the schema for samples like this one, the first; see `field_of`."""
     fields = {}
-    for option, given in (("--variable", variable), ("--dtype", dtypes or {})):
-        if unknown := sorted(set(given) - set(values)):
-            raise ConfigError(f"{option} {unknown[0]}: the fields are {', '.join(values)}")
+    if unknown := sorted(set(variable) - set(values)):
+        raise ConfigError(f"--variable {unknown[0]}: the fields are {', '.join(values)}")
     for name, value in values.items():
         try:
-            dtype = (dtypes or {}).get(name, "")
-            fields[name] = field_of(value, variable=name in variable, dtype=dtype)
+            fields[name] = field_of(value, variable=name in variable)
         except Unusable as error:
             raise Unusable(f"field {name!r}: {error}") from None
     return fields
 
 
-def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
+def fitted(value: Any, field: Field) -> Array:
     """Convert a value to the dtype of a field, and check its shape."""
     array = _array_of(value)
     if field.variable and array.shape == (0,):
         array = array.reshape(0, *field.shape)
     found = array.shape[1:] if field.variable and array.ndim else array.shape
     if found != field.shape or (field.variable and not array.ndim):
-        hint = _other_shape(found, field)
-        raise Unusable(f"found {array.dtype.name}{list(array.shape)}, the field is {field}{hint}")
+        raise Unusable(
+            f"found {array.dtype.name}{list(array.shape)}, the field is {field}; {_OTHER_SHAPES}"
+        )
     dtype = np.dtype(field.dtype)
     if array.dtype == dtype:
         return array
     result, changed = cast(array, field.dtype)
-    if not rounded and array.dtype.kind == dtype.kind == "f":  # digits that get lost
+    if array.dtype.kind == dtype.kind == "f":  # digits that get lost
         with np.errstate(all="ignore"):
             changed = (result.astype(array.dtype) != array) & ~np.isnan(array)
     if changed is not None and changed.any():
         example = array[changed].reshape(-1)[0]
-        how = "" if rounded and array.dtype.kind == dtype.kind == "f" else " exactly"
-        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype}{how}")
+        raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype} exactly")
     return result
 
 
-def _other_shape(found: Sequence[int], field: Field) -> str:
-    """Return how samples that differ in size can be kept, "" if no way is known."""
-    if len(found) != len(field.shape):
-        return ""
-    first, *more = (
-        i for i, sizes in enumerate(zip(found, field.shape, strict=True)) if len({*sizes}) > 1
-    )
-    if field.variable or more:
-        return f"; {OWN_SHAPE}"
-    if not first:
-        return "; --variable takes any length"
-    return f"; yield numpy.moveaxis(x, {first}, 0), and --variable takes any length of this axis"
-
-
-def fit_all(
-    values: Mapping[str, Any], fields: Mapping[str, Field], rounded: frozenset[str] = frozenset()
-) -> dict[str, Array]:
+def fit_all(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Array]:
     """Convert a sample, which must have exactly these fields; see `fitted`."""
     if values.keys() != fields.keys():
         missing = ", ".join(repr(name) for name in fields if name not in values)
@@ -148,7 +128,7 @@ def fit_all(
     sample = {}
     for name, field in fields.items():
         try:
-            sample[name] = fitted(values[name], field, rounded=name in rounded)
+            sample[name] = fitted(values[name], field)
         except Unusable as error:
             raise Unusable(f"field {name!r}: {error}") from None
     return sample
@@ -188,13 +168,6 @@ class Samples:
         """Whether the samples fill a block."""
         return self._bytes >= BLOCK_BYTES
 
-    def room(self, name: str) -> Array:
-        """Return the place of the next sample's fixed-size field, to be filled before `add`."""
-        values = self._values[name]
-        assert not isinstance(values, list)
-        room: Array = values[len(self)]
-        return room
-
     def add(
         self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
     ) -> None:
@@ -203,7 +176,7 @@ class Samples:
             values = self._values[name]
             if isinstance(values, list):
                 values.append(value)
-            elif value.base is not values:  # a view is in `room` already
+            else:
                 values[len(self)] = value
             self._bytes += value.nbytes
         self._records.append(record)

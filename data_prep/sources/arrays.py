@@ -32,15 +32,12 @@ Values do not change, with these exceptions:
   valid_min and valid_max) become NaN; in an integer field, a sample with a missing value cannot be
   used.
 
-Values that were never written are refused: chunks that a file or store does not have, and rows of a
-virtual dataset or NetCDF variable that nothing stands behind. --unwritten NAME takes the fill value
-for them (a missing value in NetCDF), if there is one. So is content that does not have the checksum
-of its .npz.
+Values that were never written are refused: chunks that a file or store does not have. --unwritten
+NAME takes the fill value for them (a missing value in NetCDF), if there is one. So is content that
+does not have the checksum of its .npz. External links and virtual datasets of HDF5 are refused.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
-if the array is compressed or transposed. In an .npz, everything before a
-sample has to be read too; an array in Fortran order is read whole. HDF5 and NetCDF4 files may lead
-to other files (links, virtual datasets) only with --external.
+if the array is compressed or transposed. Arrays of an .npz are read whole.
 """
 
 import argparse
@@ -78,8 +75,6 @@ files=FILE* : path
     store the field in another dtype; values that change cannot be used
 --unwritten NAME ...
     take the fill value for values that were never written
---external
-    follow links and virtual datasets of HDF5 and NetCDF4 files into other files
 {writing()}
 """
 
@@ -87,7 +82,7 @@ files=FILE* : path
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the arrays that the command line names."""
     more = {"axes": args.axis, "casts": args.cast, "unwritten": args.unwritten}
-    return arrays(args.files, args.field, options, **more, external=args.external)
+    return arrays(args.files, args.field, options, **more)
 
 
 @dataclass(frozen=True)
@@ -160,10 +155,9 @@ def arrays(
     axes: Sequence[str] = (),
     casts: Sequence[str] = (),
     unwritten: Sequence[str] = (),
-    external: bool = False,
 ) -> Source:
     """Make a source of arrays with the same number of samples."""
-    wheres, notes = addresses(files, named, external=external)
+    wheres, notes = addresses(files, named)
     axis_of = _by_field("--axis", axes, wheres, "K")
     cast_of = _by_field("--cast", casts, wheres, "DTYPE")
     filled = _by_field("--unwritten", [f"{name}=yes" for name in unwritten], wheres, "yes")
@@ -172,7 +166,6 @@ def arrays(
         given = axis_of.get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
             *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
-            external=external,
             unwritten=name in filled,
             max_output=options.max_output,
         )
@@ -262,13 +255,8 @@ def _about(column: Column) -> dict[str, Any]:
     count, packing = len(column.parts), column.parts[0].packing
     about: dict[str, Any] = {"from": first if count == 1 else f"{first} … {last} ({count} arrays)"}
     about |= {"axis": column.axis} if column.axis else {}
-    if any(part.packing != packing for part in column.parts):
-        about["packing"] = "each file's own"
-    elif packing.scale is not None:
+    if packing.scale is not None:
         about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
-    about |= {"missing": list(packing.missing)} if packing.missing else {}
-    if (packing.lowest, packing.highest) != (None, None):
-        about["valid_range"] = [packing.lowest, packing.highest]
     return about | ({"cast": column.cast} if column.cast else {})
 
 
@@ -285,7 +273,7 @@ def _source_files(
             paths: dict[str, None] = {}
             for column in opened:
                 for part, first, last in column.column.spans(start, stop):
-                    if part.where.kind == "zarr" or column.column.external:
+                    if part.where.kind == "zarr":
                         paths.update(dict.fromkeys(column.file(part).files(first, last)))
                     else:
                         paths[part.where.path] = None

@@ -7,18 +7,17 @@ unless --split says something else. The features become fields:
 
 Value, List, Sequence   as in `table`: numbers, text as variable-length uint8, lists
 ClassLabel              int64, with the names in the index; -1 means "no label", as in `datasets`
-Array2D … Array5D       the same shape; variable-length if the first axis has no size
 Image                   as in `images`: decoded, or kept with --encoded. Without --mode and --size,
                         the first image decides them; the mode is then L or RGB
 
 
-Other features, such as Audio and Video, are an error that names them: use --drop. So are dicts:
-`dataset.flatten()` in Python makes a feature of each key, before save_to_disk.
+Other features, such as Audio, Video, Array2D, are an error that names them: use --drop. So are
+dicts: `dataset.flatten()` in Python makes a feature of each key, before save_to_disk.
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources.table import Table
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
-from hpctrain.shards.ragged import offsets_of
 from hpctrain.shards.types import Array
 
 SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
@@ -107,52 +105,15 @@ def _load(folder: Path) -> _Saved:
 
 @dataclass(frozen=True)
 class _Feature(Column):
-    """A column of the type that the description says, or an array feature of these sizes.
-
-    The library stores array features as nested lists of any lengths.
-    """
-
-    sizes: tuple[int | None, ...] = ()
+    """A column of the type that the description says."""
 
     def taken(self, array: Any) -> tuple[dict[int, str], Taken]:
         """See `Column`."""
-        import pyarrow as pa
-
-        array = array.storage if isinstance(array, pa.ExtensionArray) else array
-        if self.sizes:
-            array, bad = self._shaped(array)
-            problems, take = super().taken(array)
-            return problems | bad, take
         if array.type != self.type:
             raise DataError(
                 f"column {self.name!r}: a file has {array.type}, its description {self.type}"
             )
         return super().taken(array)
-
-    def _shaped(self, array: Any) -> tuple[Any, dict[int, str]]:
-        """Return an array of the column's type, and the rows of another shape, set to null."""
-        import pyarrow as pa
-        from pyarrow import compute
-
-        good, level, rows = np.ones(len(array), bool), array, np.arange(len(array))
-        for size in self.sizes:
-            lengths = np.asarray(compute.list_value_length(level).fill_null(-1))
-            good[rows[lengths < 0 if size is None else lengths != size]] = False
-            level, rows = level.flatten(), np.repeat(rows, np.maximum(lengths, 0))
-        valid = np.asarray(array.is_valid())
-        why = f"column {self.name!r} is no array of shape {list(self.field.shape)}"
-        leaves = chosen = array.filter(pa.array(good))
-        for _ in self.sizes:
-            leaves = leaves.flatten()
-        for size in reversed(self.sizes[1:]):
-            leaves = pa.FixedSizeListArray.from_arrays(leaves, size)
-        if self.sizes[0] is None:
-            ends = offsets_of(np.asarray(compute.list_value_length(chosen)))
-            leaves = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), leaves)
-        else:
-            leaves = pa.FixedSizeListArray.from_arrays(leaves, self.sizes[0])
-        places = pa.array(np.cumsum(good) - 1, mask=~good)
-        return leaves.take(places), dict.fromkeys(np.flatnonzero(valid & ~good).tolist(), why)
 
 
 @dataclass(frozen=True)
@@ -238,19 +199,10 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 
 def _column(name: str, saved: _Saved, cast: str, images: Pixels) -> Column:
-    import pyarrow as pa
-
     feature, kind = saved.features[name], saved.schema.field(name).type
     if type(feature).__name__ == "Image":
         return _Images(name, kind, _image_field(name, saved, images), pixels=images)
-    if not type(feature).__name__.startswith("Array"):
-        return _Feature.of(name, kind, cast)
-    kind = pa.from_numpy_dtype(feature.dtype)
-    for size in reversed(feature.shape):
-        kind = pa.list_(kind, -1 if size is None else size)
-    column = _Feature.of(name, kind, cast)
-    assert isinstance(column, _Feature)
-    return replace(column, sizes=tuple(feature.shape))
+    return _Feature.of(name, kind, cast)
 
 
 def _image_field(name: str, saved: _Saved, images: Pixels) -> Field:

@@ -3,7 +3,7 @@
 SRC/cat/1.jpg              the folders below SRC, in the order of their names' bytes, are the
 SRC/dog/a/2.jpg            labels 0, 1, …; with --no-labels there are no labels
 SRC/train/cat/1.jpg        with --split column:folder, the first folders are the splits
-SRC.csv, .jsonl, .parquet  columns `path` (relative to the list) and `label`; another column can
+SRC.csv                    columns `path` (relative to the list) and `label`; another column can
                            decide the split: --split column:NAME
 
 The fields are image and label (int64). If all labels of a list are whole numbers, they are the
@@ -73,12 +73,10 @@ class _ImageSource(Source):
             reading.bad(*problem)
         samples = Samples(self.fields, self.root, columned=bool(what.column))
         shape = None if self.pixels.encoded else self.fields["image"]
-        fixed = not self.fields["image"].variable
         for i, file in enumerate(what):
             record = what.records[i] if what.records else ""
-            room = samples.room("image") if fixed else None
             try:
-                image = self.pixels.sample(_content(file), shape, room)
+                image = self.pixels.sample(_content(file), shape)
             except Unusable as error:
                 reading.bad(file.path, record, str(error))
                 continue
@@ -118,7 +116,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         raise DataError(f"{path} has no images{problems.why()}")
     names: list[str] | None = None
     if labels:
-        names, found.labels = numbers(path, found, fixed)
+        names, found.labels = numbers(found, fixed)
     for name in set(found.column) if by_column else ():
         check_name(name, "split")
     spec = pixels.field or _first(pixels, found, BadRecords(options.on_error), path)

@@ -14,16 +14,16 @@ such as torch's, or a class or function that makes one. FILE.py is a file, MODUL
 A sample is a dict, or a tuple or a single value whose names --fields gives. The first sample
 decides the schema: arrays and tensors keep dtype and shape; whole numbers become int64, other
 numbers float64, bool uint8; text (UTF-8) and bytes become variable-length uint8; images of Pillow
-become (channels, height, width), as in `images`. All other samples have to fit the schema exactly;
---dtype stores floats in fewer bits. The key `split` holds the name of the sample's split, unless
---split says something else; --split column:NAME takes it from a field.
+become (channels, height, width), as in `images`. All other samples have to fit the schema exactly.
+The key `split` holds the name of the sample's split, unless --split says something else; --split
+column:NAME takes it from a field.
 
 The samples have to be the same each time. So leave random augmentation out: it belongs into the
 training, and only one draw of it would be stored. A function is called several times: once for the
 first sample, and once for each piece, also in other processes. If it has the parameters `part` and
 `parts`, --pieces cuts the work into that many pieces. A data set is made once in each process, and
 cut into pieces of a shard; --pieces cuts it into more, so that more --workers can read. The
-conversion notices changes only of the file and of each --input.
+conversion notices changes only of the file.
 
 NumPy's BLAS uses one thread in each process, unless OPENBLAS_NUM_THREADS is set.
 """
@@ -43,7 +43,6 @@ from data_prep.options import VARIABLE, Options, pairs, writing
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError
-from hpctrain.shards.field import DTYPES
 
 ARGUMENTS = f"""
 function=CODE
@@ -55,10 +54,6 @@ function=CODE
 --pieces N : int
     call the function N times, with part=0 … N-1 and parts=N, or cut the data set into N pieces
     (default: 1, or pieces of a shard)
---dtype FIELD=DTYPE ...
-    store a field as this dtype; values that do not fit cannot be used
---input FILE ... : path
-    a file that the function reads; a change in it makes another data set
 {VARIABLE}
 {writing("")}
 """
@@ -77,15 +72,11 @@ class _Python(Stream):
 
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the samples that Python code gives."""
-    given, pieces = _values("--arg", args.arg), args.pieces
-    dtypes = {name: str(value) for name, value in _values("--dtype", args.dtype).items()}
+    given, pieces = _values(args.arg), args.pieces
     if pieces is not None and pieces < 1:
         raise ConfigError(f"--pieces {pieces}: at least 1")
     place, name = place_of(args.function)
-    files = tuple(SourceFile.of(path) for path in (Path(file_of(place)), *args.input))
-    for dtype in dtypes.values():
-        if dtype not in DTYPES:
-            raise ConfigError(f"--dtype {dtype}: allowed are {', '.join(DTYPES)}")
+    files = (SourceFile.of(Path(file_of(place))),)
     names = tuple(listed([args.fields or ""]))
     code = Code(place, name, given, parts_of(place, name, given, pieces), names)
     data = code.data()
@@ -105,8 +96,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         about={"from": f"{place}:{name}", "args": given},
         own=SPLIT,
         code=code,
-        rounded=frozenset(dtypes),
-    ).with_fields(options, args.variable, f"{args.function} yields no sample", dtypes)
+    ).with_fields(options, args.variable, f"{args.function} yields no sample")
     if data is None:
         return found
     check_same(code, len(data))
@@ -117,9 +107,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     return replace(found, pieces=cut)
 
 
-def _values(option: str, texts: Sequence[str]) -> dict[str, Any]:
+def _values(texts: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, text in pairs(option, texts, empty=True).items():
+    for name, text in pairs("--arg", texts, empty=True).items():
         try:
             values[name] = json.loads(text)
         except ValueError:

@@ -1,11 +1,11 @@
-"""Write a data set again: other shards, codec, splits or order, or fewer fields.
+"""Write a data set again: other shards, codec, splits or order.
 
     python -m data_prep repack SRC OUT --shard-size 1GiB --codec zstd
     python -m data_prep repack SRC OUT --shuffle 0
     python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label --dedup exact
 
 SRC is a folder with an index.json, written by this package or by `index`. The sizes of its shards
-are compared with the index. Their digests are compared too, unless --fields leaves fields out.
+and their digests are compared with the index.
 
 Without options, splits and order stay as they are. --shuffle puts the samples of each split in a
 random order (or all samples, if --split makes other splits). The same SEED gives the same order.
@@ -47,8 +47,6 @@ src=SRC : path
     folder of a data set
 --shuffle SEED : int
     put the samples in a random order
---fields A,B
-    write only these fields, in this order (default: all)
 {writing(_KEEP)}
 """
 
@@ -84,12 +82,11 @@ class _Repack(Source):
     # Number of the first shard of each group, and the number of all shards.
     groups: tuple[int, ...] = ()
     seed: int | None = None  # seed of the random order; None keeps the order of the source
-    whole: bool = True  # whether all fields are read, so that digests are compared
     bytes_each: int = 1  # approximate bytes of a sample
 
     def read(self, what: _Part, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        for number in what.owned if self.whole else ():
+        for number in what.owned:
             self._verify(number)
         touched: set[int] = set()
 
@@ -179,7 +176,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     src, seed, keep = args.src, args.shuffle, args.keep
     index = Index.load(src)
     index.check(src)
-    stored = _stored(src, index, args.fields.split(",") if args.fields is not None else None)
+    stored = dict(index.fields)
     if seed is not None and str(options.split).startswith("file:"):
         raise ConfigError(f"--split {options.split} goes by the shards, which --shuffle mixes")
     kept = [index.split(name).shards for name in index.splits]
@@ -211,28 +208,18 @@ def source(args: argparse.Namespace, options: Options) -> Source:
                 "provenance": dict(index.provenance),
             }
         },
-        categories={n: names for n, names in index.categories.items() if n in stored},
+        categories=dict(index.categories),
         columns=("split",),
         folders=(str(src),),
-        group=index.group if keep and index.group in stored else "",
+        group=index.group if keep else "",
         folder=str(src),
         stored=tuple(stored.items()),
         shards=shards,
         files=files,
         groups=tuple(firsts),
         seed=seed,
-        whole=set(stored) == set(index.fields),
         bytes_each=bytes_each,
     )
-
-
-def _stored(src: Path, index: Index, chosen: Sequence[str] | None) -> dict[str, Field]:
-    names = [*index.fields] if chosen is None else chosen
-    for name in chosen or ():
-        if name not in index.fields or names.count(name) > 1:
-            problem = "is there twice" if name in index.fields else "is no field"
-            raise ConfigError(f"--fields: {name!r} {problem}; {src} has {', '.join(index.fields)}")
-    return {name: index.fields[name] for name in names}
 
 
 def _parts(

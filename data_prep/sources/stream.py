@@ -29,8 +29,6 @@ class Stream(Source):
     keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
     pixels: Pixels = field(default_factory=Pixels)  # how images become samples
     images: frozenset[str] = frozenset()  # the fields that are images
-    # The fields whose floats may lose digits, because the user chose the dtype.
-    rounded: frozenset[str] = frozenset()
     column: str = ""  # the field whose values name the splits, or `own`, or ""
     sample_bytes: int = 1  # the size of the first sample
 
@@ -48,7 +46,7 @@ class Stream(Source):
                 values, split = decode()
                 if bool(split) != bool(self.own):
                     raise Unusable("some samples have a 'split', some have none")
-                sample = fit_all(values, self.fields, self.rounded)
+                sample = fit_all(values, self.fields)
             except Unusable as error:
                 reading.bad(file, record, str(error))
                 continue
@@ -65,21 +63,20 @@ class Stream(Source):
         options: Options,
         variable: Sequence[str],
         none: str,
-        dtypes: Mapping[str, str] | None = None,
     ) -> Self:
         """Return the source with the schema of its first sample that can be used.
 
         The first axis of the `variable` fields varies in length. `none` begins the message if there
-        is no such sample, and `dtypes` are those to store, by field.
+        is no such sample.
         """
         problems = BadRecords(options.on_error)
         for file, inside in (piece.what for piece in self.pieces):
             for record, decode, _ in self.encoded(file, inside, problems):
                 try:
                     values, split = decode()
-                    fields = fields_of(values, variable, dtypes)
+                    fields = fields_of(values, variable)
                     fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
-                    first = fit_all(values, fields, self.rounded)
+                    first = fit_all(values, fields)
                 except Unusable as error:
                     problems.bad(file, record, str(error))
                     continue

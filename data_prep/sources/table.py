@@ -14,17 +14,14 @@ text, binary     variable-length uint8 (text as UTF-8); with --categorical int32
 lists            fixed-size lists: (n, k); other lists: variable-length
 structs, others  cannot be stored (nor decimals): use --drop
 
-An integer column of Parquet keeps the category names that `export` has written with it.
-
 A row cannot be used if it has a null and --null gives no value for it, or an integer that does not
 fit or that a float would round (--cast may round floats to a smaller float). Messages give the
 number of such a row, from 1, without the header. --on-error says what happens then.
 
-CSV has no types: the values in the first MiB decide the types for all rows, and another value, or a
-row with too few or too many, is refused, whatever --on-error says. In a column of numbers,
-007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the text, and
---cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8; files in other encodings
-are refused.
+CSV has no types: the values in the first 4 MiB decide the types for all rows. A later value of
+another type, or a row with too few or too many, is refused, whatever --on-error says. In a column
+of numbers, 007 is 7, and an empty value (or NA, nan, null) is null. --cast COLUMN=text keeps the
+text, and --cast COLUMN=float64 allows that integers are rounded. CSV is UTF-8.
 """
 
 import argparse
@@ -38,8 +35,8 @@ from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
-from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed, names_of
-from data_prep.formats.tables.columns import Column, Taken, numbers_of, plain
+from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
+from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.tables import without
 from data_prep.options import Options, pairs, writing
@@ -104,12 +101,10 @@ class Table(Source):
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict[int, str]()
         by_value = self.column and not split
-        numbers = numbers_of(batch, columns)
         taken: dict[str, Taken] = {}
         for column in columns if batch.num_rows else ():
-            if column.name not in numbers:
-                found, taken[column.name] = column.taken(batch.column(column.name))
-                bad = found | bad
+            found, taken[column.name] = column.taken(batch.column(column.name))
+            bad = found | bad
         if by_value and batch.num_rows:
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
@@ -121,12 +116,7 @@ class Table(Source):
         kept = np.delete(np.arange(batch.num_rows), list(bad))
         values: dict[str, Any] = {}
         for name, group in self.fields_of.items():
-            arrays: list[Any] = [
-                (numbers[column.name][kept] if bad else numbers[column.name])
-                if column.name in numbers
-                else taken[column.name](kept if bad else None)
-                for column in group
-            ]
+            arrays: list[Any] = [taken[column.name](kept if bad else None) for column in group]
             stacked = self.fields[name].shape != group[0].field.shape
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts = [split] * len(kept) if self.column else None
@@ -204,9 +194,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             "types": {name: str(schema.field(name).type) for name in chosen},
         },
         categories={
-            target: names
+            target: list(map(str, group[0].categories))
             for target, group in fields_of.items()
-            if target not in choice.stack and (names := names_of(group[0], schema))
+            if target not in choice.stack and group[0].categories is not None
         },
         columns=schema.names,
         fields_of=fields_of,
@@ -223,7 +213,6 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return tables.schema_of(path, csv)[0], csv
-    csv = csv.for_width(path)
     schema, first = tables.schema_of(path, csv)
     chosen = frozenset(choice.choose(schema.names))
     outputs = {

@@ -21,6 +21,7 @@ mark at the start of a file is dropped. Empty documents are left out and counted
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -83,17 +84,13 @@ class Corpus:
         """Yield documents from all parts of the corpus, in total about `limit` bytes at most."""
         parts = list(self.parts(step))
         total = max(1, sum(size for _, _, size in parts))
-        passed = used = 0
-        for part, _, size in parts:
-            passed += size
-            # The bytes of the parts so far.
-            share = limit * min(1.0, passed / total) if total > limit else limit
-            if used >= share and total > limit:
-                continue
-            for document in self.reader.read(part, BadRecords("skip")):
+        room = 0.0 if total > limit else math.inf
+        for part, _, size in parts:  # what a part leaves, the next may take
+            room += size * limit / total
+            for document in self.reader.read(part, BadRecords("skip")) if room > 0 else ():
                 yield document.text
-                used += len(document.text.encode())
-                if used >= share:
+                room -= len(document.text.encode())
+                if room <= 0:
                     break
 
 

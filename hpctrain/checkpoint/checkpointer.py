@@ -78,7 +78,7 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    the multiples of `keep_every` and of the steps that `kept` returns. A checkpoint that has an
+    those of the steps that `kept` returns. A checkpoint that has an
     `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
     the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
     the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
@@ -98,14 +98,13 @@ class Checkpointer:
         ranks: RankInfo,
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
-        keep_every: int | None = None,
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
         states: int = 2,
         staging: float = 0,
     ) -> None:
-        self.ranks, self.committed = ranks, Committed(folder, keep, keep_every, kept)
+        self.ranks, self.committed = ranks, Committed(folder, keep, kept)
         self.saves = Saves(self.committed, ranks)
         self.path = self.committed.path
         self._average, self._base = average, base

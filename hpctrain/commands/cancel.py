@@ -29,7 +29,6 @@ from hpctrain.runs.state.select import (
     are_folders,
     is_search,
     one_sweep,
-    parted,
     search_of,
     searches_of,
     select,
@@ -39,7 +38,7 @@ from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.search.worker_arrays import in_queue, local_workers
 from hpctrain.slurm import queue
 from hpctrain.slurm.queue import me
-from hpctrain.terminal import few, printable
+from hpctrain.terminal import printable
 
 _SAVE_S = 60.0  # how long to wait for the runs to save
 
@@ -84,22 +83,6 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if bool(options.runs) == options.all:
         raise ConfigError("cancel needs the runs or sweeps to stop, or --all (and not both)")
-    functions, others = parted(options.dir, options.runs)
-    if functions:
-        if others or options.save:
-            raise ConfigError(
-                f"{functions[0].name}: a job of a function is cancelled without --save, and without"
-                " runs beside it"
-            )
-        if len(functions) > len(options.runs):
-            names = few([path.name for path in functions])
-            raise ConfigError(f"{options.runs[0]}: could be {names}; type more of it")
-        from hpctrain.commands import function_jobs
-
-        done = function_jobs.cancel(functions)
-        lines = [f"{Path(each['function']).name}: {each['said']}" for each in done]
-        print(json.dumps(done) if options.json else printable("\n".join(lines)))
-        return 0
     runs = _without_trials(gather(select(options.dir, options.runs)), options)
     if blind := [run for run in runs if run.submission and not (run.is_final or run.scheduler)]:
         raise LaunchError(

@@ -17,7 +17,7 @@ from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs, tail
-from hpctrain.runs.state.select import add_arguments, latest_run, parted
+from hpctrain.runs.state.select import add_arguments, latest_run
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.terminal import bytes_writer, harmless, printable
 
@@ -56,10 +56,6 @@ def main(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    if functions := parted(options.dir, options.runs)[0]:
-        from hpctrain.commands.function_jobs import show_log
-
-        return show_log(functions[-1], options, _start, _copy)
     path = latest_run(options.dir, options.runs[0], "logs")
     if options.follow:
         return _follow(path, options)

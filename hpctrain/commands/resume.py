@@ -189,7 +189,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     trust.check(run.path, config, directory.code_copy)
     # These keys were meant for the old submission only.
     overridden = {text.partition("=")[0] for text in overrides}
-    for key in ("wait", "check", "dry_run", "rerun"):
+    for key in ("wait", "dry_run", "rerun"):
         if f"launch.{key}" not in overridden:
             setattr(config.launch, key, getattr(LaunchConfig(), key))
     if "train.from_scratch" not in overridden:

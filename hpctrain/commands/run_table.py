@@ -21,7 +21,7 @@ from hpctrain.tracking.meta import Uploaded
 from hpctrain.tracking.pending_upload import left_behind
 from hpctrain.units import duration
 
-PROBLEMS = 3
+_PROBLEMS = 3
 """The most lines about uploads and the like."""
 _COLUMNS = (
     *("run", "swept", "state", "node", "restarts", "time", "step", "ETA"),
@@ -178,9 +178,9 @@ def problems(rows: list[Row]) -> list[Text]:
     """Return a line for each of the first problems that a run has beside its state."""
     kinds = ("upload_problem", "changed_code", "purged")
     found = [(r.run.name, text) for kind in kinds for r in rows if (text := getattr(r, kind))]
-    lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:PROBLEMS]]
-    if len(found) > PROBLEMS:
-        lines.append(Text(f"… {len(found) - PROBLEMS} more runs have such a problem (--json)"))
+    lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:_PROBLEMS]]
+    if len(found) > _PROBLEMS:
+        lines.append(Text(f"… {len(found) - _PROBLEMS} more runs have such a problem (--json)"))
     return lines
 
 

@@ -5,17 +5,14 @@ import time
 from typing import Any
 
 from rich.console import Group
-from rich.live import Live
 
-from hpctrain.commands.run_table import PROBLEMS, Row, problems, table
+from hpctrain.commands.run_table import Row, problems, table
 from hpctrain.console import Cell, Console, print_json
-from hpctrain.errors import ConfigError
-from hpctrain.runs.state.select import add_arguments, functions_in, one_sweep, parted, select
+from hpctrain.runs.state.select import add_arguments, one_sweep, select
 from hpctrain.runs.state.state import STATES, UNDER_WAY, judged
 from hpctrain.search.standing import Standing
 
 _ROWS, _TRIALS = 40, 20
-_LINES_AROUND = 7 + PROBLEMS  # lines of --watch that are no rows
 
 
 def main(argv: list[str]) -> int:
@@ -39,27 +36,13 @@ def main(argv: list[str]) -> int:
         type=_seconds,
         const=10.0,
         metavar="SECONDS",
-        help="repeat every SECONDS (default: 10) until no run is queued or running any more; if "
-        "none is yet, wait for the first one (on a terminal); Ctrl-C ends it",
+        help="repeat every SECONDS (default: 10) until no run is queued or running any more; "
+        "Ctrl-C ends it",
     )
     options = parser.parse_args(argv)
-    functions, others = parted(options.dir, options.runs)
-    if functions and (others or options.watch is not None):
-        raise ConfigError(
-            f"{functions[0].name}: status shows jobs of functions without runs beside them, and "
-            "without --watch; `logs NAME -f` follows one"
-        )
-    if functions:
-        from hpctrain.commands import function_jobs
-
-        told = [*map(function_jobs.facts, functions)]
-        print_json(told) if options.json else Console().print(function_jobs.table(told))
-        return 0
     try:
-        if options.watch is None:
-            _show(options)
-        else:
-            _watch(options)
+        while _show(options) and options.watch is not None:
+            time.sleep(options.watch)
     except KeyboardInterrupt:
         if options.watch is None:
             raise
@@ -77,35 +60,6 @@ def _search(options: argparse.Namespace, rows: list[Row]) -> Standing | None:
     return Standing.of(one_sweep(options.dir, options.runs), [row.run for row in rows])
 
 
-def _watch(options: argparse.Namespace) -> None:
-    console = Console()
-    if options.json or not console.is_terminal:
-        while _show(options):
-            time.sleep(options.watch)
-        return
-    begun = False
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            there = bool(options.runs) or options.dir.exists()  # the first run makes the folder
-            rows = look(options) if there else []
-            search = _search(options, rows)
-            # A Live display cuts what is below the lower edge of the terminal.
-            room = max(1, console.height - _LINES_AROUND)
-            reasons = min(sum(1 for row in rows if row.state.reason), room // 3)
-            if search:
-                shown = _of_search(search, rows, max(1, room - len(search.found.rungs) - 6))
-            else:
-                shown = table(rows, _where(options), console.width, room - reasons, reasons)
-            under_way = _under_way(rows, search)
-            begun |= under_way or bool(options.runs)
-            what = "nothing is queued or running" if there else f"there is no folder {options.dir}"
-            note = [] if begun else [Cell(f"{what} yet; Ctrl-C ends this")]
-            live.update(Group(shown, *note), refresh=True)
-            if begun and not under_way:
-                return
-            time.sleep(options.watch)
-
-
 def _under_way(rows: list[Row], search: Standing | None) -> bool:
     return search.is_under_way if search else any(row.state.name in UNDER_WAY for row in rows)
 
@@ -114,6 +68,8 @@ def _show(options: argparse.Namespace) -> bool:
     """Print how the runs are; return whether one is under way."""
     rows, console = look(options), Console()
     search = _search(options, rows)
+    if options.watch is not None and console.is_terminal:
+        console.clear()
     if options.json:
         told: Any = [row.facts() for row in rows]
         print_json({"search": search.facts(), "runs": told} if search else told)
@@ -122,11 +78,6 @@ def _show(options: argparse.Namespace) -> bool:
     else:
         most = len(rows) if options.all else _ROWS
         console.print(table(rows, _where(options), console.width, most))
-        if not options.runs and functions_in(options.dir):
-            from hpctrain.commands import function_jobs
-
-            if queued := function_jobs.in_queue(options.dir):
-                console.print(function_jobs.table([*map(function_jobs.facts, queued)]))
     return _under_way(rows, search)
 
 

@@ -10,7 +10,6 @@ validates whole sweeps with it.
 
 import functools
 import hashlib
-import marshal
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -55,7 +54,7 @@ def typed(node: DictConfig) -> Config:
         missing = min(OmegaConf.missing_keys(node))
         raise ConfigError(
             f"{missing} is missing: give {missing}=VALUE, or choose an experiment=NAME "
-            "that does (python -m hpctrain --help lists them)"
+            "that does (python -m hpctrain --help all lists them)"
         ) from error
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, known_keys())) from error
@@ -158,44 +157,9 @@ def digest(content: bytes) -> str:
 
 
 def dump(config: Config) -> str:
-    """Return the config as YAML. All values are resolved, except the secrets of the environment.
-
-    The runs of a sweep have most lines in common, so the lines of each section and of each key are
-    kept: to make them takes 3 ms.
-    """
-    known = tuple(secrets.known().items())
-    return "".join(_lines((name,), value, known) for name, value in vars(config).items())
-
-
-def _lines(path: tuple[str, ...], value: Any, known: tuple[tuple[str, str], ...]) -> str:
-    """Return the lines of a key or a section, as they stand in the file."""
-    try:
-        # Version 2 writes equal values as equal bytes, and 1, 1.0 and true differently.
-        content = marshal.dumps(plain(value) if is_dataclass(value) else value, 2)
-    except ValueError:  # a value of another type than those of YAML
-        return _dumped(path, value)
-    if (lines := _kept.get(key := (path, content, known))) is None:
-        if is_dataclass(value):
-            inner = "".join(_lines((*path, name), v, known) for name, v in vars(value).items())
-            lines = f"{'  ' * (len(path) - 1)}{path[-1]}:\n{inner}"
-        else:
-            lines = _dumped(path, value)
-        if len(_kept) >= _MOST_KEPT:
-            _kept.clear()
-        _kept[key] = lines
-    return lines
-
-
-def _dumped(path: tuple[str, ...], value: Any) -> str:
-    node = plain(value) if is_dataclass(value) else value
-    for name in reversed(path):
-        node = {name: node}
-    text: str = yaml.dump(node, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return "".join(text.splitlines(keepends=True)[len(path) - 1 :])
-
-
-_kept: dict[tuple[Any, ...], str] = {}
-_MOST_KEPT = 10_000
+    """Return the config as YAML. All values are resolved, except the secrets of the environment."""
+    text: str = yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]

@@ -68,7 +68,6 @@ _metric(
     "The tokens of the busiest expert, divided by those that each would have if all had equally "
     "many; the largest of all layers.",
 )
-_metric("train/expert_dropped", "The part of the tokens that found no room at their expert.")
 _metric(
     "val/NAME",
     "A sum of the task divided by its count, over the evaluation split, each sample once; or what "
@@ -183,9 +182,5 @@ for _name, _text in (
     ("throttled_by_power", "1 while its clock is lowered by its limit of power, else 0."),
     ("ecc_corrected_errors [errors]", "Errors of its memory that were corrected since its start."),
     ("ecc_uncorrected_errors [errors]", "Errors that could not be corrected, since its start."),
-    ("pcie_transmit_megabytes_per_second [MB/s]", "What it sends over PCIe."),
-    ("pcie_receive_megabytes_per_second [MB/s]", "What it receives over PCIe."),
-    ("nvlink_transmit_megabytes_per_second [MB/s]", "What it sends over all its NVLinks."),
-    ("nvlink_receive_megabytes_per_second [MB/s]", "What it receives over all its NVLinks."),
 ):
     _metric(f"system/NODE/gpu_N_{_name}", _text)

@@ -16,16 +16,12 @@ def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str
         # Without "=" NCCL takes every interface whose name begins like this.
         "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
         GLOO: (network.interface, "network.interface"),
-        "NCCL_P2P_LEVEL": (network.p2p_level, "network.p2p_level"),
         "NCCL_DEBUG": (network.debug, "network.debug"),
-        "TORCH_DISTRIBUTED_DEBUG": (network.torch_debug, "network.torch_debug"),
     }
     if network.infiniband == "none":
         asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
     elif network.infiniband != "auto":
         asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
-    if train.expandable_segments:
-        asked[ALLOCATOR[0]] = "expandable_segments:True", "train.expandable_segments"
     if train.deterministic:
         # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
         # add in an order of their own; Megatron-LM leaves them out for the same reason.

@@ -46,7 +46,7 @@ def _values(config: Config, sections: Sequence[str] | None = None) -> Iterator[s
 def _alone(config: Config) -> Iterator[str]:
     """Yield what is wrong with single values, objects and lists."""
     yield from _values(config)
-    yield from _objects(config)
+    yield from objects.problems(config)
     yield from job.for_a_shell(config)
     yield from data_sets.problems(config.data)
     yield from job.written_secrets(plain(config))
@@ -59,18 +59,6 @@ def _alone(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
     yield from job.tracked(config.tracking, config.notify)
-
-
-def _objects(config: Config) -> Iterator[str]:
-    data = config.data
-    yield from objects.nested("model", config.model)
-    yield from objects.nested("task", config.task)
-    yield from objects.optimizer(config.optimizer)
-    yield from objects.schedule(config.scheduler)
-    for name in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms"):
-        yield from objects.listed(f"data.{name}", getattr(data, name) or [])
-    yield from objects.listed("hooks", config.hooks)
-    yield from objects.listed("tracking.also", config.tracking.also)
 
 
 def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
@@ -97,14 +85,11 @@ def _learning_rate(optimizer: OptimizerConfig, scheduler: SchedulerConfig) -> It
         )
     lengths = {
         name: length
-        for name in ("warmup_steps", "warmup_samples", "warmup_epochs")
+        for name in ("warmup_steps", "warmup_epochs")
         if (length := getattr(scheduler, name))
     }
     if lengths and scheduler.kind == "one_cycle" and scheduler._target_ is None:
-        yield (
-            f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself, "
-            "in scheduler.rise_fraction of the steps"
-        )
+        yield (f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself")
     if len(lengths) > 1:
         given = " and ".join(f"scheduler.{name}={length}" for name, length in lengths.items())
         yield f"{given}: give one length of the warm-up and set the others to 0"

@@ -124,7 +124,7 @@ def _no_gpu() -> str:
     except (RuntimeError, AssertionError) as error:
         said.append(str(error).partition("\n")[0])
     if gpu_driver.driver() and "no NVIDIA driver" in said[-1]:
-        said.append("a container needs --nv (site.container.nv=true) to see it")
+        said.append("a container needs --nv (launch.gpus_per_node) to see it")
     return "".join(f"; {each}" for each in said)
 
 

@@ -87,7 +87,7 @@ def process_group(
     try:
         with (
             nullcontext() if key is None else _members_only(ranks, key),
-            long_work.use(long_work.Group(store, ranks.rank, ranks.world_size)),
+            long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)),
         ):
             yield device
         # Without it, rank 0 may end the store while other ranks still use it.

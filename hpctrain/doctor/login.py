@@ -21,19 +21,9 @@ def checked(
     yield from installed.checked()
     yield from of_scheduler
     yield from file_systems.checked("output_dir", Path(output_dir))
-    yield unknown(
-        "quotas",
-        "the free space of a file system does not tell them",
-        "Ask with the command of your site, such as `quota -s` or `lfs quota`.",
-    )
     yield from _data(data)
     yield mlflow_store(tracking)
     yield _excluded(output_dir)
-    yield unknown(
-        "nodes and GPUs",
-        "not seen from a login node",
-        "`python -m hpctrain doctor --nodes 2` looks at them in a job.",
-    )
 
 
 def _data(path: str) -> Iterator[Finding]:

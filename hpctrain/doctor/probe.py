@@ -22,6 +22,7 @@ from hpctrain.doctor.checks import (
     limits,
 )
 from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.checks.gpu_judgements import OTHERS
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
@@ -117,7 +118,7 @@ def probe(
     nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
     if asked.shared:
-        findings = [one for one in findings if not one.check.endswith(gpu_health.OTHERS)]
+        findings = [one for one in findings if not one.check.endswith(OTHERS)]
     findings.append(limits.cores_of_rank(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks, nccl)

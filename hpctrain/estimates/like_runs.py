@@ -7,23 +7,21 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import dump
-from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.disk import text_of
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 
 _MOST_RUNS = 200
 _DECIDING = (
-    *("data.images.size", "precision.compute", "train.compile", "train.activation_checkpointing"),
-    *("optimizer._target_", "parallel.device", "site.partition"),
-    *(f"parallel.{name}" for name in ("tp", "cp", "pp", "ep")),
+    *("model", "task._target_", "data.windows", "data.images.size", "precision.compute"),
+    *("train.global_batch_size", "train.compile", "train.activation_checkpointing"),
+    *("optimizer._target_", "launch.tasks_per_node", "launch.gpus_per_node", "site.partition"),
+    *(f"parallel.{name}" for name in ("device", "dp_shard", "zero", "tp", "cp", "pp", "ep")),
 )
 
 
@@ -45,43 +43,22 @@ def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
 def like_run(config: Config) -> MeasuredRun | None:
     """Return the newest run whose steps are like those of a config; None if there is none.
 
-    It has the same model, samples, formats and way to divide the model, on the same kind of
-    machine; the number of ranks may be another. The `output_dir` of the config is absolute.
+    The `output_dir` of the config is absolute.
     """
-    return next((r for r in runs_of_model(config) if not differences(config, r.config)), None)
+    return next((run for run in runs_of_model(config) if not differences(config, run)), None)
 
 
-def differences(config: Config, other: Config) -> list[str]:
-    """Return what decides the time of a sample and differs between two configs."""
-    there = _kind(other)
-    return [
-        f"{name} is {here}, and there {there[name]}"
-        for name, here in _kind(config).items()
-        if here != there[name]
-    ]
+def differences(config: Config, run: MeasuredRun) -> list[str]:
+    """Return what decides the time of a step and differs between a config and a run."""
+    pairs = {name: (_value(config, name), _value(run.config, name)) for name in _DECIDING}
+    pairs["the number of ranks"] = config.asked_world_sizes.start, run.ranks
+    return [f"{name} is {a}, and there {b}" for name, (a, b) in pairs.items() if a != b]
 
 
-def _kind(config: Config) -> dict[str, Any]:
-    """Return by name what decides the time of a sample."""
-    windows, launch = config.data.windows, config.launch
-    sharded = config.parallel.dp_shard != 1
-    return {
-        "model": config.model,
-        "task": config.task.get("_target_"),
-        "data.windows.length": windows.length if windows.field else None,
-        "GPUs": launch.gpus_per_run or launch.gpus_per_node > 0,
-        "hardware": config.hardware.get("name"),
-        "parallel.zero": config.parallel.zero if sharded else None,
-        **{name: attrgetter(name)(config) for name in _DECIDING},
-    }
-
-
-def share_of(config: Config, ranks: int) -> float:
-    """Return the samples of a data-parallel rank in a step; those of a wrong config are 0."""
-    try:
-        return BatchSizes.of(config, Degrees.of(config.parallel, ranks)).share
-    except (ConfigError, ZeroDivisionError):
-        return 0.0
+def _value(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, dict) else getattr(config, part)
+    return config
 
 
 @functools.lru_cache(maxsize=16)

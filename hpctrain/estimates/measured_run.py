@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.frozen import load
-from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.run_record import RunRecord
@@ -55,11 +54,6 @@ class MeasuredRun:
     evaluation_s: float  # of one; 0 if there was none
     checkpoint_s: float  # of one, as the training feels it; 0 if there was none
     samples_per_epoch: int | None  # rounded to whole steps
-
-    @property
-    def batch(self) -> BatchSizes:
-        """The sizes of the batch."""
-        return BatchSizes.of(self.config, Degrees.of(self.config.parallel, self.ranks))
 
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"

@@ -3,9 +3,7 @@
     seconds = start-up + steps x step + evaluations + checkpoints
     limit   = seconds x 1.3 + launch.warn_s, in whole minutes
 
-A step of a larger or smaller share of the batch is taken to be so much longer or shorter; only the
-margin covers that this is not exact. So the first steps of train.batch_size_ramp count as their
-part of a whole step.
+The first steps of train.batch_size_ramp count as their part of a whole step.
 """
 
 import math
@@ -14,7 +12,7 @@ from typing import NamedTuple
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.like_runs import differences, like_run, runs_of_model, share_of
+from hpctrain.estimates.like_runs import differences, like_run, runs_of_model
 from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun
 
 _MARGIN = 1.3
@@ -34,12 +32,11 @@ def expected(config: Config) -> _Duration | None:
     if (run := like_run(config)) is None or (steps := _steps(config, run)) is None:
         return None
     train, ramp = config.train, ramp_of(config.train)
-    share = share_of(config, config.asked_world_sizes.start) or run.batch.share
     whole = ramp.samples(steps) / ramp.final
     per_epoch = (run.samples_per_epoch or 0) // ramp.final
     evaluations = steps / train.eval_every if train.eval_every else whole / (per_epoch or whole)
     saves = steps // (config.checkpoint.every_steps or steps) + 1
-    seconds = run.startup_s + whole * run.mean_step_s * share / run.batch.share
+    seconds = run.startup_s + whole * run.mean_step_s
     seconds += run.evaluation_s * math.ceil(evaluations) + run.checkpoint_s * saves
     return _Duration(seconds, steps, run)
 
@@ -77,7 +74,7 @@ def _why_none(config: Config) -> str:
             "train.max_steps, or a number of minutes"
         )
     if (other := next(runs_of_model(config), None)) is not None:
-        reasons = "; ".join(differences(config, other.config))
+        reasons = "; ".join(differences(config, other))
         return (
             f"no measured run is like this one: {other.path.name} has the same model, but {reasons}"
         )

@@ -67,8 +67,8 @@ class RolledBack(Exception):
 class Health:
     """Judges every step, and decides what becomes of one that is not healthy.
 
-    `policy`, `budget` and `window` are the keys `train.nonfinite`, `nonfinite_budget` and
-    `nonfinite_window`. The samples of an unhealthy step are listed in the directory `run`.
+    `policy` is the key `train.nonfinite`; at most `budget` of `_WINDOW` steps are left out. The
+    samples of an unhealthy step are listed in the directory `run`.
     `left_out` are the batches that rollbacks have left out so far, as (global step, samples that
     the training had been given after the batch); `record` is called with them after a rollback, and
     `seen` with each healthy step and its mean loss over all ranks.
@@ -83,14 +83,13 @@ class Health:
         policy: str = "stop",
         *,
         budget: int = 10,
-        window: int = 1000,
         run: Path | None = None,
         left_out: Sequence[tuple[int, int]] = (),
         record: Callable[[list[tuple[int, int]]], None] = lambda _: None,
         seen: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         self.policy, self.skipped = policy, len(left_out)
-        self._budget, self._window, self._run = budget, window, run
+        self._budget, self._run = budget, run
         self._left_out, self._record, self._seen = [*left_out], record, seen
         self._steps = [step for step, _ in left_out]
         self.left_out = {consumed for _, consumed in left_out}
@@ -172,17 +171,17 @@ class Health:
             text += self._listed(text, step, found)
         if self.policy == "stop" or (self.policy == "skip" and problem not in _OF_STEP):
             raise HealthError(f"{text}. {cure}")
-        self._steps = [each for each in self._steps if each > step - self._window] + [step]
+        self._steps = [each for each in self._steps if each > step - _WINDOW] + [step]
         self.skipped += 1
         if len(self._steps) > self._budget:
             raise HealthError(
                 f"{text}. train.nonfinite={self.policy} has left out {self._budget} steps within "
-                f"{self._window} steps already (train.nonfinite_budget). {cure}"
+                f"{_WINDOW} steps already. {cure}"
             )
         if dist.get_rank() == 0:
             log.warning(
-                "%s: %s (%d of train.nonfinite_budget=%d within %d steps)",
-                *(text, _DOES[self.policy], len(self._steps), self._budget, self._window),
+                "%s: %s (%d of at most %d within %d steps)",
+                *(text, _DOES[self.policy], len(self._steps), self._budget, _WINDOW),
             )
         if self.policy == "rollback":
             self._record([*self._left_out, (step, judged.consumed)])
@@ -222,6 +221,7 @@ class Health:
         return f"{finite}; its samples: {some} ({file})"
 
 
+_WINDOW = 1000  # steps
 _COUNT = "count"  # of the loss: a mean over nothing is no number
 _OF_STEP = ("loss", "gradient", _COUNT)
 _DOES = {
@@ -235,7 +235,7 @@ _CURE = (
 )
 _COUNTS = (
     "If that is right for the data, train.nonfinite=skip leaves out such steps, at most "
-    "train.nonfinite_budget within train.nonfinite_window; or let the task count what every batch "
+    "10 within 1000; or let the task count what every batch "
     'has, such as its samples: batch["mask"].sum()'
 )
 

@@ -161,7 +161,7 @@ class Attempt:
             log.warning(
                 "the code has changed: %s. The run goes on from step %d with the code as it is "
                 "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
+                "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
                 "back",
                 *(self._code, step, trained_code.CHOICE, self._run.name, step),
             )

@@ -37,8 +37,7 @@ def main(argv: list[str]) -> int:
         "MASTER_ADDR": ranks.master_addr,
         "MASTER_PORT": str(ranks.master_port),
     }
-    if not compile_cache.default_is_safe():  # else it serves the calls that come later, too
-        compile_cache.use(folder, os.environ)
+    compile_cache.use(folder, os.environ)
     try:
         call = Call.read(folder)
         importlib.import_module(call.module)

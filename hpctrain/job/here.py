@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def train_here(config: Config, argv: list[str], began: float | None = None) -> tuple[RunDir, int]:
     """Train a composed config with the ranks that were started; return its exit code, too.
 
-    The arguments of the command are shown at the end. The attempt has `began` with this process, or
+    The attempt has `began` with this process, or
     at a time of `time.monotonic`, if the process has done other things before.
     """
     from hpctrain.config.composing.compose import words
@@ -46,7 +46,7 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
         freeze(config, run, *(words(argv) if argv else ()))
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
-    return run, _train_to_the_end(config, run, ranks, argv, again, began)
+    return run, _train_to_the_end(config, run, ranks, again, began)
 
 
 def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
@@ -85,14 +85,13 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
-        return _train_to_the_end(config, run, ranks, [], began=began)
+        return _train_to_the_end(config, run, ranks, began=began)
 
 
 def _train_to_the_end(
     config: Config,
     run: RunDir,
     ranks: RankInfo,
-    argv: list[str],
     again: bool = False,
     began: float | None = None,
 ) -> int:
@@ -116,7 +115,7 @@ def _train_to_the_end(
             if lost := purged(run):
                 log.warning("%s: %s", run.name, lost)
             _complete_upload(config.tracking, run)
-            show(config, run, argv)
+            show(config, run)
         return 0
     from hpctrain.runs.freeze import told
     from hpctrain.runs.terminal_log import kept
@@ -127,11 +126,7 @@ def _train_to_the_end(
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.job.summary import show
 
-        if config.train.sample_prompt:
-            from hpctrain.job.text_generation import print_sample
-
-            print_sample(run.path, config.train.sample_prompt)
-        show(config, run, argv)
+        show(config, run)
     return code
 
 
@@ -165,14 +160,12 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
         leaving.write_no_core_dump()
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))
-    warning = compile_cache.use(home)
-    if warning and config.train.compile != "off" and ranks.local_rank == 0:
-        log.warning("%s", warning)
+    compile_cache.use(home)
     tracking = config.tracking
     if ranks.is_main and tracking.enabled and tracking.upload:
-        from hpctrain.tracking.store import initialise
+        from hpctrain.tracking.store import check_store
 
-        initialise(str(tracking.uri), tracking.experiment)
+        check_store(str(tracking.uri), tracking.experiment)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out, but not what a training before has left.
     first = "hpctrain.job.fit" not in sys.modules

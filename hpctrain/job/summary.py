@@ -1,32 +1,24 @@
-"""The summary at the end of a run: a short table, and commands to look further."""
+"""The summary at the end of a run: a short table, and where to look further."""
 
 import os
-import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.config.identity import override_key
 from hpctrain.config.schema import Config
 from hpctrain.console import Console, Table
 from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.secrets import mask, reference
+from hpctrain.secrets import mask
 from hpctrain.tracking.page.links import known_pages
 
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
 
-def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
-    """Print the result of a finished run and the commands to look further.
-
-    `arguments` are the overrides on the command line; inside a job there are none. The main metric
-    comes first, and a sweep around the learning rate is proposed.
-    """
-    tracking, lr = config.tracking, config.optimizer.lr
+def show(config: Config, run: RunDir) -> None:
+    """Print the result of a finished run, the main metric first, and its pages in MLflow."""
     record = run.read()
     result = record.result or {}
     table = Table("", "")
@@ -48,26 +40,13 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         console.print(wrong, style=style, highlight=False, markup=False)
     for text in record.noted():
         console.print(text, style="yellow", highlight=False, markup=False)
-    console.print("look further:", highlight=False)
-    if tracking.enabled:
-        uri = mask(str(tracking.uri))
-        if uri.startswith("sqlite:///"):
-            print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
-        pages = pages_of(run.path)
-        for page in pages:
-            print(f"  {page}")
-        if not pages and not uri.startswith("sqlite:///"):
-            print(f"  {uri}")
-    if "val/bits_per_byte" in result:  # a language model has this metric
-        run_path = shlex.quote(_short(run.path))
-        print(f"  {_tool('python')} -m hpctrain predict {run_path} --prompt 'def '")
-    if arguments:
-        kept = [text for text in arguments if override_key(text) != "optimizer.lr"]
-        command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, kept))}"
-        # Both values differ from that of this run, which would be "finished before".
-        rates = f"{lr / 3:.1g},{lr * 3:.1g}"
-        where = "on SLURM" if shutil.which("sbatch") else "here, one run after the other"
-        print(f"  {command} optimizer.lr={rates}   # a sweep {where}")
+    if config.tracking.enabled:
+        console.print("look further:", highlight=False)
+        uri, pages = mask(str(config.tracking.uri)), pages_of(run.path)
+        local = uri.startswith("sqlite:///")
+        served = [f"{_mlflow()} ui --backend-store-uri {uri}"] if local else [uri] * (not pages)
+        for line in (*served, *pages):
+            print(f"  {line}")
 
 
 def pages_of(run: Path) -> tuple[str, ...]:
@@ -82,13 +61,11 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
 
 
-def _tool(name: str) -> str:
-    """Return how a program of this environment can be called: by name, or by path."""
-    beside = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    if found and Path(found).resolve() == beside.resolve():
-        return name
-    return _short(beside)
+def _mlflow() -> str:
+    """Return how mlflow of this environment can be called: by name, or by path."""
+    beside, found = Path(sys.executable).with_name("mlflow"), shutil.which("mlflow")
+    same = found and Path(found).resolve() == beside.resolve()
+    return "mlflow" if same else _short(beside)
 
 
 def _short(path: Path) -> str:

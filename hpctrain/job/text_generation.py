@@ -26,10 +26,8 @@ from hpctrain.runs import trust
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
-from hpctrain.terminal import harmless
 
 log = logging.getLogger(__name__)
-_SAMPLE_TOKENS = 200
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -74,14 +72,11 @@ class Generator:
         return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)
 
     @torch.inference_mode()
-    def __call__(
-        self, prompt: str, tokens: int, *, temperature: float, top_k: int | None, seed: int
-    ) -> Iterator[str]:
+    def __call__(self, prompt: str, tokens: int, *, temperature: float, seed: int) -> Iterator[str]:
         """Yield the prompt, then its continuation in pieces of whole characters.
 
         At most `tokens` are drawn: the text may end early, with the end of a document. The logits
-        are divided by the temperature; 0 takes the likeliest token. Only the `top_k` likeliest are
-        drawn from; None draws from all.
+        are divided by the temperature; 0 takes the likeliest token.
         """
         random = torch.Generator().manual_seed(seed)
         ids = self.tokenizer.encode(prompt)
@@ -103,7 +98,7 @@ class Generator:
             if allowed is not None:
                 logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
                 allowed = None
-            drawn = _draw(logits, temperature, top_k, random)
+            drawn = _draw(logits, temperature, random)
             if drawn == self.tokenizer.eod:
                 break
             ids.append(drawn)
@@ -115,25 +110,9 @@ class Generator:
             yield text
 
 
-def print_sample(path: Path, prompt: str) -> None:
-    """Print what the model of a finished run makes of a prompt; an error is only a warning."""
-    try:
-        generator = Generator.of(path)
-        text = "".join(generator(prompt, _SAMPLE_TOKENS, temperature=0.8, top_k=None, seed=0))
-    except Exception as error:  # the run has finished, whatever happens here
-        log.warning("no sample of generated text: %s", error)
-    else:
-        print(f"a sample of generated text:\n{harmless(text)}\n")
-
-
-def _draw(
-    logits: torch.Tensor, temperature: float, top_k: int | None, random: torch.Generator
-) -> int:
+def _draw(logits: torch.Tensor, temperature: float, random: torch.Generator) -> int:
     if temperature == 0:
         return int(logits.argmax())
-    if top_k is not None and top_k < len(logits):
-        least = logits.topk(top_k).values[-1]
-        logits = logits.masked_fill(logits < least, -math.inf)
     # The largest becomes 0, so that a small temperature gives no infinities.
     weights = ((logits - logits.max()) / temperature).softmax(0)
     return int(torch.multinomial(weights, 1, generator=random))

@@ -157,8 +157,6 @@ def forget() -> bool:
         return True
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()  # it compiles a function for so many shapes, and then no more
-    if inductor := sys.modules.get("torch._inductor.config"):
-        inductor._micro_pipeline_tp = False  # type: ignore[attr-defined]
     if debug := sys.modules.get("torch.distributed.tensor.debug"):
         debug._clear_sharding_prop_cache()  # it knows the names of the process groups
     gc.collect()

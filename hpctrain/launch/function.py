@@ -25,12 +25,11 @@ from hpctrain.config.validate import validate_job
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
-from hpctrain.launch.function_call import Call, decode, ranks_of, read_results
+from hpctrain.launch.function_call import Call, decode, read_results
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
-from hpctrain.runs.state.facts import array_ids
 from hpctrain.slurm import queue, sbatch
 from hpctrain.slurm.script import sbatch_script
 
@@ -92,7 +91,7 @@ def submit(
     script = sbatch_script(
         config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
     )
-    if cluster and config.launch.check:
+    if cluster:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
             sbatch.expected_start(script, config)
     try:
@@ -101,7 +100,7 @@ def submit(
                 (folder / name).mkdir(parents=True)
             if code:
                 code.write()
-            call.write(folder, code.digest if code else None, ranks)
+            call.write(folder, code.digest if code else None)
             if not cluster:
                 command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
                 job_id, process = local_runs.start(config.launch, folder / "logs", code, command)
@@ -118,6 +117,9 @@ def submit(
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
     return FunctionJob(folder, f"{array}_0", ranks)
+
+
+_OVER = "launch.time_min was over; a function has no checkpoint, and is not begun again"
 
 
 class _FunctionJob(LoggedJob):
@@ -137,7 +139,7 @@ class _FunctionJob(LoggedJob):
             raise FailedError(f"{self._folder.name}, rank {rank}:\n{trace}")
         if missing := set(range(self._ranks)) - {rank for rank, _ in found}:
             state = self.state  # type: ignore[attr-defined]
-            why = f" ({reason})" if (reason := why_ended(state)) else ""
+            why = f" ({_OVER})" if state == "TIMEOUT" else ""
             raise FailedError(
                 f"{self._folder.name}: rank {min(missing)} has left no result, the job is {state}"
                 f"{why}: see {self._paths.folder}"
@@ -159,21 +161,6 @@ class _FunctionJob(LoggedJob):
         return "COMPLETED" if len(there) == self._ranks else ""
 
 
-def why_ended(state: str) -> str:
-    """Return what Slurm's word for the end of a job means for a function; "" if nothing more."""
-    over = "launch.time_min was over; a function has no checkpoint, and is not begun again"
-    return over if state == "TIMEOUT" else ""
-
-
-def opened(folder: Path) -> FunctionJob | LocalFunctionJob:
-    """Return the job of a function that was submitted before, by this or another process."""
-    ranks = ranks_of(folder)
-    for array in array_ids(str(folder / "job.sh")):
-        return FunctionJob(folder, f"{array}_0", ranks)
-    own = next((folder / "logs").glob("*_0_log.out"), Path("_")).name.partition("_")[0]
-    return LocalFunctionJob(folder, own, ranks, None)
-
-
 class FunctionJob(_FunctionJob, SlurmLoggedJob):
     """A function that was submitted to Slurm; its job id is `ARRAYJOB_0`."""
 
@@ -183,13 +170,8 @@ class FunctionJob(_FunctionJob, SlurmLoggedJob):
 
 
 class LocalFunctionJob(_FunctionJob, LocalLoggedJob):
-    """A function that runs here; without the process, only its results tell how it stands."""
+    """A function that runs here."""
 
     def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
         self._folder, self._ranks = folder, ranks
         super().__init__(folder / "logs", job_id, process)
-
-    def get_info(self, mode: str = "force") -> dict[str, str]:  # noqa: D102
-        if self._process is None and not self._ended():
-            return {"jobState": "UNKNOWN"}
-        return super().get_info(mode)

@@ -19,9 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from hpctrain import secrets
 from hpctrain.disk import LARGEST_JSON, parse_json, write_atomically
@@ -97,9 +95,9 @@ class Call:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{file}: cannot be read as a call ({error})") from error
 
-    def write(self, folder: Path, code: str | None, ranks: int = 1) -> None:
+    def write(self, folder: Path, code: str | None) -> None:
         """Write call.json; `code` is the digest of the code's copy."""
-        content = json.loads(self._text()) | {"code": code, "ranks": ranks}
+        content = json.loads(self._text()) | {"code": code}
         write_atomically(folder / "call.json", written(content))
 
     def __call__(self) -> Any:
@@ -125,11 +123,6 @@ def code_of(folder: Path) -> str:
     return _stored(folder).code or ""
 
 
-def ranks_of(folder: Path) -> int:
-    """Return how many ranks the call in a folder has."""
-    return _stored(folder).ranks
-
-
 def is_check(folder: Path) -> bool:
     """Return whether the call in a folder is that of `doctor --nodes`, and not one of a user."""
     return _stored(folder).module.startswith("hpctrain.doctor.")
@@ -138,7 +131,6 @@ def is_check(folder: Path) -> bool:
 class _Stored(Record, frozen=True):
     module: str = ""
     code: str | None = None
-    ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1  # older versions have not noted it
 
 
 def _stored(folder: Path) -> _Stored:

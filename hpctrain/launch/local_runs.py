@@ -1,12 +1,7 @@
 """Runs on this machine, without a cluster: submitit's local controller starts the same command.
 
-    run ── start ── submitit's controller process ── ranks, for a LocalRunJob
-
-A terminal shows a bar over the runs, and a log has plain lines:
-
-    1 of 4 starts: digits-5f764f66 lr=0.001 seed=0
-    1 of 4 is finished after 0:00:12: digits-5f764f66 lr=0.001 seed=0, val/accuracy 0.9712
-    running ━━━╸━━━━━━ 1/4 0:00:31 digits-fe650090 lr=0.001 seed=1: step 220/660
+1 of 4 starts: digits-5f764f66 lr=0.001 seed=0
+1 of 4 is finished after 0:00:12: digits-5f764f66 lr=0.001 seed=0, val/accuracy 0.9712
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,18 +21,14 @@ from submitit.local.local import start_controller
 
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.console import Cell
-from hpctrain.errors import ConfigError, DamageError
+from hpctrain.errors import ConfigError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import LocalRunJob
-from hpctrain.launch.output import Bars, say
-from hpctrain.run_record import Progress
+from hpctrain.launch.output import say
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.job_environment import keep_gpus
-
-_LOOK_S = 1.0
 
 
 def check(config: Config) -> None:
@@ -91,80 +81,32 @@ def start(
 
 
 def run_all(entries: list[Entry]) -> None:
-    """Run the runs on this machine, one after the other, and show how far they are.
+    """Run the runs on this machine, one after the other, and say when each starts and ends.
 
     It sets their `state`, `handle` and `job`. After Ctrl-C it raises KeyboardInterrupt when the
     ranks have saved.
     """
-    with LocalProgress(len(entries)) as progress:
-        for entry in entries:
-            progress.begin(entry)
-            _run(entry, progress)
-            entry.read_end(otherwise="lost")
-            progress.end(entry)
+    for number, entry in enumerate(entries, 1):
+        begun, place = time.monotonic(), f"{number} of {len(entries)}"
+        say(f"{place} starts: {_name(entry)}")
+        _run(entry)
+        entry.read_end(otherwise="lost")
+        took, value = timedelta(seconds=round(time.monotonic() - begun)), entry.metric()
+        metric = "" if value is None else f", {entry.config.metric} {value:.4g}"
+        say(f"{place} is {entry.state} after {took}: {_name(entry)}{metric}")
 
 
-def _run(entry: Entry, progress: LocalProgress) -> None:
+def _run(entry: Entry) -> None:
     command = [sys.executable, "-u", "-m", "hpctrain", "run", str(entry.run.path)]
     entry.job, process = start(entry.config.launch, entry.run.logs, entry.code, command)
     entry.handle = LocalRunJob(entry.run, entry.config.metric, entry.job, process)
     try:
-        while True:
-            try:
-                process.wait(_LOOK_S)
-                break
-            except subprocess.TimeoutExpired:
-                progress.look(entry)
+        process.wait()
     except KeyboardInterrupt:
         entry.handle.cancel()
         process.wait()
         raise
 
 
-class LocalProgress(Bars):
-    """Shows runs that run one after the other."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("running", width=10)
-        self._count, self._begun = count, 0
-        self._bar = self.add_task("", total=count, note="")
-
-    def begin(self, entry: Entry) -> None:
-        """Show that a run starts."""
-        self._begun += 1
-        self._since = time.monotonic()
-        if self.disable:
-            say(f"{self._begun} of {self._count} starts: {_name(entry)}")
-        self.look(entry)
-
-    def look(self, entry: Entry) -> None:
-        """Show how far the run is."""
-        if not self.disable:
-            note = f"{_name(entry)}{_reached(entry.run.path)}"
-            self.update(self._bar, completed=self._begun - 1, note=note, refresh=True)
-
-    def end(self, entry: Entry) -> None:
-        """Show how the run has ended: `entry.state`."""
-        took, value = timedelta(seconds=round(time.monotonic() - self._since)), entry.metric()
-        metric = "" if value is None else f", {entry.config.metric} {value:.4g}"
-        line = f"{self._begun} of {self._count} is {entry.state} after {took}: {_name(entry)}"
-        if self.disable:
-            say(f"{line}{metric}")
-        else:
-            self.console.print(Cell(f"{line}{metric}"))
-            self.update(self._bar, completed=self._begun, note="")
-
-
 def _name(entry: Entry) -> str:
     return f"{entry.run.name} {label(entry.swept)}".rstrip()
-
-
-def _reached(run: Path) -> str:
-    """Return the step and the main metric as `: step 220/660, val/accuracy 0.97`, or ""."""
-    with suppress(DamageError):
-        found = Progress.of(run)
-        if found.step is not None:
-            value = found.metrics.get(found.metric)
-            text = f": step {found.step}/{found.max_steps}"
-            return text if value is None else f"{text}, {found.metric} {value:.4g}"
-    return ""

@@ -50,28 +50,6 @@ class Bank(nn.Module):
         return one_by_one(tokens, counts, *weights)
 
 
-def mix_counted(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Apply to each token its expert, and replace dropped tokens by 0; the host counts these.
-
-    As `Bank.forward`, but the dropped tokens are the last, and `counts`, int64 (experts + 1,), has
-    their number, too.
-    """
-    dropped = int(counts[-1])
-    mixed: torch.Tensor = bank(tokens[: len(tokens) - dropped], counts[:-1])
-    return F.pad(mixed, (0, 0, 0, dropped))
-
-
-def mix_masked(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return what `mix_counted` returns, without waiting for the device.
-
-    The last expert computes the dropped tokens, too. The result is not used, so it has no gradient.
-    """
-    shares = torch.cat([counts[:-2], counts[-2:].sum(0, keepdim=True)])
-    used = torch.arange(len(tokens), device=tokens.device) < len(tokens) - counts[-1]
-    mixed: torch.Tensor = bank(tokens, shares)
-    return mixed.where(used[:, None], torch.zeros_like(mixed))
-
-
 def one_by_one(
     tokens: torch.Tensor,
     counts: torch.Tensor,

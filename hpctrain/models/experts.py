@@ -18,19 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpctrain.models.expert_bank import Bank, inverted, mix_counted, mix_masked, own_part, permuted
+from hpctrain.models.expert_bank import Bank, inverted, own_part, permuted
 from hpctrain.models.formats import wide
 
 
 class Experts(nn.Module):
     """The MLP of a layer, made of experts of which each token uses a few.
 
-    Without a capacity no token is dropped. With one, each sample gives an expert at most
-    ceil(capacity * length * per_token / experts) of its tokens, the first ones; the samples are the
-    groups of GShard (Lepikhin et al. 2021). So the result does not depend on how a batch is divided
-    into micro-batches and ranks. For a token beyond that, the expert adds nothing to the residual
-    stream. The tokens of padded samples (mask False) count in the loads, because a model does not
-    see the mask. They are few, and any number of ranks pads a batch in the same way.
+    No token is dropped, so the result does not depend on how a batch is divided into micro-batches
+    and ranks. The tokens of padded samples (mask False) count in the loads, because a model does
+    not see the mask. They are few, and any number of ranks pads a batch in the same way.
 
     `out_std` is the standard deviation of the initial weights of `down`, `std` that of the others.
     Each step moves the bias of an expert by `balance_rate`. Every token passes through `shared`,
@@ -38,7 +35,6 @@ class Experts(nn.Module):
 
     Attributes:
         balance: The bias of each expert, float32 or float64 (experts,).
-        load_size: The number of elements that `take_loads` returns.
     """
 
     balance: torch.Tensor
@@ -54,7 +50,6 @@ class Experts(nn.Module):
         out_std: float,
         std: float,
         scores: str = "sigmoid",
-        capacity: float | None = None,
         balance_rate: float = 1e-3,
         shared: nn.Module | None = None,
     ) -> None:
@@ -62,16 +57,14 @@ class Experts(nn.Module):
             raise ValueError(f"experts_per_token={per_token}: it is 1 to experts={experts}")
         if scores not in ("sigmoid", "softmax"):
             raise ValueError(f"expert_scores={scores}: it is sigmoid or softmax")
-        if capacity is not None and capacity <= 0:
-            raise ValueError(f"capacity={capacity}: it is above 0, or null for no limit")
         super().__init__()
         self.experts, self.per_token, self.std = experts, per_token, std
-        self.scores, self.capacity, self.balance_rate = scores, capacity, balance_rate
+        self.scores, self.balance_rate = scores, balance_rate
         self.router = nn.Parameter(torch.empty(experts, dim))
         self.bank = Bank(dim, hidden, experts, std, out_std)
         self.shared = shared
         self.register_buffer("balance", torch.empty(experts))
-        self.load_size, self._loads = experts + 1, []
+        self._loads = []
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -83,24 +76,15 @@ class Experts(nn.Module):
         """Map (batch, length, dim) to the same shape."""
         chosen, weights = self._route(x)
         slots = chosen.flatten()
-        load = counts = self._counted(slots)
-        if self.capacity is not None:
-            slots = self._limited(chosen).flatten()
-            counts = self._counted(slots)
+        counts = slots.new_zeros(self.experts).scatter_add_(0, slots, torch.ones_like(slots))
         order = slots.argsort(stable=True)
         inverse = inverted(order)
         tokens = permuted(x.flatten(0, 1), order, inverse, self.per_token)
-        if self.capacity is None:
-            mixed = self.bank(tokens, counts[:-1])
-        else:
-            mix = mix_counted if tokens.device.type == "cpu" else mix_masked
-            mixed = mix(self.bank, tokens, counts)
-        parts = permuted(mixed, inverse, order).view(*chosen.shape, -1)
+        parts = permuted(self.bank(tokens, counts), inverse, order).view(*chosen.shape, -1)
         out: torch.Tensor = (parts * weights.unsqueeze(-1).to(parts.dtype)).sum(-2)
         if self.training and out.requires_grad:
             # Activation checkpointing makes a forward pass twice; a gradient appears once.
-            seen = torch.cat([load[:-1], counts[-1:]])
-            out.register_hook(lambda gradient: self._loads.append(seen))
+            out.register_hook(lambda gradient: self._loads.append(counts))
         return out if self.shared is None else out + self.shared(x)
 
     def start_loads(self) -> None:
@@ -110,10 +94,9 @@ class Experts(nn.Module):
     def take_loads(self) -> torch.Tensor:
         """Return the loads of this rank's backward passes since the last call.
 
-        float64 (experts + 1,): how many tokens have chosen each expert, and how many of these
-        choices were dropped.
+        float64 (experts,): how many tokens have chosen each expert.
         """
-        loads = torch.zeros(self.load_size, dtype=torch.float64, device=self.balance.device)
+        loads = torch.zeros(self.experts, dtype=torch.float64, device=self.balance.device)
         for seen in self._loads:
             loads += seen
         self._loads.clear()
@@ -123,7 +106,7 @@ class Experts(nn.Module):
     def move_balance(self, loads: torch.Tensor) -> None:
         """Make the choice of experts with little load more likely, and of others less.
 
-        `loads` are the first `experts` elements of `take_loads`, added over all ranks.
+        `loads` are those of `take_loads`, added over all ranks.
         """
         # Whole numbers are compared, so that the sign does not depend on rounding.
         signs = (loads.sum() - loads * self.experts).sign()
@@ -140,38 +123,19 @@ class Experts(nn.Module):
         weights = scores.gather(-1, chosen)
         return chosen, weights / (weights.sum(-1, keepdim=True) + 1e-20)
 
-    def _counted(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return how often each expert occurs, and last the number of dropped choices."""
-        counts = slots.new_zeros(self.experts + 1)
-        return counts.scatter_add_(0, slots, torch.ones_like(slots))
-
-    def _limited(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the choices, with the number `experts` where an expert has enough tokens."""
-        assert self.capacity is not None
-        length = chosen.shape[1]
-        limit = -int(-self.capacity * length * self.per_token // self.experts)
-        uses = torch.zeros(*chosen.shape[:2], self.experts, dtype=torch.int32, device=chosen.device)
-        places = uses.scatter_(-1, chosen, 1).cumsum(1).gather(-1, chosen)
-        return chosen.where(places <= limit, self.experts)
-
 
 @contextmanager
 def used_evenly(model: nn.Module) -> Iterator[None]:
     """Within it all experts of a model get equally many tokens, whatever the router chooses.
 
-    So a model can be called whose tensors have no values, as `plan` and the count of FLOPs do. No
-    token is dropped.
+    So a model can be called whose tensors have no values, as `plan` and the count of FLOPs do.
     """
     layers = [m for m in model.modules() if isinstance(m, Experts)]
-    limits = [layer.capacity for layer in layers]
     handles = [layer.bank.register_forward_pre_hook(_evenly) for layer in layers]
     try:
-        for layer in layers:
-            layer.capacity = None
         yield
     finally:
-        for layer, limit, handle in zip(layers, limits, handles, strict=True):
-            layer.capacity = limit
+        for layer, handle in zip(layers, handles, strict=True):
             layer.start_loads()
             handle.remove()
 

@@ -63,7 +63,6 @@ class Transformer(Model):
         shared_experts: Number of experts that every token uses in addition.
         dense_layers: The first layers, this many of them, keep the MLP, as in DeepSeek-V3.
         expert_scores: "sigmoid" or "softmax".
-        capacity: Limit of the tokens of an expert. None drops no token.
         balance_rate: Speed at which the loads of the experts are balanced. 0 does not balance.
 
     Attributes:
@@ -102,7 +101,6 @@ class Transformer(Model):
         shared_experts: int = 0,
         dense_layers: int = 0,
         expert_scores: str = "sigmoid",
-        capacity: float | None = None,
         balance_rate: float = 1e-3,
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
@@ -129,7 +127,6 @@ class Transformer(Model):
                 out_std=std,
                 std=STD,
                 scores=expert_scores,
-                capacity=capacity,
                 balance_rate=balance_rate,
                 shared=shared,
             )

@@ -13,16 +13,6 @@ from hpctrain import gpu_driver
 from hpctrain.monitor.gpu_library import Library, NotTold
 from hpctrain.units import MIB
 
-# What lowers the clock at this moment: by the hardware at once, or by its firmware bit by bit.
-_HARD = {"active_prochot_thrm": "heat or power (PROCHOT)"}
-_SOFT = {
-    "active_socket_thrm": "heat (socket)",
-    "active_vr_thrm": "heat (voltage regulator)",
-    "active_hbm_thrm": "heat (memory)",
-}
-# The generation of PCIe by GT/s of one lane.
-_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-_PENDING, _UNRESERVABLE = 1, 2  # amdsmi_memory_page_status_t; 0 is a page that is set aside
 _MICRO = 1e-6
 
 
@@ -41,8 +31,8 @@ class Amd(Library):
     INSTALL = "Install ROCm's package: `python -m pip install /opt/rocm/share/amd_smi`."
     NUMBER, NEVER = "err_code", (2, 3, 10)  # NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM
     UNSEEN: ClassVar[Mapping[str, str]] = {
-        "Infinity Fabric": "the state of its links is not looked at (`amd-smi xgmi`); a full check "
-        "measures them"
+        "Infinity Fabric, throttling, retired pages": "not looked at (`amd-smi xgmi`, `amd-smi "
+        "metric`); a full check measures speed and links"
     }
 
     def __init__(self, module: Any = None) -> None:
@@ -61,17 +51,12 @@ class Amd(Library):
             "memory": self._memory,
             "use": lambda gpu: _number(smi.amdsmi_get_gpu_activity(gpu), "gfx_activity"),
             "power": self._power,
-            "limit": lambda gpu: self._limits(gpu)[0],
-            "limits": self._limits,
             "energy": self._energy,
             "heat": self._heat,
             "clock": lambda gpu: _number(self._clocks(gpu), "cur_clk", "clk"),
             "top_clock": lambda gpu: int(_number(self._clocks(gpu), "max_clk")),
-            "slowdowns": self._slowdowns,
             "ecc": self._ecc,
             "ecc_if_on": self._ecc,
-            "retired": self._retired,
-            "pcie": self._pcie,
             "processes": self._processes,
             "bus": lambda gpu: str(smi.amdsmi_get_gpu_device_bdf(gpu)),
         }
@@ -124,11 +109,6 @@ class Amd(Library):
         limit = limit * _MICRO if limit > 1e5 else limit  # some versions: microwatts
         return watts, limit if limit > 0 else None
 
-    def _limits(self, gpu: Any) -> tuple[float, float, str]:
-        cap = self.module.amdsmi_get_power_cap_info(gpu)
-        limit, usual = (_number(cap, key) * _MICRO for key in ("power_cap", "default_power_cap"))
-        return limit, usual, "amd-smi set --power-cap"
-
     def _energy(self, gpu: Any) -> float:
         counted = self.module.amdsmi_get_energy_count(gpu)
         steps = _number(counted, "energy_accumulator", "power")
@@ -146,32 +126,10 @@ class Amd(Library):
     def _clocks(self, gpu: Any) -> Any:
         return self.module.amdsmi_get_clock_info(gpu, self.module.AmdSmiClkType.GFX)
 
-    def _slowdowns(self, gpu: Any) -> tuple[list[str], ...]:
-        status = self.module.amdsmi_get_violation_status(gpu)
-        if all(_known(status, name) is None for name in (*_HARD, *_SOFT)):
-            raise NotTold("not of this kind of GPU")
-        return tuple([t for n, t in kind.items() if _known(status, n)] for kind in (_HARD, _SOFT))
-
     def _ecc(self, gpu: Any) -> tuple[int, ...]:
         counted = self.module.amdsmi_get_gpu_total_ecc_count(gpu)
         kinds = "correctable_count", "uncorrectable_count"
         return tuple(int(_number(counted, kind)) for kind in kinds)
-
-    def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
-        pages = self.module.amdsmi_get_gpu_bad_page_info(gpu)
-        if isinstance(pages, str):  # some versions: "No bad pages found."
-            pages = []
-        # ctypes may have wrapped the number of the state.
-        states = [int(getattr(page["status"], "value", page["status"])) for page in pages]
-        return f"{len(states)} pages retired", _PENDING in states, _UNRESERVABLE in states
-
-    def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-        info = self.module.amdsmi_get_pcie_info(gpu)
-        now, best = info["pcie_metric"], info["pcie_static"]
-        return (
-            (_generation(now, "pcie_speed"), int(_number(now, "pcie_width"))),
-            (_generation(best, "max_pcie_speed"), int(_number(best, "max_pcie_width"))),
-        )
 
     def _processes(self, gpu: Any) -> tuple[Any, ...]:
         memory: dict[int, int] = {}
@@ -205,11 +163,3 @@ def _number(values: Mapping[str, Any], *keys: str) -> float:
         if (value := _known(values, key)) is not None:
             return value
     raise NotTold(f"{keys[0]} is {values.get(keys[0])}")
-
-
-def _generation(values: Mapping[str, Any], key: str) -> int:
-    speed = _number(values, key)
-    speed = speed / 1000 if speed >= 1000 else speed  # MT/s; in some versions GT/s
-    if speed not in _GENERATIONS:
-        raise LookupError(f"{key} is {speed:g} GT/s")
-    return _GENERATIONS[speed]

@@ -30,9 +30,7 @@ READINGS = {
     "ecc_if_on": "the same; None and None where ECC is off, and then whether the card has it on",
     "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
     "pcie": "generation and width of the link, as they are and as they could be",
-    "pcie_rates": "MB/s that are sent, and received",
     "nvlinks": "how many links are up, and all",
-    "nvlink_traffic": "MB that were sent, and received",
     "processes": "bytes by the number of the process, bytes in use, and all",
     "bus": "its address, as PCI writes it",
 }

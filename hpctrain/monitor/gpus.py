@@ -1,9 +1,8 @@
 """The sensors of the job's own GPUs; those of other jobs are never read."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from hpctrain.monitor import amd
 from hpctrain.monitor.gpu_library import NOT_LOADED, Library, NotTold
@@ -23,16 +22,11 @@ class _Sensor(NamedTuple):
 
     reading: str
     metrics: Callable[..., dict[str, float | None]]  # None is no value
-    counter: Literal["", "since the first", "rate"] = ""
+    counter: bool = False  # its values are told since the first
 
 
 def _named(*names: str) -> Callable[..., dict[str, float | None]]:
     return lambda *values: dict(zip(names, values, strict=False))
-
-
-def _in_and_out(link: str) -> Callable[..., dict[str, float | None]]:
-    ways = "transmit", "receive"
-    return _named(*(f"{link}_{way}_megabytes_per_second" for way in ways))
 
 
 _SENSORS = {
@@ -51,31 +45,13 @@ _SENSORS = {
             "power_usage_percentage": 100 * watts / limit if limit else None,
         },
     ),
-    "energy": _Sensor("energy", _named("energy_joules"), "since the first"),
+    "energy": _Sensor("energy", _named("energy_joules"), counter=True),
     "temperature": _Sensor("heat", _named("temperature_celsius")),
     "clock": _Sensor("clock", _named("clock_megahertz")),
     "throttling": _Sensor("throttled", _named("throttled_by_heat", "throttled_by_power")),
     "ECC": _Sensor("ecc", _named("ecc_corrected_errors", "ecc_uncorrected_errors")),
-    "PCIe": _Sensor("pcie_rates", _in_and_out("pcie")),
-    "NVLink": _Sensor("nvlink_traffic", _in_and_out("nvlink"), "rate"),
 }
 _OF_A_PART = ("memory",)  # what a MIG instance has of its own
-
-
-class Rates:
-    """How fast counters rise; it keeps the last reading of each, by name."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, tuple[float, float]] = {}
-
-    def of(self, name: str, total: float) -> float | None:
-        """Return how fast a counter has risen per second; None at its first reading or a reset."""
-        now = time.monotonic()
-        before = self._before.get(name)
-        self._before[name] = (now, total)
-        if before is None or now <= before[0] or total < before[1]:
-            return None
-        return (total - before[1]) / (now - before[0])
 
 
 class Gpus:
@@ -89,7 +65,6 @@ class Gpus:
         self._gpus: dict[int, Any] = {}
         self._sensors: dict[int, dict[str, _Sensor]] = {}  # that each GPU has
         self._first: dict[str, float] = {}  # readings of counters
-        self._rates = Rates()
         if not uuids:
             return
         try:
@@ -146,11 +121,9 @@ class Gpus:
                         found[metric] = float(told)
         return found
 
-    def _told(self, metric: str, value: float | None, counter: str) -> float | None:
+    def _told(self, metric: str, value: float | None, counter: bool) -> float | None:
         if value is None or not counter:
             return value
-        if counter == "rate":
-            return self._rates.of(metric, value)
         if value < self._first.setdefault(metric, value):  # the driver was loaded anew
             self._first[metric] = value
         return value - self._first[metric]

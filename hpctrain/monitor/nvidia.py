@@ -9,14 +9,12 @@ from typing import Any
 
 from hpctrain.monitor.gpu_library import Library, NotTold
 
-_MB = 1e6
 # NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
 _HEAT = 0x20 | 0x40
 _POWER = 0x04 | 0x80
 _HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
 _SOFT = {0x20: "heat (software)"}
 _MANY_RETIRED, _MOST_LINKS = 60, 18
-_ALL_LINKS = 0xFFFFFFFF  # UINT_MAX stands for the sum over the links
 
 
 class Nvidia(Library):
@@ -63,9 +61,7 @@ class Nvidia(Library):
             ),
             "retired": self._retired,
             "pcie": self._pcie,
-            "pcie_rates": self._pcie_rates,
             "nvlinks": self._nvlinks,
-            "nvlink_traffic": self._nvlink_traffic,
             "processes": self._processes,
             "bus": lambda gpu: _word(nvml.nvmlDeviceGetPciInfo(gpu).busId),
         }
@@ -129,12 +125,6 @@ class Nvidia(Library):
         best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
         return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
 
-    def _pcie_rates(self, gpu: Any) -> tuple[float, ...]:
-        nvml = self.module
-        ways = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
-        # NVML counts in kB per second.
-        return tuple(nvml.nvmlDeviceGetPcieThroughput(gpu, way) / 1000 for way in ways)
-
     def _nvlinks(self, gpu: Any) -> tuple[int, int]:
         states = list[int]()
         for link in range(_MOST_LINKS):
@@ -143,18 +133,6 @@ class Nvidia(Library):
             except self.errors:  # there are no more
                 break
         return sum(states), len(states)
-
-    def _nvlink_traffic(self, gpu: Any) -> tuple[float, ...]:
-        nvml = self.module
-        fields = (
-            nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
-            nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-        )
-        found = nvml.nvmlDeviceGetFieldValues(gpu, [(field, _ALL_LINKS) for field in fields])
-        for value in found:
-            if value.nvmlReturn:
-                raise nvml.NVMLError(value.nvmlReturn)
-        return tuple(value.value.ullVal * 1024 / _MB for value in found)  # counted in KiB
 
     def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
         running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)

@@ -1,12 +1,9 @@
 """The monitor: a process that samples the sensors of one node until the training ends.
 
-    python -m hpctrain.monitor.process RUN_DIR --every 10 ...
-
 Rank 0 of each node starts it, and holds the other end of its standard input: that ends with the
 rank, however the rank ends. It imports neither torch nor mlflow.
 """
 
-import argparse
 import logging
 import math
 import os
@@ -20,18 +17,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import json
+
 from hpctrain import child
+from hpctrain.config.schema import MonitorConfig
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.sensors import Sensors
+from hpctrain.record import Count, Record
 from hpctrain.run_record import Progress
 from hpctrain.runs.state import stop_request
 from hpctrain.tracking import samples
 
 log = logging.getLogger(__name__)
 
+_IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _USE = "utilization_percentage"
 _CORES = f"cpu_{_USE}"
 
@@ -44,11 +46,11 @@ def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
 class Idle:
     """Finds devices that were idle for a whole window, also after they were busy.
 
-    A device is idle in a sample below this use in percent; the window has at least 3 samples.
+    A device is idle in a sample below `_IDLE_PERCENT`; the window has at least 3 samples.
     """
 
-    def __init__(self, percent: float, window: int) -> None:
-        self._percent, self._window = percent, window
+    def __init__(self, window: int) -> None:
+        self._window = window
         self._seen: dict[str, deque[float]] = {}
         self._told: set[str] = set()
 
@@ -69,7 +71,7 @@ class Idle:
         for device, value in use.items():
             window = self._seen.setdefault(device, deque(maxlen=self._window))
             window.append(value)
-            if max(window) >= self._percent:
+            if max(window) >= _IDLE_PERCENT:
                 self._told.discard(device)
             elif len(window) == self._window and device not in self._told:
                 self._told.add(device)
@@ -77,23 +79,32 @@ class Idle:
         return idle
 
 
+class Job(Record, frozen=True):
+    """What a monitor must know: the config, a process above all ranks of the node, their number."""
+
+    config: MonitorConfig
+    pid: Count
+    ranks: Count = 1
+
+
 class _Monitor:
     """Samples one node."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._run = options, options.run_dir
+    def __init__(self, run: Path, job: Job) -> None:
+        self._run, self._given, config = run, job, job.config
+        self._config = config
         self._node = socket.gethostname()
         self._started = time.time()
         self._writer = samples.Writer(samples.folder(self._run) / f"{self._node}.jsonl")
         # A counter of energy begins anew in each attempt; the file has the sum of all of them.
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
-        window = math.ceil(60 * options.idle_minutes / options.every - 1e-6)
-        self._idle = Idle(options.idle_percent, window)
+        window = math.ceil(60 * config.idle_minutes / config.every_s - 1e-6)
+        self._idle = Idle(window)
         self._uuids: list[str] = []
         self._known = {"kernel": platform.release()}
         with suppress(OSError):
             self._writer.write(self._started, facts=self._known)
-        self._job = JobCgroup(options.pid or os.getppid())
+        self._job = JobCgroup(job.pid)
         self._sensors = Sensors(self._job, Gpus([]))
 
     def run(self) -> None:
@@ -101,7 +112,7 @@ class _Monitor:
         due = time.monotonic()
         over = False
         while not over:
-            due += self._options.every
+            due += self._config.every_s
             over = _ends_within(max(0.0, due - time.monotonic()))
             self._take_gpus()
             try:
@@ -123,7 +134,7 @@ class _Monitor:
     def _take_gpus(self) -> None:
         """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
         named: list[str] = []
-        for rank in range(self._options.ranks):
+        for rank in range(self._given.ranks):
             with suppress(OSError):  # without a GPU there is no file
                 named += gpu_file(self._run, self._node, rank).read_text().split()
         uuids = list(dict.fromkeys(named))
@@ -141,14 +152,14 @@ class _Monitor:
         return progress.time > self._started and progress.step_s is not None
 
     def _tell(self, idle: list[str]) -> None:
-        options = self._options
+        config = self._config
         text = (
-            f"{self._node}: {', '.join(idle)} below {options.idle_percent:g}% for "
-            f"{options.idle_minutes:g} minutes"
+            f"{self._node}: {', '.join(idle)} below {_IDLE_PERCENT:g}% for "
+            f"{config.idle_minutes:g} minutes"
         )
         log.warning("%s", text)
         write_atomically(samples.folder(self._run) / f"{self._node}.idle", text + "\n")
-        if options.idle_action == "stop":
+        if config.idle_action == "stop":
             stop_request.write(self._run, f"{stop_request.IDLE} ({text}; monitor.idle_action=stop)")
 
 
@@ -161,25 +172,11 @@ def _ends_within(seconds: float) -> bool:
     return False
 
 
-def parsed(argv: list[str]) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m hpctrain.monitor.process")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--pid", type=int, help="a process of the job, above all of its ranks here")
-    parser.add_argument("--ranks", type=int, default=1, help="the number of ranks on this node")
-    parser.add_argument("--idle-percent", type=float, default=5.0)
-    parser.add_argument("--idle-minutes", type=float, default=30.0)
-    parser.add_argument("--idle-action", choices=("warn", "stop"), default="warn")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str]) -> int:
-    """Run the monitor of this node."""
-    options = parsed(argv)
+    """Run the monitor of this node for the run and the job in `argv`."""
     child.begin()
     try:
-        _Monitor(options).run()
+        _Monitor(Path(argv[0]), json.decode(argv[1], type=Job)).run()
     except Exception:
         log.exception("the monitor failed: the run goes on without its samples")
         return 1

@@ -4,15 +4,32 @@ MLflow shows the metrics `system/NODE/NAME` on the page "System metrics" of a ru
 """
 
 import logging
+import time
 from collections.abc import Callable
 
 import psutil
 
 from hpctrain.monitor.cgroup import JobCgroup
-from hpctrain.monitor.gpus import Gpus, Rates
+from hpctrain.monitor.gpus import Gpus
 
 log = logging.getLogger(__name__)
 _MB = 1e6
+
+
+class _Rates:
+    """How fast counters rise; it keeps the last reading of each, by name."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, float]] = {}
+
+    def of(self, name: str, total: float) -> float | None:
+        """Return how fast a counter has risen per second; None at its first reading or a reset."""
+        now = time.monotonic()
+        before = self._before.get(name)
+        self._before[name] = (now, total)
+        if before is None or now <= before[0] or total < before[1]:
+            return None
+        return (total - before[1]) / (now - before[0])
 
 
 class Sensors:
@@ -20,7 +37,7 @@ class Sensors:
 
     def __init__(self, job: JobCgroup, gpus: Gpus) -> None:
         self._job, self._gpus = job, gpus
-        self._rates = Rates()
+        self._rates = _Rates()
         self._silent: set[str] = set()
         self.read()  # rates need a reading before
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from hpctrain.child import Child
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.disk import write_atomically
-from hpctrain.monitor.process import gpu_file
+from hpctrain.monitor.process import Job, gpu_file
+from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.tracking import samples
 
@@ -58,16 +59,11 @@ def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
 def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> Child | None:
     # Where the ranks are in no control group of a job, they descend from their launcher.
     above = os.getppid() if ranks.local_world_size > 1 else os.getpid()
+    job = Job(config, above, max(1, ranks.local_world_size))
     try:
         return Child(
             "hpctrain.monitor.process",
-            str(run_dir),
-            f"--pid={above}",
-            f"--ranks={max(1, ranks.local_world_size)}",
-            f"--every={config.every_s}",
-            f"--idle-percent={config.idle_percent}",
-            f"--idle-minutes={config.idle_minutes}",
-            f"--idle-action={config.idle_action}",
+            *(str(run_dir), written(job)),
             cwd=run_dir,
             log_file=samples.folder(run_dir) / f"{socket.gethostname()}.log",
             OMP_NUM_THREADS="1",

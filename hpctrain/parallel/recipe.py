@@ -28,7 +28,7 @@ from hpctrain.parallel.context import check_kernels
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
-from hpctrain.parallel.dividing.tensor import divide_layers, overlap, sequence_is_divided
+from hpctrain.parallel.dividing.tensor import divide_layers, sequence_is_divided
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision, compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
@@ -157,9 +157,7 @@ class _Recipe:
         if layers:
             compute_in_float8(model, layers)
         blocks = list(present(model, names))
-        checkpoint_activations(
-            blocks, train.activation_checkpointing, train.activation_checkpointing_every
-        )
+        checkpoint_activations(blocks, train.activation_checkpointing)
         if train.compile == "off":  # torch refuses by itself what is compiled
             second_gradients.refuse(blocks, mesh)
         else:
@@ -203,19 +201,10 @@ class _Recipe:
         return pipeline
 
     def _check_compile(self, plan: Plan) -> None:
-        """Refuse a compiler that cannot have tensor parallel; prepare `async_tp`."""
+        """Refuse a compiler that cannot have tensor parallel."""
         on_cpu = self.precision.device.type == "cpu"
         if on_cpu and self.train.compile != "off":
             raise ConfigError(
                 f"train.compile={self.train.compile} with parallel.tp={self.parallel.tp} on CPUs: "
                 "torch fails; use train.compile=off"
             )
-        if self.parallel.async_tp:
-            if on_cpu:
-                raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
-            if not sequence_is_divided(plan, self.parallel):
-                raise ConfigError(
-                    "parallel.async_tp=true: the plan of the model does not divide the sequence "
-                    "(style sequence_parallel), and torch overlaps only what such layers send"
-                )
-            overlap(self.mesh.tp_mesh)

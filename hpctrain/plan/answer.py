@@ -1,7 +1,5 @@
 """Puts the answer of `plan` together: the model, the layouts and the hardware."""
 
-import copy
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,13 +23,12 @@ from hpctrain.plan.ranking import (
     Ranking,
     by_cost,
     on,
-    one_gpu,
     rank,
     scaling,
     sizes_of,
     smallest,
 )
-from hpctrain.units import GIB, readable
+from hpctrain.units import GIB
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    runs: Sequence[MeasuredRun] = ()
+    run: MeasuredRun | None = None  # of `--from-run`
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
@@ -65,7 +62,6 @@ class Answer:
     hardware: Hardware | None
     loader: LoaderRate
     kinds: list[Kind]  # with the smallest number of GPUs that is enough of each
-    alone: Estimate | None = None  # on one GPU, where all in `ranking` have more and gain little
 
     @property
     def layouts(self) -> list[Estimate]:
@@ -86,7 +82,6 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         facts, flops, layouts = self.estimator.facts, self.estimator.facts.flops, self.layouts
-        every = (*layouts, *(kind.best for kind in self.kinds if kind.best))
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         operations = {"flops_per_sample": flops and flops.training, "flops_per_token": per_token}
         return {
@@ -96,7 +91,6 @@ class Answer:
                 {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
                 for one, part in scaling(self.ranking.best)
             ],
-            "one_gpu": self.alone and self.alone.as_json(),
             "loader": self.loader.as_json(layouts[0] if layouts else None),
             "hardware": [
                 {
@@ -105,8 +99,7 @@ class Answer:
                 }
                 for kind in self.kinds
             ],
-            "assumptions": self.assumptions
-            | {"not compared": uncompared_line(every) or None, "excluded": self.ranking.excluded},
+            "assumptions": self.assumptions | {"excluded": self.ranking.excluded},
         }
 
     @property
@@ -134,8 +127,16 @@ class Answer:
         if estimator.calibration is not None:
             found |= estimator.calibration.assumptions
         if hardware is not None:
-            found["accuracy"] = accuracy(estimator.facts, self.config, hardware)
-            found["memory accuracy"] = memory_accuracy()
+            found["off published runs"] = accuracy(estimator.facts, self.config, hardware)
+            found["memory off published runs"] = memory_accuracy()
+        every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
+        if line := uncompared_line(every):
+            found["* behind a layout"] = line
+        if any(one.assumed for one in every):
+            found["* behind a GPU"] = (
+                "its speed is assumed, for no published run on it was compared; such GPUs stand "
+                "behind the others, whatever they cost"
+            )
         return found
 
 
@@ -143,8 +144,8 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     named_nodes = config.launch.node_numbers.start
-    if asked.runs:
-        hardware = hardware_of(config, hardware, asked.runs)
+    if (run := asked.run) is not None:
+        hardware = hardware_of(config, hardware, run)
     # Errors of the config, in what decides a plan, come before any work.
     sections = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
     validate_job(config, sections)
@@ -158,20 +159,16 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
     estimator.budget = budget
     loader = loader_rate(None if asked.shape else config.data, hardware)
-    configs = [run.config for run in asked.runs]
-    theirs = [Estimator.of_config(each, *task_and_sample(each)) for each in configs]
-    measured = [*zip(theirs, asked.runs, strict=True)]
     any_kind = hardware or of_section({"title": "hardware that is not named"})
-    if measured:
-        found = [its.of(layout_of(run), any_kind) for its, run in measured]
-        predicted = [(one.time, one.memory) for one in found]
-        estimator.calibration = calibrated(asked.runs, predicted, any_kind)
+    if run is not None:
+        its = Estimator.of_config(run.config, *task_and_sample(run.config))
+        found = its.of(layout_of(run), any_kind)
+        estimator.calibration = calibrated(run, found.time, found.memory, any_kind)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), any_kind)
-        hints = _smaller_base(named, estimator)
-        parts = filter(None, ("the layout of the command line", *hints, named.mark))
+        parts = filter(None, ("the layout of the command line", named.mark))
         named = replace(named, reason="; ".join(parts))
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
@@ -184,12 +181,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
             least = smallest(config, estimator, hardware, per_node)
             ranking = replace(ranking, best=[least.best] if least.best else [])
     kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
-    alone = None
-    if hardware is not None and looks_around and ranking.best and ranking.best[0].layout.ranks > 1:
-        alone = one_gpu(config, estimator, hardware)
-        if alone and not any(one.gains_little(alone) for one in ranking.best):
-            alone = None
-    return Answer(config, estimator, named, ranking, hardware, loader, kinds, alone)
+    return Answer(config, estimator, named, ranking, hardware, loader, kinds)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
@@ -201,22 +193,3 @@ def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
             f"GPUs, and each rank needs one: use launch.tasks_per_node={gpus} and more "
             f"launch.nodes, or hardware.gpus_per_node={per_node} if yours have as many"
         )
-
-
-def _smaller_base(named: Estimate, estimator: Estimator) -> Iterator[str]:
-    """Yield hints for adapters that do not fit: a base in 16 bits, or more of it in 4 bits."""
-    lora, facts = named.layout.config.train.lora, estimator.facts
-    if named.fits is not False or not lora.patterns:
-        return
-    if lora.quantize:
-        yield (
-            f"train.lora.quantize={lora.quantize} packs only the layers that train.lora.match "
-            f"names, {facts.adapted:,} of {facts.parameters:,} parameters; all linear layers of "
-            "the blocks are the most"
-        )
-    layout, half = copy.deepcopy(named.layout), {"compute": "bf16", "params": "bf16"}
-    layout.config.precision = replace(layout.config.precision, **half, reduce=None)
-    halved = estimator.of(layout, named.hardware)
-    total = readable(halved.memory.total)
-    if halved.fits:
-        yield f"precision=pure_bf16 needs {total} and fits"

@@ -4,7 +4,7 @@ Layouts keep the global batch.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -85,27 +85,21 @@ def layouts(
     per_node: int,
     facts: ModelFacts,
     excluded: dict[str, str],
-    kept: Collection[str] = (),
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
-    least memory. `excluded` gets what is not possible, with the reason. What is `kept` is as in the
-    config: "parallel" (the degrees), "accumulate" (the micro-batches), "activation_checkpointing".
+    least memory. `excluded` gets what is not possible, with the reason.
     """
     excluded |= _left_out(nodes, facts)
     modes: Sequence[str] = ("none", "selective", "full") if facts.blocks else ("none",)
-    if "activation_checkpointing" in kept:
-        modes = (config.train.activation_checkpointing,)
-    own = {key: getattr(config.parallel, key) for key in (*_DEGREES, "zero", "ep", "weights")}
-    own |= {"offload": True} if config.parallel.fsdp.offload else {}
-    for degrees in [own] if "parallel" in kept else _degrees(nodes, per_node, facts):
+    for degrees in _degrees(nodes, per_node, facts):
         # torch cannot choose which results of experts to keep.
         possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
             _layout(config, nodes, per_node, degrees, mode, parts)
             for mode in possible
-            for parts in _parts(config, degrees, nodes * per_node, kept)
+            for parts in _parts(config, degrees, nodes * per_node)
         ]
         try:
             validate(found[0].config, found[0].ranks)
@@ -186,14 +180,11 @@ def _left_out(nodes: int, facts: ModelFacts) -> dict[str, str]:
     return reasons
 
 
-def _parts(config: Config, degrees: dict[str, int], ranks: int, kept: Collection[str]) -> list[int]:
+def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
     """Return the numbers of micro-batches that divide a share of the global batch."""
     dp = max(1, ranks // math.prod(degrees.get(name, 1) for name in ("tp", "pp", "cp")))
     share, rest = divmod(config.train.global_batch_size, dp)
     least = degrees.get("pp", 1)  # each stage of a pipeline has one
-    if "accumulate" in kept:
-        size = config.train.micro_batch_size
-        return [config.train.accumulate if size is None else max(1, share // int(size))]
     numbers = range(least, 1 if rest else min(share, _MOST_PARTS) + 1)
     return [n for n in numbers if share % n == 0] or [1]
 

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpctrain import run_record
 from hpctrain.causes import one_line
 from hpctrain.config.schema import Config
 from hpctrain.console import Console, Table
@@ -28,8 +27,9 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import RunJob
-from hpctrain.launch.output import Bars, say
+from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.sweep import Sweep
+from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.estimator import Estimate
 from hpctrain.plan.predicting.timing import StepTime
 from hpctrain.plan.sentences import command_of
@@ -130,24 +130,17 @@ def measure(
 
 
 def wait(jobs: Sequence[tuple[str, RunJob]]) -> None:
-    """Return when all jobs have ended; each has a bar, or a line for each of its states."""
+    """Return when all jobs have ended; each state of a job is said."""
     pause, states = _POLL_S[0], [""] * len(jobs)
-    with Bars("{task.description}") as progress:
-        titles = [f"{name} ({job.job_id})" for name, job in jobs]
-        bars = [progress.add_task(title, total=STEPS, note="") for title in titles]
-        while True:
-            for i, (_, job) in enumerate(jobs):
-                if states[i] in _ENDED:
-                    continue
-                before, states[i] = states[i], _state(job)
-                step = run_record.Progress.of(job.run.path).step or 0
-                progress.update(bars[i], completed=step, note=states[i])
-                if progress.disable and states[i] != before:
-                    say(f"{titles[i]}: {states[i]}")
-            if {*states} <= {*_ENDED}:
-                return
-            time.sleep(pause)
-            pause = min(_POLL_S[1], pause * 1.2)
+    while not {*states} <= {*_ENDED}:
+        for i, (name, job) in enumerate(jobs):
+            if states[i] in _ENDED:
+                continue
+            before, states[i] = states[i], _state(job)
+            if states[i] != before:
+                say(f"{name} ({job.job_id}): {states[i]}")
+        time.sleep(pause)
+        pause = min(_POLL_S[1], pause * 1.2)
 
 
 def _state(job: RunJob) -> str:
@@ -230,10 +223,10 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     config.scheduler = nothing.scheduler
     config.scheduler.kind, config.scheduler.warmup_steps = "constant", STEPS
     train.max_steps, train.max_epochs, train.log_every = STEPS, None, _REPORT
-    train.batch_size_ramp, train.eval_every, train.eval_every_s = [], None, None
-    train.early_stopping, train.sample_prompt = nothing.train.early_stopping, None
+    train.batch_size_ramp, train.eval_every = [], None
+    train.early_stopping = nothing.train.early_stopping
     train.profile = None
-    checkpoint.best, checkpoint.keep_every, checkpoint.at_end = None, None, False
+    checkpoint.best, checkpoint.at_end = None, False
     checkpoint.every_steps = STEPS + 1
     tracking = config.tracking
     tracking.enabled, tracking.upload, tracking.also = True, False, []
@@ -273,63 +266,50 @@ class Comparison:
         for entry, estimate in zip(answer["layouts"], estimates, strict=True):
             one = by_id.get(id(estimate))
             entry["measured"] = one and one.as_json()
-            if one is None:
-                entry["not_measured"] = f"not one of the first {_MOST} on its number of ranks"
-            elif one.found is None:
-                entry["not_measured"] = one.cause
-            elif one.cause:
-                entry["measured"]["note"] = one.cause
+            entry["note"] = one.cause if one else f"not among the first {_MOST} on its ranks"
         fastest = [
-            {
-                "nodes": layout.nodes,
-                "ranks": layout.ranks,
-                "overrides": [*layout.overrides],
-                "command": command_of(self._overrides, layout.overrides),
-                "step_s": one.step_s,
-            }
-            for one in self.fastest
-            for layout in [one.estimate.layout]
+            {"ranks": layout.ranks, "overrides": [*layout.overrides], "command": command}
+            for layout, command in map(self._command, self.fastest)
         ]
         answer["measurement"] = {"fastest": fastest, "runs": [str(one.run) for one in self.ranked]}
+
+    def _command(self, one: Measured) -> tuple[Layout, str]:
+        layout = one.estimate.layout
+        return layout, command_of(self._overrides, layout.overrides)
 
     def show(self, console: Console) -> None:
         """Print the table, and the commands that follow from it."""
         console.print("\nmeasured beside predicted; an error is that of the prediction")
-        console.print(self._table())
+        table = Table(
+            *("layout", "ranks", "predicted", "step", "error", "samples/s", "peak", "error")
+        )
+        for one in self.ranked:
+            layout, time = one.estimate.layout, one.estimate.time
+            peak = None if one.found is None else one.found.peak_bytes
+            table.add_row(
+                *(
+                    layout.name,
+                    str(layout.ranks),
+                    _text(None if time is None else time.step_s, "{:.4f} s"),
+                ),
+                *(_text(one.step_s, "{:.4f} s", "failed"), _text(one.step_error, "{:+.1%}")),
+                _text(one.speed.samples_per_s, "{:,.0f}"),
+                *(
+                    "-" if peak is None else f"{peak / GIB:.2f} GiB",
+                    _text(one.peak_error, "{:+.1%}"),
+                ),
+            )
+        console.print(table)
         for one in filter(lambda one: one.cause, self.ranked):
             console.print(f"{one.estimate.layout.name}: {one.cause}")
             if one.found is None:
                 console.print(f"  its log: python -m hpctrain logs {one.run}", soft_wrap=True)
-        for one in self.fastest:
-            layout = one.estimate.layout
-            ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
-            console.print(f"\nthe fastest on {ranks}: {layout.name}")
-            console.print(f"  {command_of(self._overrides, layout.overrides)}", soft_wrap=True)
-        if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
-            console.print("\nfor other sizes, plan takes what these runs have measured:")
-            console.print(f"  {' '.join(given)}", soft_wrap=True)
-
-    def _table(self) -> Table:
-        tokens = any(one.estimate.tokens for one in self.ranked)
-        peaks = any(one.found and one.found.peak_bytes for one in self.ranked)
-        speed = "tokens/s/GPU" if tokens else "samples/s"
-        of_peaks = ("predicted", "peak", "error") if peaks else ()
-        table = Table("layout", "ranks", "predicted", "step", "error", speed, *of_peaks)
-        for one in self.ranked:
-            layout, time = one.estimate.layout, one.estimate.time
-            rate = one.speed.tokens_per_s_per_gpu if tokens else one.speed.samples_per_s
-            cells = [
-                *(layout.name, str(layout.ranks), _text(time.step_s if time else None, "{:.4f} s")),
-                *(_text(one.step_s, "{:.4f} s", "failed"), _text(one.step_error, "{:+.1%}")),
-                _text(rate, "{:,.0f}"),
-            ]
-            if peaks:
-                peak = one.found.peak_bytes if one.found else None
-                sizes = one.estimate.memory.tensors / GIB, peak and peak / GIB
-                cells += [_text(size, "{:.2f} GiB") for size in sizes]
-                cells += [_text(one.peak_error, "{:+.1%}")]
-            table.add_row(*cells)
-        return table
+        for layout, command in map(self._command, self.fastest):
+            console.print(f"\nthe fastest on {layout.ranks} ranks: {layout.name}")
+            console.print(f"  {command}", soft_wrap=True)
+        for one in self.fastest[:1]:
+            console.print("\nfor other sizes, plan takes what a run has measured:")
+            console.print(f"  --from-run {one.run}", soft_wrap=True)
 
 
 def _size(one: Measured) -> tuple[int, int]:

@@ -82,13 +82,12 @@ def _whole(
     stored, computed, reduced = _formats(config.precision)
     parallel, count, learnt = config.parallel, sizes.count, trained.count
     # Nothing is left of the gradients of the step before, but DDP keeps its buckets.
-    kept = accumulate > 1 or (degrees.dp_replicate > 1 and parallel.ddp.gradient_as_bucket_view)
+    kept = accumulate > 1 or degrees.dp_replicate > 1
     gradients = stored * learnt
     buffers = stored * trained.largest_parameter  # a gradient that is about to be added
     if degrees.dp_replicate > 1:
         # Gradients that are not reduced at once are not views of the buckets at first.
-        apart = accumulate > 1 and parallel.sync != "every"
-        if apart or not parallel.ddp.gradient_as_bucket_view:
+        if accumulate > 1 and parallel.sync != "every":
             gradients *= 2
         if reduced != stored:  # two buckets are under way
             bucket = max(parallel.ddp.bucket_mb * 2**20 / stored, trained.largest_parameter)
@@ -137,7 +136,7 @@ def _divided(
     earlier = waiting or (divided if accumulate > 1 else 0)  # gradients of earlier micro-batches
     if zero == 3:
         kept = parallel.fsdp.reshard_after_forward
-        buffers += computed * block * max(1, parallel.fsdp.prefetch)  # ahead of the backward pass
+        buffers += computed * block  # ahead of the backward pass
         gathered = computed * (block + rest)
         end = divided + max(gathered + buffers, last)
         gathered += computed * (whole - rest) // kept if kept else 0

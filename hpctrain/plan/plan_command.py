@@ -48,8 +48,10 @@ def main(argv: list[str]) -> int:
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
-    runs = [*map(_measured, given.from_run)]
-    asked_budget = given.budget is not None and not (runs or given.measure)
+    if len(given.from_run) > 1:
+        raise ConfigError("--from-run: give one run, that which is most like the plan")
+    run = _measured(given.from_run[0]) if given.from_run else None
+    asked_budget = given.budget is not None and not (run or given.measure)
     if hardware is None and nodes is not None and asked_budget:
         raise ConfigError(
             f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
@@ -75,10 +77,10 @@ def main(argv: list[str]) -> int:
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(config, hardware, nodes, given.sample_shape, given.budget, layout),
-        *(runs, given.measure, per_node or 0),
+        *(run, given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
-    alone = nodes is not None or bool(runs) or given.measure
+    alone = nodes is not None or run is not None or given.measure
     others = () if alone else (load(name, folders) for name in known(folders))
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
@@ -147,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
     add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
     add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
-    text = "a run directory whose measured times replace the assumed ones; may be repeated"
+    text = "a run directory whose measured times replace the assumed ones"
     add("--from-run", action="append", default=[], metavar="RUN", help=text)
     text = "submit the best three layouts as an array of short jobs, wait, and compare"
     add("--measure", action="store_true", help=text)
@@ -174,7 +176,7 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     if not config.model:
         raise ConfigError(
             "model is missing: give model=NAME, or choose an experiment=NAME that has one (python "
-            "-m hpctrain --help lists them)"
+            "-m hpctrain --help all lists them)"
         )
     if no_data:
         raise ConfigError(

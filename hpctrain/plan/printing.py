@@ -10,7 +10,7 @@ from hpctrain.console import Console, Table
 from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import ModelFacts
-from hpctrain.plan.predicting.estimator import Estimate, uncompared_line
+from hpctrain.plan.predicting.estimator import Estimate
 from hpctrain.plan.ranking import Kind, currencies, scaling
 from hpctrain.plan.sentences import (
     big,
@@ -19,7 +19,6 @@ from hpctrain.plan.sentences import (
     costs,
     known,
     needs,
-    ranks_of,
     sentences,
 )
 from hpctrain.units import readable
@@ -29,26 +28,22 @@ _MOST = 10  # rows of the table of layouts for each number of ranks
 
 def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
     """Print what a beginner asks first, then the tables, and what they rest on."""
-    assumed, facts = answer.assumptions, answer.estimator.facts
     _print_first(console, answer, overrides)
     if answer.layouts and answer.hardware:
         _print_layouts(console, answer.layouts)
-        print_scaling(console, scaling(answer.ranking.best))
+        _print_scaling(console, scaling(answer.ranking.best))
     if answer.kinds:
         _print_hardware(console, answer.kinds)
     if answer.named is not None:
         _print_memory(console, answer.named)
     console.print()
-    _print_model(console, facts, answer.config.train.lora)
+    _print_model(console, answer.estimator.facts, answer.config.train.lora)
     if answer.layouts and answer.hardware:
-        told = "off published runs: {accuracy}; memory: {memory accuracy}"
-        console.print(told.format_map(assumed), soft_wrap=True)
         console.print(answer.loader.text(answer.layouts[0]))
     _print_excluded(console, answer.ranking.excluded)
     console.print("\nassumptions")
-    for name, text in assumed.items():
-        if "accuracy" not in name:  # they stand below the table
-            console.print(f"  {name}: {text}")
+    for name, text in answer.assumptions.items():
+        console.print(f"  {name}: {text}", soft_wrap=True)
 
 
 def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
@@ -59,10 +54,7 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
         most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
         console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
     elif hardware is not None and layouts:
-        _print_summaries(console, size, layouts, overrides, answer.alone)
-        if one := answer.alone:
-            console.print(f"\none GPU alone: {sentences(size, one)[0]}")
-            console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
+        _print_summaries(console, size, layouts, overrides)
     elif hardware is not None:
         console.print(f"no layout of {size} on {hardware.title} is possible")
     if one := kinds[0].best if kinds else None:
@@ -73,26 +65,20 @@ def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> 
 
 
 def _print_summaries(
-    console: Console,
-    size: str,
-    layouts: list[Estimate],
-    overrides: Sequence[str],
-    alone: Estimate | None,
+    console: Console, size: str, layouts: list[Estimate], overrides: Sequence[str]
 ) -> None:
     """Print the first layout of each number of ranks in a sentence, and the command that takes it.
 
-    After that of the command line comes only what is faster on as many ranks. What gains little
-    over that of the fewest GPUs says so.
+    After that of the command line comes only what is faster on as many ranks.
     """
     first = layouts[0]
-    fewest = alone or min((one for one in layouts if one.time), key=ranks_of, default=first)
     for place, (one, *_) in enumerate(by_ranks(layouts)):
         begin = ""
         if place and first.layout.named and one.layout.ranks == first.layout.ranks:
             if first.fits and first.order <= one.order:
                 continue
             begin = "faster: " if first.fits and first.time else "instead: "
-        sentence, *others = sentences(size, one, fewest)
+        sentence, *others = sentences(size, one)
         for line in (*[""] * bool(place), begin + sentence, *others):
             console.print(line)
         if one.fits is not False:  # a command has no line breaks, so that it can be copied
@@ -140,7 +126,7 @@ def _print_memory(console: Console, estimate: Estimate) -> None:
     if estimate.staged:
         console.print(
             f"each node copies {readable(estimate.staged)} into its host memory for a checkpoint "
-            "that is written while the training goes on (checkpoint.staging_gb)"
+            "that is written while the training goes on"
         )
 
 
@@ -152,8 +138,6 @@ def _print_layouts(console: Console, estimates: list[Estimate]) -> None:
     console.print(f"\nestimates on {first.hardware.title}{told}")
     shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
-    if line := uncompared_line(shown):
-        console.print(f"* {line}")
     if more := len(estimates) - len(shown):
         console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
@@ -168,7 +152,7 @@ def _print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
         console.print(f"excluded: {', '.join(layouts)}: {reason}")
 
 
-def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
+def _print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     """Print what more nodes give, if there are several numbers of them."""
     if not rows:
         return
@@ -176,13 +160,6 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     after = {"efficiency": [f"{part:.1%}" for _, part in rows]}
     names = ("nodes", "ranks", "layout", "step", "hours", "cost")
     _print_estimates(console, [one for one, _ in rows], names, after=after)
-    few, (more, most) = rows[0][0], max(rows, key=lambda row: row[1])
-    if most > 1.005:
-        console.print(
-            f"more than 100%: of the layouts that have room on {few.layout.ranks} GPUs the fastest "
-            f"is {_how(few)}; on {more.layout.ranks} each holds less, so that {_how(more)} has "
-            "room, which is faster on each GPU"
-        )
 
 
 def _print_hardware(console: Console, rows: list[Kind]) -> None:
@@ -202,18 +179,6 @@ def _print_hardware(console: Console, rows: list[Kind]) -> None:
     after = {"prices of": [date.strip() for date in dates]}
     names = ("hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, found, names, before, after)
-    if line := uncompared_line(filter(None, found)):
-        console.print(f"* {line}")
-    keep = [
-        f"{k.hardware.name} {_CELLS[_HOST](k.best)}" for k in rows if k.best and k.best.memory.host
-    ]
-    if keep:
-        console.print(f"in the host memory of each node: {', '.join(keep)}", soft_wrap=True)
-    if any(one.assumed for one in found if one):
-        console.print(
-            "* behind a GPU: its speed is assumed, for no published run on it was compared; such "
-            "GPUs stand behind the others, whatever they cost"
-        )
     for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):
         those = ", ".join(kind.hardware.name for kind in alike)
         console.print(f"not possible on {those}: {why}", soft_wrap=True)
@@ -248,7 +213,6 @@ def _step(one: Estimate) -> str:
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
-_HOST = "host of a node"
 _CELLS: dict[str, Callable[[Estimate], str]] = {
     "layout": _name,
     "nodes": lambda one: str(one.layout.nodes),
@@ -257,7 +221,7 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
         f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
         f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
     ),
-    _HOST: lambda one: readable(one.host_of_node) if one.host_of_node else "",
+    "host of a node": lambda one: readable(one.host_of_node) if one.host_of_node else "",
     "step": _step,
     "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
     "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
@@ -267,13 +231,6 @@ _CELLS: dict[str, Callable[[Estimate], str]] = {
     "cost": lambda one: number(one.cost(one.price)),
     "spot": lambda one: number(one.cost(one.hardware.spot)),
 }
-
-
-def _how(estimate: Estimate) -> str:
-    layout, parts = estimate.layout, estimate.layout.batch.accumulate
-    mode = layout.config.train.activation_checkpointing
-    pieces = f"{parts} micro-batch{'es' * (parts > 1)}"
-    return f"{layout.kind} ({pieces}, activation checkpointing {mode})"
 
 
 def _si(number: float) -> str:

@@ -7,7 +7,7 @@ it. Efficiency is the speed of a GPU as a part of that on the smallest number of
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -45,14 +45,13 @@ def rank(
     estimator: Estimator,
     hardware: Hardware,
     sizes: Iterable[tuple[int, int]],
-    kept: Collection[str] = (),
 ) -> Ranking:
-    """Return the layouts for given numbers of nodes; `layouts` says what may be kept."""
+    """Return the layouts for given numbers of nodes."""
     found: list[Estimate] = []
     lacking: list[tuple[float, str]] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
-        for group in layouts(config, nodes, per_node, estimator.facts, excluded, kept):
+        for group in layouts(config, nodes, per_node, estimator.facts, excluded):
             name = group[0].label
             try:
                 estimates = _of_group(group, estimator, hardware)
@@ -130,15 +129,6 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
         tight = tight or next(iter(found.best), None)
         lacks, other = found.lacks or lacks, next(reversed(found.excluded.values()), other)
     return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
-
-
-def one_gpu(config: Config, estimator: Estimator, hardware: Hardware) -> Estimate | None:
-    """Return the best layout on one GPU; None if it has no room there."""
-    states = on_gpu(estimator.least(config, 1), hardware.memory_bytes, complete=False)
-    if states.possible is False:
-        return None
-    found = rank(config, estimator, hardware, [(1, 1)])
-    return next((each for each in found.best if each.has_room), None)
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:

@@ -54,12 +54,7 @@ def _divided(one: Estimate) -> str:
     return "" if one.layout.kind == "single" else f" as {one.layout.kind}"
 
 
-def ranks_of(one: Estimate) -> int:
-    """Return the number of ranks of a layout."""
-    return one.layout.ranks
-
-
-def sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[str]:
+def sentences(size: str, one: Estimate) -> list[str]:
     """Return the sentences about a layout: what it is and takes, what fails, and the reason."""
     layout, hardware = one.layout, one.hardware
     needed, limit = readable(one.memory.total), known(hardware.memory_bytes)
@@ -78,9 +73,6 @@ def sentences(size: str, one: Estimate, fewest: Estimate | None = None) -> list[
         room = f"{needed} of {limit}{' each' * (layout.ranks > 1)}, {margin}"
         host = f", and {readable(one.host_of_node)} of the host memory of each node"
         found = f"{size} fit on {where} ({room}{host * bool(one.host_of_node)})"
-    if fewest and one.gains_little(fewest):
-        few = "one alone" if ranks_of(fewest) == 1 else f"one of {ranks_of(fewest)}"
-        found += f", but each GPU does only {one.efficiency(fewest):.1%} of what {few} does"
     return [f"{found}; {_taken(one)}", why]
 
 

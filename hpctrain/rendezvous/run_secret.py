@@ -47,15 +47,8 @@ def make(folder: Path) -> bytes:
     try:
         if (found := _read(file)) is not None and _is_private(file):
             return found
-        unfinished = disk.temporary(file)
         # Not with the umask: with HPCTRAIN_UMASK=027 others may read the other files.
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as out:
-            out.write(secrets.token_hex(32) + "\n")
-            out.flush()
-            os.fsync(descriptor)
-        unfinished.replace(file)
+        disk.write_atomically(file, secrets.token_hex(32) + "\n", mode=0o600)
         if not _is_private(file):
             log.warning(
                 "%s: this file system keeps no permissions; whoever can read the file can take "

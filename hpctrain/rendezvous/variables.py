@@ -1,6 +1,6 @@
 """The variables of NCCL, gloo and torch, which each rank sets before it imports torch.
 
-    network.*, train.expandable_segments, site.env ── export() ── os.environ ── import torch
+    network.*, train.deterministic, site.env ── export() ── os.environ ── import torch
 
 Every way to start a rank ends in a process that has read the config and not yet imported torch.
 There `export` is called, so it does not matter how the environment of the ranks came about.

@@ -4,7 +4,6 @@ Two runs differ in their config, code, data and packages, and in the numbers tha
 """
 
 import argparse
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from hpctrain.runs.sweep_overrides import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
-_MOST_LINES = 15  # of a difference between two working trees
 
 
 def main(argv: Sequence[str]) -> int:
@@ -126,13 +124,9 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
         if a.commit != b.commit:
             commits = (f"{each.commit[:10]} ({each.branch})" for each in (a, b))
             found.append(f"{name}: commit {' and '.join(commits)}")
-        old, new = (text_of(folder / f"{name}.diff").splitlines() for folder in (left, right))
-        if old != new:
-            found.append(f"{name}: the changes that are not committed differ")
-            lines = [*difflib.unified_diff(old, new, lineterm="", n=0)][2:]
-            some = [line for line in lines if not line.startswith("@@")]
-            more = len(some) - _MOST_LINES
-            found += some[:_MOST_LINES] + ([f"... {more} more lines"] if more > 0 else [])
+        old, new = (folder / f"{name}.diff" for folder in (left, right))
+        if text_of(old) != text_of(new):
+            found.append(f"{name}: the changes that are not committed differ: `diff {old} {new}`")
     return found
 
 

@@ -83,19 +83,15 @@ def main(argv: list[str]) -> int:
 def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> None:
     # matplotlib takes a second to import.
     from hpctrain.report.views import charts, html_view
-    from hpctrain.report.views.run_charts import metric_chart
 
-    scale = "log" if options.log_y else "linear"
     restarts = [step for history in runs.values() for step in history.restarts]
-    drawn = []
+    scale, drawn = "log" if options.log_y else "linear", []
     for metric in metrics:
         lines = {name: history.series(metric) for name, history in runs.items()}
-        drawn.append(metric_chart(metric, metric, lines, restarts, options.smooth, scale))
+        drawn.append(charts.metric_chart(metric, lines, restarts, options.smooth, scale))
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
-    output.write(
-        options.out,
-        html_view.page(title, [Curves(drawn)]) if is_page else charts.png(drawn, title),
-    )
+    page = html_view.page(title, [Curves(drawn)]) if is_page else charts.png(drawn, title)
+    output.write(options.out, page)
     print(options.out)
 
 

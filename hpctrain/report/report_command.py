@@ -1,7 +1,7 @@
 """`python -m hpctrain report`: where the time, the GPUs and the energy of runs went.
 
 report RUN                 bars, figures and notes      --json       all numbers, a list of runs
-report SWEEP               best runs, what mattered     --html FILE  one page without network access
+report SWEEP               best runs, parameters        --html FILE  one page without network access
 report SWEEP --over seed   mean and interval
 """
 
@@ -31,13 +31,14 @@ def main(argv: Sequence[str]) -> int:
     accounts = read(paths)
     sweep = select.one_sweep(options.dir, options.runs)
     search = Standing.of(sweep, (each.facts for each in accounts))
-    if len(accounts) == 1 and not (options.over or search):
+    one = len(accounts) == 1 and not (options.over or search)
+    if one:
         title, sections = accounts[0].name, _one(accounts[0], options)
     else:
         title, sections = f"{len(accounts)} runs", _several(accounts, options, search)
     if options.json:
         told = [as_json(run_tree.tree(account)) for account in accounts]
-        more = as_json(sections) if options.over or search else {}
+        more = {} if one else as_json(sections)
         print_json({**more, "runs": told} if more else told)
     else:
         Console().print(terminal_view.show(title, sections))
@@ -74,9 +75,8 @@ def _several(
     if options.html:
         from hpctrain.report.views import sweep_charts
 
-        charts += sweep_charts.scaling_charts(series) if series else []
+        charts += [sweep_charts.scaling_chart(series)] if series and series.points else []
         charts += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
-        charts += [sweep_charts.search_chart(search.found, accounts)] if search else []
         charts += sweep_charts.sweep_charts(sweep)
     return sweep_tree.tree(accounts, sweep, found, series, search, charts)
 

@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
 
 from hpctrain.causes import named, one_line
@@ -12,7 +11,6 @@ from hpctrain.disk import text_of
 from hpctrain.job.summary import pages_of
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.account.time_parts import PARTS, Span
 from hpctrain.report.tree import Bars, Chart, Curves, Fact, Facts, Rows, Section, Sentences, number
 from hpctrain.runs.code import provenance
@@ -51,7 +49,6 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
         Fact("swept", account.swept),
         Fact("step", account.step),
         Fact("samples", account.samples),
-        Fact("slow_hosts", [asdict(each) for each in slow_hosts(account)]),
         Fact("metrics", {name: each.last() for name, each in metrics}),
     ]
     return [
@@ -183,10 +180,17 @@ def _figures(account: RunAccount) -> Iterator[Fact]:
     for what, costs in per.items():
         each = (f"{value:.3g} {_UNITS[name] or currency}" for name, value in costs.items() if value)
         yield Fact("", None, f"per {what}", ", ".join(each))
-    yield number("gpu_utilization_percent", usage.gpu_use, "GPU use", "{:.0f}%")
+    yield number(
+        "gpu_utilization_percent", usage.mean("utilization_percentage"), "GPU use", "{:.0f}%"
+    )
     yield number("gpu_memory_gib", account.gpu_memory_gib, "peak GPU memory", "{:.1f} GiB")
-    yield number("", usage.cores_use, "cores", "{:.0f}%")
-    yield number("memory_gb", usage.memory_gb, "peak memory", "{:.2f} GB of a node")
+    yield number("", usage.mean("cpu_utilization_percentage"), "cores", "{:.0f}%")
+    yield number(
+        "memory_gb",
+        usage.peak("system_memory_usage_megabytes", 1000),
+        "peak memory",
+        "{:.2f} GB of a node",
+    )
     text = f"{best['value']:.5g} at step {best['step']:,}" if best else ""
     yield Fact("best", best, f"best {best['metric']}" if best else "", text)
 

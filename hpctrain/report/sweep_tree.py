@@ -1,4 +1,4 @@
-"""What a report tells of several runs: the best, what mattered, seeds, scaling, and what failed."""
+"""What a report tells of several runs: the best, seeds, scaling, and what failed."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,10 +7,9 @@ from hpctrain.job.summary import pages_of
 from hpctrain.report import run_tree
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps import search_trials
 from hpctrain.report.sweeps.parameters import Sweep, cause, label
 from hpctrain.report.sweeps.scaling import Scaling
-from hpctrain.report.sweeps.seeds import Setting, ranking
+from hpctrain.report.sweeps.seeds import Setting
 from hpctrain.report.tree import Chart, Curves, Fact, Facts, Rows, Section, Sentences, number
 from hpctrain.search.standing import Standing
 from hpctrain.units import duration
@@ -27,24 +26,24 @@ def tree(
     charts: Sequence[Chart] = (),
 ) -> list[Section]:
     """Return the report of several runs; the settings are those of `--over`."""
-    said = search_trials.said(search) if search else sweep.answer()
+    said = search.said() if search else sweep.answer()
     return [
-        Sentences("", "", [*ranking(settings), *said]),
+        Sentences("", "", said),
         Facts("", [Fact("search", search.facts())] if search else []),
         Facts("", [*_totals(accounts), *_best(sweep)]),
         Rows(_INTERVAL, "settings" if settings else "", _settings(settings)),
-        Sentences("Scaling", "", scaling.lines() if scaling else []),
+        *(_scaling(scaling) if scaling else []),
         Curves([*charts]),
         *(_trials(search) if search else [_runs(sweep)]),
-        Facts(
-            f"Variance of {sweep.metric} explained alone",
-            [
-                Fact("", None, key, f"{100 * share:.1f}%")
-                for key, share in ({} if search else sweep.importance()).items()
-            ],
-        ),
         Rows.of("Without a result", ["run", "values", "why"], _without(sweep, settings)),
-        Sentences("Notes", "", shared_notes(accounts)),
+        Sentences("Notes", "", _shared_notes(accounts)),
+    ]
+
+
+def _scaling(series: Scaling) -> list[Section]:
+    return [
+        Rows(f"{series.kind.capitalize()} scaling", "scaling", series.rows()),
+        Sentences("Not in the series", "", series.left_out),
     ]
 
 
@@ -108,7 +107,7 @@ def _runs(sweep: Sweep) -> Rows:
     return Rows.of("Runs, best first", heads, [sweep.cells(each) for each in sweep.finished])
 
 
-def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
+def _shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
     """Return each note once, with the run that it is about, or with the number of runs.
 
     What looks wrong with a run that has a result comes first: its result may be worth nothing.

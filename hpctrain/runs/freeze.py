@@ -193,5 +193,5 @@ def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     ]
     made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
     # A save is written before the next step or, in the background, before the next save begins.
-    saved_by = (checkpoint.every_steps or made) * (2 if checkpoint.staging_gb else 1)
+    saved_by = (checkpoint.every_steps or made) * 2
     return max([*stopped, made if made > saved_by else 0])

@@ -52,8 +52,8 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
     strangers = {uid: name for uid, name in names.items() if not {str(uid), name} & known}
     called = list(dict.fromkeys(targets(plain(config))))
     runs = [f"_target_ {few(called, _MOST)}"] if called else []
-    if config.site.setup or config.site.teardown:
-        runs.append("the lines of site.setup and site.teardown")
+    if config.site.setup:
+        runs.append("the lines of site.setup")
     runs += [] if code is None else [f"the code in {code}"]
     owners = " and ".join(f"{name} (uid {uid})" for uid, name in (strangers or names).items())
     text = f"{run} belongs to {owners}, and this runs with your rights: {'; '.join(runs)}"

@@ -37,8 +37,8 @@ from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
+from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.run_code import say_copy
-from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.lock import why_no_locks
 from hpctrain.record import written
 from hpctrain.runs.code import provenance, snapshot
@@ -174,7 +174,7 @@ class Search:
         self._settings.check_trial(config)
         if not self._cluster:
             local_runs.check(config)
-        for _, problem in unmatched([Entry([], config, run)]):
+        for _, problem in refused([Entry([], config, run)]):
             raise problem
         if config.launch.pack != 1:
             raise ConfigError(
@@ -270,11 +270,10 @@ class Search:
         for note in notes([Entry([], config, RunDir(folder))], True):
             say(note, style="yellow")
         found = Found.of(folder)
-        if config.launch.check:
-            nowhere = folder / "workers" / "array-0"
-            text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
-            with suppress(UnreachableError):  # busy: the submission waits longer
-                say(f"a worker: {sbatch.expected_start(text, config)}")
+        nowhere = folder / "workers" / "array-0"
+        text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
+        with suppress(UnreachableError):  # busy: the submission waits longer
+            say(f"a worker: {sbatch.expected_start(text, config)}")
         sent = worker_arrays.submit_missing(folder, found, config, first=True)
         say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
         if not config.launch.wait:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import operator
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
@@ -80,7 +79,7 @@ class Settings(Record, frozen=True, kw_only=True):
         etas = _listed(given, "eta", 2)
         if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
             _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
-        rungs = _rungs(given, max_steps, etas)
+        rungs = _rungs(given, max_steps)
         return cls(
             **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
@@ -112,13 +111,10 @@ def _end(config: Config) -> float:
     return ramp.steps(train.max_epochs * steps * ramp.final)
 
 
-def _rungs(given: Mapping[str, Any], max_steps: int | None, etas: list[Any]) -> tuple[int, ...]:
-    rungs, first = given.get("rungs"), given.get("first_rung")
-    if rungs is None and first is None:
+def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
+    if given.get("rungs") is None:
         return (max_steps or 0,)
-    if rungs is not None and first is not None:
-        _refuse("rungs", given, "give it or hydra.sweeper.first_rung, not both")
-    key = "rungs" if first is None else "first_rung"
+    key = "rungs"
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
     steps = _listed(given, key)
@@ -129,13 +125,6 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None, etas: list[Any]) -> 
             _refuse(key, given, f"rungs must increase, but {step} follows {before}")
         if step > max_steps:
             _refuse(key, given, f"{step} is beyond train.max_steps={max_steps}")
-    if first is not None:
-        if min(etas) <= 1:
-            _refuse("eta", given, "with hydra.sweeper.first_rung it must be more than 1")
-        # The last eta holds for all further rungs.
-        factors = itertools.chain(etas, itertools.repeat(etas[-1]))
-        exact = itertools.accumulate(factors, operator.mul, initial=float(first))
-        steps = [round(step) for step in itertools.takewhile(lambda s: s < max_steps - 0.5, exact)]
     return (*dict.fromkeys((*steps, max_steps)),)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # A worker reads these when it starts, and trains all its trials with them.
 _OF_WORKERS = ("launch", "site", "network", "hydra", "output_dir")
 _IN_WORKERS = (
-    *("train.deterministic", "train.expandable_segments"),  # environment variables of torch
+    "train.deterministic",  # environment variables of torch
     "parallel.device",
 )
 _TRIES = 50  # to find values that no trial has: two trials cannot have one run directory

@@ -18,7 +18,6 @@ from rich.text import Text
 from hpctrain.console import Table
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import is_search
-from hpctrain.runs.state.state import step
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.search.trials import Found, Trial
 from hpctrain.search.worker_arrays import in_queue
@@ -89,26 +88,14 @@ class Standing:
         so_far = min(begun, key=lambda each: (-each.rung, self.found.rank(each)), default=None)
         return self.found.best or so_far
 
-    def _hours(self, trial: Trial) -> float:
-        run = self.runs.get(trial.run)
-        return (run.trained_s(None, all_ranks=True) or 0.0) / 3600 if run else 0.0
-
     @property
     def spent(self) -> float:
         """The hours of all attempts at the trials, times their ranks; a GPU has one rank."""
-        return sum(map(self._hours, self.found.trials))
-
-    @property
-    def full(self) -> float | None:
-        """About the same if all these trials had made the steps of the last rung, or None."""
-        begun = [trial for trial in self.found.trials if trial.run]
-        made = [(trial, step(self.runs[trial.run])) for trial in begun if trial.run in self.runs]
-        rates = [self._hours(trial) / steps for trial, steps in made if steps]
-        last = self.found.rungs[-1]
-        return sum(rates) / len(rates) * last * len(begun) if rates and last else None
+        runs = filter(None, (self.runs.get(trial.run) for trial in self.found.trials))
+        return sum(run.trained_s(None, all_ranks=True) or 0.0 for run in runs) / 3600
 
     def said(self) -> list[str]:
-        """Return in sentences which trial is the best, and what the search has cost and saved."""
+        """Return in sentences which trial is the best, and what the search has cost."""
         found, best, lines = self.found, self.best, []
         if best is not None:
             so_far = "" if best.state == "finished" else " so far"
@@ -117,11 +104,7 @@ class Standing:
                 f"{found.metric} is {best.value:.5g} at step {best.step}."
             )
         if spent := self.spent:
-            text = f"The trials have taken {spent:.3g} device-hours"
-            if full := self.full:
-                text += f"; all of them up to step {found.rungs[-1]} would take about {full:.3g}"
-                text += f" ({100 * max(0.0, 1 - spent / full):.0f}% saved)" if found.ended else ""
-            lines.append(f"{text}.")
+            lines.append(f"The trials have taken {spent:.3g} device-hours.")
         return lines
 
     def tables(self) -> tuple[Rows, Rows]:
@@ -206,7 +189,6 @@ class Standing:
             "best": self.best and self.best.number,
             "workers": [{"job": w.job_id, "state": w.recorded_state} for w in self.workers or ()],
             "device_hours": self.spent,
-            "device_hours_without_rungs": self.full,
         }
 
 

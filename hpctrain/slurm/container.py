@@ -68,7 +68,7 @@ def in_container(
         mounts = ",".join(bind if ":" in bind else f"{bind}:{bind}" for bind in binds)
         return [f"--container-image={image}", f"--container-mounts={mounts}", *container.args], []
     words = [container.runtime, "exec"]
-    words += [GPUS] if (has_gpus if container.nv is None else container.nv) else []
+    words += [GPUS] if has_gpus else []
     words += [f"--bind={bind}" for bind in binds]
     return [], [*words, *container.args, image]
 

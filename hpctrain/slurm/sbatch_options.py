@@ -40,6 +40,8 @@ def sbatch_options(
         "signal": f"USR2@{lead_s}",
         "requeue": True,
     }
+    if "distribution" not in site.sbatch:  # Slurm's own changes the socket from rank to rank
+        options["distribution"] = "block:block"
     for key in _NAMED:
         if (value := getattr(site, key)) is not None:
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
@@ -162,10 +164,7 @@ def check_folder(output_dir: str, folder: Path) -> None:
         )
 
 
-_NAMED = (
-    *("partition", "account", "qos", "constraint", "reservation", "licenses", "distribution"),
-    *("mail_user", "mail_type"),
-)
+_NAMED = (*("partition", "account", "qos", "constraint"),)
 _OWN_KEYS = {
     "nodes": "launch.nodes",
     "no-kill": "launch.spares",

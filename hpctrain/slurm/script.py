@@ -155,9 +155,8 @@ def sbatch_script(
     options["output"] = f"{folder}/batch/%A_%a.log"
     options["open-mode"] = "append"
     parts = [
-        "#!/bin/bash" + (" -l" if config.site.login_shell else ""),
+        "#!/bin/bash",
         *_directives(options),
-        *_teardown(config.site),
         *_setup(config.launch, config.site),
         *_snapshot(config.output_dir, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
@@ -179,12 +178,6 @@ def _quote_for_slurm(text: str) -> str:
     if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
-def _teardown(site: SiteConfig) -> Iterator[str]:
-    if site.teardown:
-        yield "\n# Runs at the end in every case; the exit code is still that of srun."
-        yield "\n".join(["teardown() (", *site.teardown, ")", "trap teardown EXIT"])
 
 
 def _setup(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
@@ -238,11 +231,10 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     # Not every version of Slurm passes these options of the job on to srun.
     resources = {"cpus-per-task": launch.cpus_per_task, **step_gpu_options(launch, site)}
     arguments = [
-        f"--kill-on-bad-exit={int(site.kill_on_bad_exit)}",
+        "--kill-on-bad-exit=1",
         # The ranks get the environment of this shell even if sbatch had --export=NONE.
         "--export=ALL",
         *(f"--{name}={value}" for name, value in resources.items()),
-        *([f"--cpu-bind={site.cpu_bind}"] if site.cpu_bind else []),
         *site.srun,
         *container_arguments,
     ]

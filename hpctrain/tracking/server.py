@@ -5,7 +5,6 @@
 
 import base64
 import os
-import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
@@ -19,19 +18,10 @@ from hpctrain.tracking.artifact_place import check_of_server
 _TIMEOUT = 3.0
 
 
-def initialise(uri: str, experiment: str) -> None:
-    """Create the experiment on a server, unless it exists; OSError: there is no answer now."""
-    if experiment_id(uri, experiment) is None:
-        status, body = _rest(uri, "experiments/create", {"name": experiment})
-        # Another process may have created it meanwhile.
-        if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
-            raise _refused(uri, status, body)
-
-
 def experiment_id(uri: str, experiment: str) -> str | None:
     """Return the server's id of an experiment; None if there is no such experiment."""
     query = urllib.parse.urlencode({"experiment_name": experiment})
-    status, body = _rest(uri, f"experiments/get-by-name?{query}")
+    status, body = _get(uri, f"experiments/get-by-name?{query}")
     if status == 200:
         if body["experiment"].get("lifecycle_stage", "active") != "active":
             raise deleted_experiment(
@@ -65,17 +55,13 @@ def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
     return kind(f"tracking.uri={uri}: HTTP {status}: {message}")
 
 
-def _rest(
-    uri: str, endpoint: str, body: dict[str, str] | None = None
-) -> tuple[int, dict[str, Any]]:
-    """Call MLflow's REST interface; return the HTTP status and the JSON object of the answer."""
+def _get(uri: str, endpoint: str) -> tuple[int, dict[str, Any]]:
+    """Ask MLflow's REST interface; return the HTTP status and the JSON object of the answer."""
     certificate = os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or True
     insecure = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true")
     try:
-        answer = requests.request(
-            "GET" if body is None else "POST",
+        answer = requests.get(
             f"{uri.rstrip('/')}/api/2.0/mlflow/{endpoint}",
-            json=body,
             headers=_authorization(),
             auth=lambda request: request,  # not that of ~/.netrc
             timeout=_TIMEOUT,

@@ -1,13 +1,12 @@
-"""The MLflow store, named by a URI: check the URI, see whether the store is ready, create it.
+"""The MLflow store, named by a URI: check the URI, and see whether the store is ready.
 
     check_uri("sqlite:////data/mlflow.db")     a local file
     check_uri("http://tracking:5000")          a server
-    initialise(uri, "mnist")                   once before the first job; later calls take 1 ms
+    check_store(uri, "mnist")                  before a run: 1 ms
 
 This module does not import mlflow, which takes seconds and 14,000 file-system calls. It talks to a
-server by plain HTTP, and to a SQLite store with the standard library. Only a SQLite store that does
-not exist is created with mlflow, by one subprocess: if many processes opened a new store at once,
-all of them would migrate its schema and most would fail.
+server by plain HTTP, and to a SQLite store with the standard library. What is not there, the first
+uploader makes, which imports mlflow anyway (`uploading.client`).
 
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
@@ -15,31 +14,24 @@ Every process imports this module and few need HTTP, so `server` is imported ins
 import errno
 import logging
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.child import run_module
 from hpctrain.disk import is_own, owner_name
 from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
+from hpctrain.mounts import TABLE, mount_of
 from hpctrain.secrets import mask
 from hpctrain.tracking import artifact_place
 
 log = logging.getLogger(__name__)
 
-# SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
-_NETWORK_FILE_SYSTEMS = re.compile(
-    r"nfs\d?|lustre|gpfs|mmfs|beegfs|fhgfs|ceph|cifs|smb\w*|9p|afs|panfs|pvfs2|orangefs|wekafs|ocfs2|"
-    r"gfs2|glusterfs|fuse\.(ceph|dfuse|sshfs|glusterfs|juicefs|rclone|s3fs|gcsfuse)"
-)
-
-_LOCK_SECONDS = 120.0
+_LOCK_SECONDS, _PATIENCE_S = 120.0, 1.0
 
 
-def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
+def check_uri(uri: str, mounts: Path = TABLE) -> None:
     """Check that a store with this URI can work; the TrackingError says what to do instead."""
     if is_server(uri):
         if (masked := mask(uri)) != uri:
@@ -57,9 +49,9 @@ def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
             raise TrackingError(
                 f"tracking.uri={uri}: {path}: a link in this path leads to itself"
             ) from None
-    kind = file_system(path, mounts)
-    if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
-        why = f"{path} is on a network file system ({kind}), where SQLite loses data"
+    # SQLite needs locks and memory maps that are consistent between hosts.
+    if (mount := mount_of(path, mounts)).kind == "network":
+        why = f"{path} is on a network file system ({mount.type}), where SQLite loses data"
         raise TrackingError(f"tracking.uri={uri}: {why}. {_ELSEWHERE}")
 
 
@@ -97,26 +89,6 @@ def sqlite_path(uri: str) -> Path:
             f"http(s)://HOST:PORT of an MLflow server{hint}"
         )
     return Path(path)
-
-
-def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """Return the type of the file system of `path`, which need not exist; "" if unknown."""
-    path = Path(os.path.realpath(path))  # `resolve` raises for a loop of links
-    best, kind = -1, ""
-    try:
-        table = mounts.read_text(errors="surrogateescape")
-    except OSError:
-        return ""
-    for line in table.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        # Blanks in a mount point are written as octal escapes.
-        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[1])
-        # A later mount on the same mount point hides the earlier one.
-        if path.is_relative_to(point) and len(point) >= best:
-            best, kind = len(point), fields[2]
-    return kind
 
 
 def experiment_id(uri: str, experiment: str) -> str | None:
@@ -184,8 +156,8 @@ def is_made(path: Path) -> bool:
     return bool(names)
 
 
-def initialise(uri: str, experiment: str) -> bool:
-    """Create the store and the experiment unless they exist. Many processes may call it at once.
+def check_store(uri: str, experiment: str) -> bool:
+    """Check that the uploader of a run can use a store; it makes what is not there.
 
     The result is False if the store does not take the run now: then a warning says why, and the
     journal keeps everything until it does. An unusable store is a TrackingError.
@@ -195,9 +167,9 @@ def initialise(uri: str, experiment: str) -> bool:
         if is_server(uri):
             from hpctrain.tracking import server
 
-            server.initialise(uri, experiment)
+            server.experiment_id(uri, experiment)
         elif experiment_id(uri, experiment) is None:
-            _create_sqlite(uri, experiment)
+            _check_sqlite(uri)
     except RefusedError as error:
         problem = str(error)
     except OSError as error:
@@ -221,18 +193,15 @@ def others_store(uri: str) -> str:
     return f"this store belongs to {owner}"
 
 
-def _create_sqlite(uri: str, experiment: str) -> None:
+def _check_sqlite(uri: str) -> None:
+    """Check that an uploader can make a SQLite store here, or an experiment in it."""
     path = sqlite_path(uri).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Other processes wait here. Then the store is ready and they need not import mlflow.
-        with file_lock(beside(path, "init.lock"), patience(_LOCK_SECONDS, str(path))):
+        with suppress(TimeoutError), write_lock(uri, _PATIENCE_S):  # else somebody writes there now
             if why := why_no_locks(path.parent, alone=True):
                 raise TrackingError(f"tracking.uri={uri}: SQLite needs locks; {why}. {_ELSEWHERE}")
-            if experiment_id(uri, experiment) is None:
-                with write_lock(uri):
-                    is_made(path)  # raises at once if the store is unusable; MLflow takes seconds
-                _initialise_sqlite(uri, experiment, path.parent)
+            is_made(path)
     except PermissionError as error:
         raise TrackingError(_not_ours(uri, path, error)) from error
     except OSError as error:
@@ -267,10 +236,3 @@ def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
 def beside(path: Path, suffix: str) -> Path:
     """Return the path of a hidden file in the folder of `path`: `.NAME.SUFFIX`."""
     return path.with_name(f".{path.name}.{suffix}")
-
-
-def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
-    given = "hpctrain.tracking.uploading.client", uri, experiment
-    # MLflow derives the default experiment's artifact path from the working directory.
-    if why := run_module(*given, cwd=folder, timeout=_LOCK_SECONDS):
-        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {why}")

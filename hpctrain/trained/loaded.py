@@ -164,7 +164,7 @@ class LoadedRun:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
             ema: Whether to take the moving average of the parameters (`train.ema`); None does as
-                the training (`train.ema_evaluation`).
+                the training, which takes it if there is one.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:
@@ -283,7 +283,7 @@ class LoadedRun:
             "checkpoint": WeightFiles(checkpoint, None).digest(),
             "data": load_index(config.data.path).digest,
             "split": config.data.evaluated,
-            "ema": config.train.ema is not None and config.train.ema_evaluation,
+            "ema": config.train.ema is not None,
         }
         folder = Path(os.path.abspath(out))
         meeting = self.meeting_folder()
@@ -319,8 +319,8 @@ class LoadedRun:
                 log.warning("%s", changed)
         if ema and config.train.ema is None:
             raise ConfigError("ema: the run has no average of its parameters (train.ema)")
-        if ema is not None:
-            config.train.ema_evaluation = ema
+        if ema is False:
+            config.train.ema = None
         if data is not None:
             config.data.path = data if "://" in data else os.path.abspath(data)
         if split is not None or data is not None:  # another one than the fold that was held out

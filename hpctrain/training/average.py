@@ -23,16 +23,14 @@ _PART = 2**24  # elements of half precision that are converted at a time
 class Average:
     """The average of a model's parameters, which begins with their initial values.
 
-    `decay` is the part of it that a step keeps; None keeps no average. `evaluates`: evaluations use
-    it. `tensors` has the average of each parameter that is trained, by its name: a DTensor where
-    the parameter is one. It is fp32 for parameters in half precision, because a small part of a
-    difference would be lost there. Without an average it is empty.
+    `decay` is the part of it that a step keeps; None keeps no average. `tensors` has the average of
+    each parameter that is trained, by its name: a DTensor where the parameter is one. It is fp32
+    for parameters in half precision, because a small part of a difference would be lost there.
+    Without an average it is empty.
     """
 
-    def __init__(
-        self, model: ParallelModel, decay: float | None = None, *, evaluates: bool = True
-    ) -> None:
-        self._model, self._decay, self._evaluates = model, decay, evaluates
+    def __init__(self, model: ParallelModel, decay: float | None = None) -> None:
+        self._model, self._decay = model, decay
         self.tensors: dict[str, torch.Tensor] = {}
         if decay is not None:
             named = zip(model.names, model.parameters, strict=True)
@@ -64,8 +62,8 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model have the average as its parameters, if evaluations use it."""
-        if not self._local or not self._evaluates:
+        """Let the model have the average as its parameters."""
+        if not self._local:
             yield
             return
         own = self._own()

@@ -9,30 +9,23 @@ end.
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
-from rich.text import Text
 
-from hpctrain.console import Console as GuardedConsole
+from hpctrain.console import Console
 
 log = logging.getLogger(__name__)
-# Characters of a terminal that has room for the time that has passed, and for a long bar.
-_MEDIUM, _WIDE = 80, 110
+_OTHERS = 26  # characters of a line beside the numbers of steps and the metrics
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr")
 _GAP = "  "
 _SHORT = {"accuracy": "acc", "bits_per_byte": "bpb", "perplexity": "ppl"}
@@ -76,32 +69,6 @@ class Lines(Display):
         log.info("step %d/%d  %s  ETA %s", *values, extra=self.extra)
 
 
-class _Parts:
-    """As many texts as fit into the line; none is cut, which rich marks with a special letter."""
-
-    def __init__(self, parts: Sequence[str]) -> None:
-        self._parts = parts
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = ""
-        for part in self._parts:
-            longer = f"{line}{_GAP}{part}" if line else part
-            if len(longer) > options.max_width:
-                break
-            line = longer
-        yield Text(line, no_wrap=True, end="")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, max(1, len(_GAP.join(self._parts)))).with_maximum(options.max_width)
-
-
-class _NoteColumn(ProgressColumn):
-    """The metrics: the only column that is shortened where the terminal is too narrow."""
-
-    def render(self, task: Task) -> _Parts:
-        return _Parts(task.fields["note"])
-
-
 class Bar(Lines):
     """A rich progress bar on standard error; the lines go only to the log file of the run."""
 
@@ -109,19 +76,18 @@ class Bar(Lines):
 
     def start(self, step: int, max_steps: int) -> None:  # noqa: D102
         super().start(step, max_steps)
-        console = GuardedConsole(stderr=True)
+        console = Console(stderr=True)
+        self._room = console.width - _OTHERS - 2 * len(str(max_steps))
         fixed = Column(no_wrap=True)
-        elapsed = [TimeElapsedColumn(table_column=fixed)] if console.width >= _MEDIUM else []
         self._progress = Progress(
-            BarColumn(bar_width=20 if console.width >= _WIDE else 8, table_column=fixed),
+            BarColumn(bar_width=8, table_column=fixed),
             MofNCompleteColumn(table_column=fixed),
-            *elapsed,
             TextColumn("ETA", table_column=fixed),
             TimeRemainingColumn(table_column=fixed),
-            _NoteColumn(),
+            TextColumn("{task.fields[note]}", markup=False, table_column=fixed),
             console=console,
         )
-        self._task = self._progress.add_task("training", total=max_steps, completed=step, note=())
+        self._task = self._progress.add_task("training", total=max_steps, completed=step, note="")
         self._note: dict[str, float] = {}
         self._progress.start()
 
@@ -131,7 +97,11 @@ class Bar(Lines):
     def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
         super().report(step, metrics)
         self._note |= metrics
-        self._progress.update(self._task, note=describe(self._note, self._metric))
+        note = ""
+        for part in describe(self._note, self._metric):  # none is cut, but the last are left out
+            longer = f"{note}{_GAP}{part}" if note else part
+            note = longer if len(longer) <= self._room else note
+        self._progress.update(self._task, note=note)
 
     def close(self) -> None:  # noqa: D102
         self._progress.stop()

@@ -13,8 +13,8 @@ from hpctrain.metric_names import lower_is_better
 class Improvement:
     """Follows one metric, or nothing if it is None.
 
-    The mode is "min" or "max", which values are better; None takes it from the name. A value is
-    better only if it is better by more than `min_delta`; after `patience` values in a row that are
+    Its name tells which values are better. A value is better only if it is so by more than
+    `min_delta`; after `patience` values in a row that are
     not (`since` counts them) the run ends, with None it never does. `value` is the best one, None
     before the first, and `step` its global step.
     """
@@ -22,12 +22,11 @@ class Improvement:
     def __init__(
         self,
         metric: str | None = None,
-        mode: str | None = None,
         min_delta: float = 0.0,
         patience: int | None = None,
     ) -> None:
         self.metric = metric
-        self._lower = lower_is_better(metric or "", mode)
+        self._lower = lower_is_better(metric or "")
         self._min_delta, self._patience = min_delta, patience
         self.value: float | None = None
         self.step = self.since = 0
@@ -80,20 +79,18 @@ class Improvement:
 class Best(Improvement):
     """Follows the metric of `checkpoint.best`, and tells when its best value is safe.
 
-    The metric None keeps no best checkpoint; the mode is "min" or "max", None takes it from the
-    name. Every rank calls `record` with the metric, its best value and its step, as soon as the
-    checkpoint of that step is committed. `exists` tells whether there still is a checkpoint of a
-    step, the same on all ranks.
+    The metric None keeps no best checkpoint. Every rank calls `record` with the metric, its best
+    value and its step, as soon as the checkpoint of that step is committed. `exists` tells whether
+    there still is a checkpoint of a step, the same on all ranks.
     """
 
     def __init__(
         self,
         metric: str | None = None,
-        mode: str | None = None,
         record: Callable[[dict[str, Any]], None] = lambda _: None,
         exists: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        super().__init__(metric, mode)
+        super().__init__(metric)
         self._record, self._exists = record, exists
         self._marked = 0
 

@@ -163,7 +163,6 @@ class RunParts:
             "data": self.loader,
             "precision": self.train_step.model.precision,
             "health": self.train_step.health,
-            "timer": self.train_step.timer,
             "hooks": self.hooks,
             "schedule": self.schedule,
             "patience": self.patience,

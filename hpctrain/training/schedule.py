@@ -17,13 +17,16 @@ from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.training.improvement import Improvement
 
+# As torch's OneCycleLR: the part of the steps in which the rate rises, and where it begins.
+_RISE, _BEGIN = 0.3, 0.04
+
 
 class Schedule:
     """Linear warm-up to `lr`, then what `scheduler.kind` or a function of the user says.
 
     The kinds are constant, linear, cosine (Loshchilov & Hutter 2017), wsd (warm-up, stable, decay:
-    Hu et al. 2024, "MiniCPM"; with decay_shape=sqrt Hägele et al. 2024), one_cycle (Smith & Topin
-    2018, with cosines as torch's OneCycleLR, whose momentum is left alone) and plateau. `lr` is the
+    Hu et al. 2024, "MiniCPM"), one_cycle (Smith & Topin 2018, with cosines and the defaults of
+    torch's OneCycleLR, whose momentum is left alone) and plateau. `lr` is the
     peak, and the decay ends at `max_steps`. `own` returns the factor of `lr` at a step, in place of
     the kind.
     """
@@ -40,7 +43,7 @@ class Schedule:
         self._own, self._lowered = own, 1.0
         follows = config.plateau
         metric = follows.metric if config.kind == "plateau" and own is None else None
-        self._plateau = Improvement(metric, follows.mode, follows.min_delta, follows.patience)
+        self._plateau = Improvement(metric, patience=follows.patience)
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of global step `step`, counted from 0.
@@ -55,15 +58,13 @@ class Schedule:
             return self.lr * self._lowered
         if self.config.kind == "one_cycle":
             return self.lr * self._one_cycle(step)
-        begin, length, shape = self.warmup, max(1, self.max_steps - self.warmup), self.config.kind
+        begin, length = self.warmup, max(1, self.max_steps - self.warmup)
         if self.config.kind == "wsd":
             length = max(1, round(self.config.decay_fraction * self.max_steps))
-            begin, shape = self.max_steps - length, self.config.decay_shape
+            begin = self.max_steps - length
         progress = min(1.0, max(0.0, (step - begin) / length))
-        if shape == "cosine":
+        if self.config.kind == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
-        elif shape == "sqrt":
-            progress = math.sqrt(progress)
         return self.lr * (1 - (1 - self.config.final_ratio) * progress)
 
     def judge(self, metrics: dict[str, float], step: int) -> None:
@@ -89,9 +90,9 @@ class Schedule:
     def _one_cycle(self, step: int) -> float:
         """Return the factor of a step; the last step before `max_steps` has the final one."""
         last = self.max_steps - 1
-        top = self.config.rise_fraction * self.max_steps - 1
+        top = _RISE * self.max_steps - 1
         if step <= top:
-            low, high, progress = self.config.initial_ratio, 1.0, step / max(top, 1e-9)
+            low, high, progress = _BEGIN, 1.0, step / max(top, 1e-9)
         else:
             low, high = 1.0, self.config.final_ratio
             progress = min(1.0, (step - top) / max(last - top, 1e-9))
@@ -144,13 +145,10 @@ def peak_lr(config: OptimizerConfig, batch: int) -> float:
 
 
 def warmup_steps(config: SchedulerConfig, ramp: Ramp, steps_per_epoch: int) -> int:
-    """Return the steps of the warm-up; a part of a step of samples counts as one step.
+    """Return the steps of the warm-up, of which at most one length is set.
 
-    At most one of the three lengths of the warm-up is set. `steps_per_epoch` are those after the
-    ramp.
+    `steps_per_epoch` are those after the ramp.
     """
-    if config.warmup_samples:
-        return ramp.steps(config.warmup_samples)
     if config.warmup_epochs:
         # 0.1 epochs of 30 steps are 3 steps, although 0.1 * 30 is a little more.
         return ramp.steps(ramp.final * max(1, round(config.warmup_epochs * steps_per_epoch)))

@@ -95,8 +95,8 @@ class TrainStep:
     learning rate that the optimizer was made with: groups of parameters with another one keep the
     ratio to it; None lets all have the same. `parts` are the micro-batches for each number of rows
     that a batch of this rank may have; empty if all steps have the same number. The flags of the
-    stop request are reduced together with the sums, and so are those of `timer` (evaluations),
-    `save_timer` and `saving` (checkpoints). `grad_norm` is the norm of the global gradient before
+    stop request are reduced together with the sums, and so are those of `save_timer` and `saving`
+    (checkpoints). `grad_norm` is the norm of the global gradient before
     clipping.
     """
 
@@ -112,7 +112,6 @@ class TrainStep:
         micro_batches: MicroBatches | None = None,
         base_lr: float | None = None,
         average: Average | None = None,
-        timer: Timer | None = None,
         save_timer: Timer | None = None,
         saving: Saves | None = None,
         silent: SilentLayers | None = None,
@@ -124,7 +123,7 @@ class TrainStep:
         groups = optimizer.param_groups
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
-        self.timer, self.save_timer = timer or Timer(), save_timer or Timer()
+        self.save_timer = save_timer or Timer()
         self.saving = saving
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
@@ -147,7 +146,7 @@ class TrainStep:
         self._buffers.keep()
         at_step(self.task, self.model.step)
         names, values = self._forward_backward(batch)
-        asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.timer, self.save_timer]
+        asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.save_timer]
         asking += [each for each in (self.saving, self.model.unused) if each is not None]
         flags = [each.flags() for each in asking]
         mine = self.model.loads.joined(joined(values, [*chain(*flags)]))

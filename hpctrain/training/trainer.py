@@ -96,7 +96,7 @@ class Trainer(RunParts):
                     self.train_step.finish()
                 if logs:
                     self._report()
-                due = self._ends_interval(epoch) or self.train_step.timer.is_due() or done
+                due = self._ends_interval(epoch) or done
                 epoch = self.loader.epoch
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
                     self.evaluation_due = True
@@ -210,7 +210,6 @@ class Trainer(RunParts):
             wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
                 log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
-        self.train_step.timer.restart()
         self.evaluation_due, self.evaluated_at = False, self.step
         return True
 

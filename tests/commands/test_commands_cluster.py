@@ -3,9 +3,6 @@
 import getpass
 import json
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,30 +12,11 @@ import pytest
 from hpctrain.runs.state import stop_request
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import Completed, linked_python, run_json, run_module, runs
+from tests.conftest import Completed, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
 LONG = ("train.max_epochs=9000", "checkpoint.every_steps=20", "tracking=off", Paced.task)
-FAULTY = """\
-import os, signal
-import torch
-import torch.distributed as dist
-from hpctrain.tasks import Classification
-
-class Faulty(Classification):
-    def __init__(self, how, **options):
-        super().__init__(**options)
-        self.how, self.calls = how, 0
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        if self.calls == 5 and dist.get_rank() == 1:
-            if self.how == "shapes":
-                torch.zeros(2, 3) @ torch.zeros(2, 3)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(model, batch)
-"""
 
 
 @pytest.fixture
@@ -214,150 +192,12 @@ def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: 
     assert cluster.job_state(job) != "PENDING"
 
 
-@pytest.mark.slow
-def test_why_runs_failed(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_accounting: dict[str, str]
-) -> None:
-    folder, modules = tmp_path / "runs", tmp_path / "modules"
-    modules.mkdir()
-    (modules / "faulty.py").write_text(FAULTY)
-    (modules / "later.py").write_text("import no_such_module\n\n\nclass Task: ...\n")
-    monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ.get('PYTHONPATH', '')}")
-    shape = ("tracking=off", "launch.nodes=2")
-    faulty = ("task._target_=faulty.Faulty", "+task.how=shapes,killed", "train.max_steps=50")
-    pair = submit(train, folder, *shape, *faulty)
-    killed, shapes = sorted(
-        pair, key=lambda run: "how: shapes" in (run / "config.yaml").read_text()
-    )
-    (imports,) = submit(train, folder, *shape[:1], "task._target_=later.Task")
-    # The interpreter is deleted before the job begins.
-    python = linked_python(tmp_path / "env")
-    monkeypatch.setattr(sys, "executable", str(python))
-    (missing,) = submit(train, folder, *shape[:1], "seed=7", "+site.sbatch.hold=true")
-    python.unlink()
-    cluster.slurm("scontrol", "release", cluster.job_id(missing))
-    monkeypatch.undo()
-
-    def error(run: Path, state: str) -> dict[str, Any]:
-        wait_for_state(run, state)
-        # srun writes its last lines a moment after the ranks.
-        cluster.wait_for_end([cluster.job_id(run)])
-        where = ("logs", run.name, "--dir", str(folder))
-        told = json.loads(run_module("hpctrain", *where, "--json").stdout)
-        assert (
-            f"{told['error']['file']}:{told['error']['line']}: "
-            in run_module("hpctrain", *where).stdout
-        )
-        return dict(told["error"])
-
-    # Killed ranks are started again in the same job, but not for ever: each ends at the same step.
-    # A run with an error of its own is not started again.
-    found = error(shapes, "failed")
-    assert len(run_json(shapes)["attempts"]) == 1
-    assert "mat1 and mat2 shapes cannot be multiplied" in found["summary"]
-    assert found["rank"] == 1
-    assert Path(found["file"]).name.endswith(".rank1.log")
-    assert "has died after step 4" in error(killed, "failed")["summary"]
-    attempts = run_json(killed)["attempts"]
-    assert [attempt["state"] for attempt in attempts[:-1]] == ["interrupted"] * len(attempts[1:])
-    assert {(one["restart_count"], one["cause"]) for one in attempts} == {(0, "rank killed")}
-    assert [one["step_id"] for one in attempts] == [*range(len(attempts))]
-    again = "for the second time at step 4|and no checkpoint was saved since the last restart"
-    assert re.search(again, attempts[-1]["error"])
-    assert "No module named 'no_such_module'" in error(imports, "failed")["summary"]
-    assert f"exec: {python}: not found" in error(missing, "lost")["summary"]
-    assert "FAILED, exit code 127:0" in status(folder)[missing.name]["reason"]
-    alone = status(folder, **no_accounting)[missing.name]
-    assert (alone["state"], alone["reason"]) == ("lost", "no longer in the queue")
-
-
-@pytest.mark.slow
-def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) -> None:
-    (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
-    given = ("logs", "-f", run.name, "--dir", str(run.parent))
-    command = [sys.executable, "-m", "hpctrain", *given]
-    # The command starts before there is a log.
-    out = tmp_path / "out"
-    with out.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as following:
-        cluster.wait_for_step(run, 20)
-        job = status(run.parent)[run.name]["job_id"]
-        assert cluster.tool("preempt", job).returncode == 0
-        wait_for_state(run, "requeued")
-        hurry(run)
-        cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second attempt")
-        cluster.wait_for_step(run, run_json(run)["attempts"][0]["step"] + 20)
-        run_module("hpctrain", "cancel", "--save", "--dir", str(run.parent), run.name)
-        assert following.wait(180) == 0
-    text = out.read_text()
-    assert text.count(": it resumes there") == 2
-    assert f"{run.name} is interrupted (saved at step" in text
-
-
-@pytest.mark.slow
-def test_a_thousand_runs_ask_slurm_once(
-    tmp_path: Path, calls: Callable[[], dict[str, int]]
-) -> None:
-    folder = tmp_path / "runs"
-    array = folder / "sweeps" / "2026-01-01" / "array-0"
-    array.mkdir(parents=True)
-    (array / "job_id").write_text("4000000\n")
-    states = ("finished", "queued", "running", "failed", "interrupted")
-    for number in range(1000):
-        state, run = states[number % 5], folder / f"digits-{number:08x}"
-        run.mkdir()
-        attempt = {"started": 1.0, "ended": 2.0, "step": 3, "error": "E: x", "hosts": ["node1"]}
-        record = {
-            "state": state,
-            "attempts": [] if state == "queued" else [attempt],
-            "submission": {
-                "script": str(array / "job.sh"),
-                "task": number,
-                "user": getpass.getuser(),
-                "time": 1.0,
-            },
-        }
-        (run / "run.json").write_text(json.dumps(record))
-        (run / "progress.json").write_text(json.dumps({"step": 3, "max_steps": 9, "time": 1.5}))
-    calls()
-    before = os.times()
-    rows = status(folder)
-    after = os.times()
-    # Processor time, because the machine may be busy with something else.
-    seconds = sum(after[2:4]) - sum(before[2:4])
-    print(f"status of 1,000 runs: {seconds:.2f} s of processor time")
-    assert calls() == {"squeue": 1, "sacct": 1}
-    assert len(rows) == 1000
-    assert sum(row["state"] == "lost" for row in rows.values()) == 400
-    assert 0 < seconds < 5  # 0.4 s are usual
-
-
-@pytest.mark.slow  # launch/test_submission.py has a fast one
-def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: Paced) -> None:
-    (run,) = submit(train, tmp_path / "runs", *LONG)
-    cluster.wait_for_step(run, 20)
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "squeue").write_text(
-        "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n"
-    )
-    (folder / "squeue").chmod(0o755)
-    blind = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    where = ("--dir", str(run.parent))
-    done = run_module("hpctrain", "status", *where, **blind)
-    assert "squeue does not answer" in done.stderr
-    assert "1 running" in done.stdout
-    done = run_module("hpctrain", "cancel", run.name, *where, code=4, **blind)
-    assert "nothing was" in done.stderr
-    assert "nothing to delete" in run_module("hpctrain", "gc", *where, **blind).stdout
-    assert status(run.parent)[run.name]["state"] == "running"
-
-
 SHORT = ("train.max_steps=1", "tracking=off")
 
 
 def wait_in_the_queue(train: Train, folder: Path) -> Path:
     """Submit a run that begins in an hour, as one that was requeued; return its directory."""
-    train("-m", *SHORT, "+site.sbatch.begin=now+1hour", "launch.check=false")
+    train("-m", *SHORT, "+site.sbatch.begin=now+1hour")
     (run,) = runs(folder / "runs")
     return run
 

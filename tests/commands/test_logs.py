@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,8 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import find_fault, rank_logs, tail
 from hpctrain.runs.terminal_log import kept
-from tests.conftest import Completed, run_module, runs
+from tests.conftest import run_module
 from tests.made_runs import NOW, SUBMITTED, make_run
-
-Train = Callable[..., Completed]
-
 
 RANK_DIED = """\
 Traceback (most recent call last):
@@ -188,20 +184,6 @@ def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:
     done = run_module("hpctrain", "logs", "digits", *where, code=6)
     assert "started in a terminal on login1" in done.stderr
     assert "logs needs a run" in run_module("hpctrain", "logs", *where, code=2).stderr
-
-
-@pytest.mark.slow
-def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: None) -> None:
-    size = ("train.max_steps=5", "launch.tasks_per_node=2")
-    train("-m", "seed=1", *size, "tracking=off", "launch.snapshot=off")
-    (run,) = runs(tmp_path / "runs")
-    shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path)
-    assert "step 5/5" in shown.stdout
-    assert "_0_log.out <==" in shown.stderr
-    assert (
-        "_1_log.out <=="
-        in run_module("hpctrain", "logs", "digits", "--rank=1", cwd=tmp_path).stderr
-    )
 
 
 def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path) -> None:

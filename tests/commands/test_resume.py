@@ -155,34 +155,3 @@ def test_code_that_is_gone_is_not_replaced_in_silence(
     assert run_json(run) == record
     run_module("hpctrain", "resume", run.name, "--code", "current", cwd=tmp_path, **no_sbatch)
     assert run_json(run)["state"] == "finished"
-
-
-@pytest.mark.usefixtures("store")
-@pytest.mark.slow
-def test_what_a_finished_run_lacks_in_mlflow_is_told_and_completed(
-    train: Train, digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    size = ("train.max_steps=4", "checkpoint.every_steps=2")
-    train(*size, "tracking.upload=false")
-    (run,) = runs(tmp_path / "runs")
-
-    def command(*arguments: str) -> str:
-        return run_module("hpctrain", *arguments, cwd=tmp_path, **no_sbatch).stdout
-
-    lacks = "its uploader has ended, and not everything is in MLflow"
-    assert lacks not in command("status")  # nobody wanted it there
-    # An uploader that was killed at once leaves no more than this.
-    (run / "journal" / "uploader.log").touch()
-    assert lacks in command("status")
-    again = train("-m", *size, **no_sbatch)
-    assert "finished before" in again.stderr
-    assert f"{run.name}: {lacks}" in again.stderr
-    said = command("resume", run.name, "train.max_steps=8")
-    assert f"{run.name}: finished; not resumed" in said
-    assert f"{run.name}: {lacks}" in said
-    done = train(*size)
-    assert "is finished already" in done.stdout
-    assert "points uploaded to sqlite:///" in done.stdout
-    assert lacks not in command("status")
-    assert "With train.max_steps=8 it is another run" in said
-    assert f"hpctrain resume --branch {run.name} train.max_steps=8" in said

@@ -1,6 +1,5 @@
 """The table of `hpctrain status`, once and again."""
 
-import io
 import json
 import os
 import signal
@@ -9,12 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpctrain.commands import run_table
-from hpctrain.commands import status as status_module
 from hpctrain.commands.run_table import Row, table
 from hpctrain.console import Console
 from hpctrain.report.account.run_account import read
@@ -86,23 +83,6 @@ def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:
     assert "[/nope] [bold]x" in shown
 
 
-def test_a_long_table_shows_what_wants_attention(tmp_path: Path, no_slurm: None) -> None:
-    for number in range(60):
-        state = "failed" if number == 7 else "finished"
-        attempts = [{"started": NOW + number, "ended": NOW + number + 90}]
-        make_run(tmp_path, f"digits-{number:08x}", state=state, attempts=attempts)
-    where = ("status", "--dir", str(tmp_path))
-    shown = run_module("hpctrain", *where).stdout
-    assert "60 runs" in shown
-    assert "1 failed, 59 finished" in shown
-    # The newest come first; the failed run is an old one.
-    names = [int(word[7:], 16) for word in shown.split() if word.startswith("digits-")]
-    assert names == [*range(59, 20, -1), 7]
-    assert "... 20 more (--all, --json)" in shown
-    assert run_module("hpctrain", *where, "--all").stdout.count("digits-") == 60
-    assert len(status_json(tmp_path)) == 60
-
-
 def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -> None:
     run = make_run(tmp_path, state="finished", attempts=[{}])
     where = ("status", "--dir", str(tmp_path), "--watch=2")
@@ -160,45 +140,6 @@ def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
     assert status_json(tmp_path) == []
 
 
-def test_names_are_whole_on_a_narrow_terminal() -> None:
-    name = "digits-with-a-name-00000001"
-    facts = facts_of(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
-    row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
-    for width in (60, 80, 120):
-        lines = drawn([row], width)
-        assert max(map(len, lines)) <= width
-        assert any(line.startswith(f"{name}  failed") and "50/100" in line for line in lines)
-        assert lines[-1].endswith("word ...")
-
-
-def test_reason_and_metric_fit_into_80_columns() -> None:
-    beat = {**BEAT, "metric": "val/accuracy", "metrics": {"val/accuracy": 0.98125}}
-    facts = facts_of(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
-    rows = [
-        Row(facts, State("interrupted", "saved at step 1200, preempted"), NOW),
-        Row(facts_of(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
-    ]
-    lines = drawn(rows, 80)
-    text = "\n".join(lines)
-    assert max(map(len, lines)) <= 80
-    for shown in ("metric: val/accuracy", "  0.9812", "  50/100  ", "saved at"):
-        assert shown in text, text
-
-
-def test_what_runs_is_shown_first_and_on_every_terminal() -> None:
-    def row(number: int, state: str) -> Row:
-        facts = facts_of(
-            Path(f"digits-{number:08x}"), {"attempts": [{"started": NOW + number}]}, {}
-        )
-        return Row(facts, State(state), NOW + 99)
-
-    rows = [row(1, "failed"), row(2, "running"), *(row(n, "finished") for n in range(3, 50))]
-    for most in (4, 40):
-        words = " ".join(drawn(rows, 100, most)).split()
-        names = [int(word[7:], 16) for word in words if word.startswith("digits-")]
-        assert names == [2, *range(49, 51 - most, -1), 1]
-
-
 def test_swept_values_time_and_best_value_are_shown() -> None:
     attempts = [{"started": NOW - 900, "ended": NOW - 300}, {"started": NOW - 180, "nodes": 3}]
     attempts[1] |= {"host": "node7", "hosts": []}  # torchrun tells no rank the other hosts
@@ -238,44 +179,3 @@ def test_attempts_that_were_killed_have_taken_time(tmp_path: Path) -> None:
     assert facts.trained_s(now) == pytest.approx(240 + 60 + 200, abs=0.01)
     (account,) = read([run.path])
     assert [round(span.end - span.begin) for span in account.spans] == [240, 60, 0]
-
-
-def test_watching_on_a_terminal_waits_for_the_first_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    states = [[], ["created"], ["queued"], ["running"], ["finished"]]
-    looks = iter(states)
-    facts = facts_of(Path("digits-00000001"), {"state": "queued"}, {})
-
-    def look(options: Any) -> list[Row]:
-        return [Row(facts, State(name), NOW) for name in next(looks)]
-
-    monkeypatch.setattr(status_module, "look", look)
-    monkeypatch.setattr(status_module, "_search", lambda *_: None)
-    later = tmp_path / "runs"
-    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: later.mkdir(exist_ok=True))
-    monkeypatch.setattr(sys, "stdout", shown := io.StringIO())
-    console = Console(width=200, force_terminal=True)
-    monkeypatch.setattr(status_module, "Console", lambda: console)
-    assert status_module.main(["--dir", str(later), "--watch"]) == 0
-    assert next(looks, None) is None  # `logs -f` went on until the run had ended
-    assert f"there is no folder {later} yet" in shown.getvalue()
-    assert "nothing is queued or running yet" in shown.getvalue()
-    # A run that is named is watched until it has ended, even if it has.
-    looks = iter([["finished"]])
-    assert status_module.main(["digits-00000001", "--dir", str(tmp_path), "--watch"]) == 0
-
-
-def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
-    tmp_path: Path, no_slurm: None
-) -> None:
-    make_run(tmp_path, state="failed", attempts=[{"error": "Fehler: über"}])
-    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    shown = run_module("hpctrain", "status", "--dir", str(tmp_path), **old).stdout
-    assert "\\xfcber" in shown
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "hpctrain", "--help"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")

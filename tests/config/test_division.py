@@ -17,7 +17,6 @@ MODEL = {"_target_": "hpctrain.models.Transformer", "vocab_size": 64, "dim": 64,
 
 
 OTHER = {"_target_": "hpctrain.models.MLP"}
-OVERLAPS = {"parallel__tp": 2, "parallel__async_tp": True}
 PIPELINE = {"parallel__pp": 2, "train__accumulate": 4}
 
 
@@ -89,11 +88,6 @@ def test_degrees_fill_what_is_left() -> None:
             {"parallel__tp": 2, "parallel__device": "cpu", "train__compile": "blocks"},
             "train.compile=blocks with tp 2 on CPUs: torch fails; use off",
         ),
-        (2, None, {"parallel__async_tp": True}, "parallel.async_tp=true with tp 1: there is no"),
-        (2, None, OVERLAPS, "async_tp=true with train.compile=off: the compiler does it; use"),
-        (2, None, OVERLAPS | {"parallel__device": "cpu"}, "parallel.device=cpu: it needs GPUs"),
-        (2, None, OVERLAPS | {"parallel__backend": "gloo"}, "=gloo: GPUs exchange through NVLink"),
-        (2, None, OVERLAPS | {"parallel__sequence_parallel": False}, "torch overlaps no sums; use"),
         (
             8,
             None,

@@ -17,6 +17,7 @@ from hpctrain.config.identity import (
 )
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.config.schema.key import key, keys, section
+from hpctrain.gone import table
 
 # The keys that decide the result, with the defaults that they have in identity version VERSION.
 VERSION = 1
@@ -58,7 +59,12 @@ def problems(schema: type) -> list[str]:
     now = {member.name: member.default for member in keys(schema) if member.identity}
     raise_it = "raise IDENTITY_VERSION (every run gets a new name: tell it in CHANGELOG.md)"
     return [
-        *(f"{k} no longer decides the result: {raise_it}" for k in DEFAULTS.keys() - now.keys()),
+        # A config with a value of a key that has left is refused, so no run gets another name.
+        *(
+            f"{k} no longer decides the result: {raise_it}"
+            for k in DEFAULTS.keys() - now.keys()
+            if table().get(k, {}).get("default", "") != DEFAULTS[k]
+        ),
         *(
             f"the default of {k} was {DEFAULTS[k]!r} and is {now[k]!r}: {raise_it}"
             for k in DEFAULTS.keys() & now.keys()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.metric_command import main
+from hpctrain.config.metric_command import show
 from hpctrain.config.metric_registry import registered
 from hpctrain.errors import ConfigError
 from hpctrain.monitor.cgroup import JobCgroup
@@ -34,7 +34,7 @@ def test_it_has_the_sensors_that_the_monitor_reads(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_group_or_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["perf/gpu_hours", "best"]) == 0
+    show(["perf/gpu_hours", "best/"])
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [line[:2] for line in lines] == [
         ["perf/gpu_hours", "GPU h"],
@@ -42,4 +42,4 @@ def test_the_command_prints_a_group_or_a_metric(capsys: pytest.CaptureFixture[st
         ["best/step", "steps"],
     ]
     with pytest.raises(ConfigError, match=r"perf/step_ms: .*did you mean perf/step_ms_.*groups"):
-        main(["perf/step_ms"])
+        show(["perf/step_ms"])

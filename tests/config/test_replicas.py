@@ -42,10 +42,8 @@ def test_good(given: dict[str, Any]) -> None:
         (LOCAL | {"parallel.sync": "every"}, "train.local_sgd.every=8 with parallel.sync=every"),
         (TOPK | {"precision.reduce": "bf16"}, "kind=topk with precision.reduce=bf16: use null"),
         (LOCAL | {"precision.compute": "fp16"}, "every=8 with precision.compute=fp16"),
-        (LOCAL | {"parallel.ddp.static_graph": True}, "static_graph=true with train.local_sgd"),
         ({"train.compression.kind": "top"}, "allowed are none, powersgd, topk, int8, onebit"),
         (TOPK | {"train.compression.ratio": 0.0}, "train.compression.ratio=0.0: it must be gr"),
-        (TOPK | {"train.compression.final_ratio": 1.5}, "train.compression.final_ratio=1.5: it mu"),
     ],
 )
 def test_bad(given: dict[str, Any], message: str) -> None:

@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -70,30 +68,6 @@ def test_the_samples_are_those_of_this_rank_without_the_filling():
             assert rows == batch["x"][batch["mask"]].tolist()
             seen += rows
     assert sorted(seen) == list(range(10))
-
-
-def test_what_it_reads_from_is_closed_with_it():
-    closed = []
-    feed = make(closes=[lambda: closed.append(1), lambda: closed.append(2)])
-    list(feed)
-    feed.close()
-    assert closed == [1, 2]
-
-
-class SlowNumbers(Numbers):
-    """A source of numbers whose reads take 0.05 s each."""
-
-    def read(self, indices, out=None):
-        time.sleep(0.05)
-        return super().read(indices, out)
-
-
-def test_the_wait_is_that_of_the_loader():
-    loader = Loader(SlowNumbers(40), global_batch_size=40, threads=0, max_epochs=2)
-    feed = DevicePrefetcher(loader, CPU)
-    start = time.perf_counter()
-    list(feed)
-    assert 0.1 <= feed.wait_s <= time.perf_counter() - start
 
 
 @pytest.mark.gpu

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.groups import divide
-from hpctrain.data.samplers.subset import of_groups
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.job.building.chosen_samples import held_out
 from hpctrain.shards.ragged import hash_rows
 
@@ -74,19 +73,3 @@ def test_each_sample_is_in_one_fold(folds, more, seed, grouped):
     else:
         for fold in found:
             assert not {*groups[fold].tolist()} & {*groups[~fold].tolist()}
-
-
-def test_folds_of_other_seeds_differ():
-    folds = [held_out((0, 2), 5000, seed) for seed in (0, 1)]
-    assert 0.45 < (folds[0] == folds[1]).mean() < 0.55
-    with pytest.raises(DataError, match="3 samples are too few for 4 folds"):
-        held_out((0, 4), 3, 0)
-
-
-def test_a_slice_of_groups():
-    keys = hash_rows(np.array([7, 7, 3, 3, 7, 9]))
-    assert of_groups(":1", keys).tolist() == [0, 1, 4]
-    assert of_groups("1:", keys).tolist() == [2, 3, 5]
-    assert of_groups("::2", keys).tolist() == [0, 1, 4, 5]
-    with pytest.raises(ConfigError, match="the slice '3:' of 3 samples holds none"):
-        of_groups("3:", keys)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.loading import batch_reader, prefetcher
+from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Steps
 from hpctrain.data.samplers.order import Order
@@ -251,14 +251,6 @@ def test_evaluation_counts_each_sample_once(count, per_rank, dp_size):
     assert all(0 <= x < count for batch, _ in steps for x in batch)
 
 
-def test_an_evaluation_is_repeated_from_its_first_state():
-    loader = Loader(Numbers(5), global_batch_size=2, shuffle=False, tail="pad", max_epochs=1)
-    first = [batch["x"].tolist() for batch in loader]
-    assert list(loader) == []
-    loader.load_state_dict({"consumed": 0})
-    assert [batch["x"].tolist() for batch in loader] == first == [[0, 1], [2, 3], [4, 4]]
-
-
 def test_real_shards(tmp_path):
     count = 37
     samples = {
@@ -301,13 +293,6 @@ def test_samples_of_a_source_without_files():
         loader.samples()
     found = [loader.samples() for _ in loader]
     assert found == [[("Numbers", i) for i in range(4)], [("Numbers", 4)]]
-
-
-def test_batches_are_independent():
-    loader = Loader(Numbers(10), global_batch_size=5, shuffle=False, max_epochs=1)
-    first, second = loader
-    first["x"].zero_()
-    assert second["x"].tolist() == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -377,18 +362,6 @@ def test_an_iterator_that_ends_waits_for_nobody():
     assert len(reads) == 2
 
 
-@pytest.mark.usefixtures("one_by_one")
-def test_the_thread_reads_no_more_than_it_may():
-    reader = Numbers(1000)
-    iterator = iter(Loader(reader, global_batch_size=10, prefetch_bytes=3 * prefetcher.GROUP))
-    next(iterator)
-    deadline = time.monotonic() + 60
-    while reader.reads < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.1)
-    assert reader.reads == 3  # groups, including the one whose batch was given out
-
-
 @pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_python_ends_while_an_iterator_lives(tmp_path, new):
     """A fork of the tests' server joins threads as Python does; a new Python also ends itself."""
@@ -428,15 +401,6 @@ def test_an_iterator_ends_when_the_loader_moves(other, begun):
     with pytest.raises(RuntimeError, match="this iterator of the loader has ended"):
         next(iterator)
     assert left() == []
-
-
-def test_the_wait_is_the_time_that_reading_takes_the_consumer(monkeypatch):
-    clock = iter(range(10**6))
-    monkeypatch.setattr(prefetcher.time, "perf_counter", lambda: next(clock))
-    loader = Loader(Numbers(100), global_batch_size=10, threads=0, max_epochs=1)
-    waits = [loader.wait_s for _ in loader]
-    # The clock is read twice for each group; the groups have 1, 2, 4 and 3 steps.
-    assert waits == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -482,40 +446,6 @@ def test_ten_billion_samples_from_the_middle():
     (batch,) = take(loader, 1)
     position = np.array([count // 2 + 1023])
     assert batch == Order(count, 0)(3, position).tolist()
-
-
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.usefixtures("one_by_one")
-def test_the_memory_of_dropped_batches_is_used_again(number):
-    source = Numbers(6000)
-    source.fields = {"x": Field("int64", (600,))}
-    source.read = lambda indices, out: out
-    options = {"global_batch_size": 10, "prefetch_bytes": 0, "threads": number}
-    batches = iter(Loader(source, **options))
-    places = {next(batches)["x"].data_ptr() for _ in range(100)}
-    # The batch in use, two that a thread has read ahead, and the next one, which is made before
-    # the batch in use is dropped.
-    assert len(places) <= 2 + 2 * number
-    held = [next(batches) for _ in range(20)]
-    assert len({batch["x"].data_ptr() for batch in held}) == 20
-
-
-def test_the_first_batch_waits_for_nothing_else():
-    """The consumer reads the first batch itself, while the thread reads the next ones."""
-    behind = threading.Event()
-
-    class Stuck(Numbers):
-        def read(self, indices, out=None):
-            if threading.current_thread() is not threading.main_thread():
-                assert behind.wait(60)
-            return super().read(indices, out)
-
-    loader = Loader(Stuck(10_000), global_batch_size=10, shuffle=False, max_epochs=1)
-    batches = iter(loader)
-    assert next(batches)["x"].tolist() == list(range(10))
-    assert not behind.is_set()
-    behind.set()
-    assert joined(batch["x"].tolist() for batch in batches) == list(range(10, 10_000))
 
 
 @pytest.mark.parametrize("ramp", [(), ((2, 3),), ((1, 2), (2, 1)), ((2, 7),)])

@@ -61,17 +61,6 @@ def test_each_data_set_runs_its_own_epochs(sets, count):
         first += size
 
 
-@given(SETS, st.integers(1, 200), st.integers(0, 10**5))
-@settings(max_examples=50)
-def test_any_range_of_positions_holds_the_shares(sets, length, start):
-    counts = [size for size, _ in sets]
-    mixture = build(sets, count=10**6)
-    samples = mixture(0, np.arange(start, start + length))
-    drawn = np.bincount(set_of(mixture, counts, samples), minlength=len(sets))
-    wanted = np.array(list(mixture.shares.values())) * length
-    assert np.abs(drawn - wanted).max() < 2 + len(sets) / 2
-
-
 def test_without_weights_the_counts_weigh():
     mixture = Mixture({"large": 10_000, "small": 100, "none": 0})
     assert mixture.shares["small"] == pytest.approx(1 / 101, abs=1 / 65_536)
@@ -113,13 +102,6 @@ def test_data_sets_of_equal_size_have_different_orders_that_stay():
     assert np.array_equal(found[:shorter], a[:shorter])
 
 
-def test_late_epochs_do_not_overflow():
-    mixture = Mixture({"a": 10**10, "b": 10**9}, seed=1)
-    samples = mixture(10**7, np.arange(1000))
-    assert ((samples >= 0) & (samples < 11 * 10**9)).all()
-    assert len(np.unique(samples)) == 1000
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -149,24 +131,3 @@ def test_invalid_weights_are_refused(weights, message):
 def test_invalid_options_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         Mixture({"a": 10, "b": 20}, **options)
-
-
-def test_invalid_counts_are_refused():
-    with pytest.raises(DataError, match="at least one"):
-        Mixture({})
-    with pytest.raises(DataError, match="'a' has -1 samples"):
-        Mixture({"a": -1})
-    with pytest.raises(ConfigError, match="all 0"):
-        Mixture({"a": 0})
-
-
-@given(
-    st.lists(st.integers(1, 100), min_size=1, max_size=50),
-    st.integers(5000, 10_000),
-    st.sampled_from([1e-300, 1.0, 1e306]),
-)
-def test_the_quotas_always_fill_the_period(weights, period, scale):
-    named = {f"set{i}": weight * scale for i, weight in enumerate(weights)}
-    shares = np.array(list(Mixture(dict.fromkeys(named, 5), named, period=period).shares.values()))
-    assert round((shares * period).sum()) == period
-    assert np.abs(shares - np.array(weights) / sum(weights)).max() <= 1 / period

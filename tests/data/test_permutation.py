@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,13 +38,6 @@ def test_each_value_goes_through_the_permutation_of_its_number(count, key, pairs
         chosen = numbers == number
         assert np.array_equal(mapped[chosen], permute(count, own, values[chosen]))
     assert np.array_equal(permute_each(count, key, numbers, mapped, inverse=True), values)
-
-
-@pytest.mark.parametrize("count", [5, SMALL, SMALL + 1])
-def test_no_values_are_permuted_to_no_values(count):
-    none = np.empty(0, np.int64)
-    assert permute(count, 1, none).size == 0
-    assert permute_each(count, 1, none, none).size == 0
 
 
 def test_stored_values_are_reproduced():

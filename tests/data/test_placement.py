@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from hpctrain import cgroup
-from hpctrain.data.places.filesystem import job_memory, kind_of
+from hpctrain.data.places.filesystem import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 

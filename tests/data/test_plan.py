@@ -8,7 +8,6 @@ import pytest
 from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
-from hpctrain.data.samplers.order import Order
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.field import Field
@@ -72,22 +71,6 @@ def test_blocks_are_announced_when_they_are_needed_and_not_long_before():
     assert source.prepared[:COUNT] == sampler(0, np.arange(COUNT)).tolist()
     blocks = {(start, start + BLOCK) for start in range(0, COUNT, BLOCK)}
     assert set(source.announced) == blocks
-
-
-@pytest.mark.parametrize("sampler", [Order(COUNT, 3), BlockOrder(COUNT, 3, BLOCK, WINDOW)])
-@pytest.mark.parametrize("threads", [0, 1])
-def test_who_is_told(sampler, threads):
-    source = Told()
-    source.read = lambda indices, out: out
-    loader = Loader(source, global_batch_size=500, sampler=sampler, max_epochs=1, threads=threads)
-    in_blocks = isinstance(sampler, BlockOrder)
-    for _ in loader:
-        with source.changed:  # nothing is announced after the loader has ended
-            assert source.changed.wait_for(
-                lambda: not threads or (source.prepared and (source.announced or not in_blocks)), 10
-            )
-    assert bool(source.prepared) == (threads > 0)
-    assert bool(source.announced) == (threads > 0 and in_blocks)
 
 
 def test_a_reader_begins_each_block_once(tmp_path, monkeypatch):

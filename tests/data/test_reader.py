@@ -158,17 +158,6 @@ def test_an_index_outside(folder, index):
         Reader(folder, "train").read(np.array([index]))
 
 
-def test_nothing_is_opened_before_it_is_read(own):
-    index = Index.load(own)
-    _, *others = index.split("train").shards
-    for shard in others:
-        (own / shard.path).unlink()
-    reader = Reader(own, "train")
-    compare(reader, [0])
-    with pytest.raises(DataError, match=f"shard {own}/{others[-1].path} is missing"):
-        reader.read(np.array([COUNT - 1]))
-
-
 def test_a_truncated_shard(own):
     shard = Index.load(own).split("train").shards[0]
     os.truncate(own / shard.path, shard.bytes - 10)
@@ -384,30 +373,6 @@ def many(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def few_descriptors():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.usefixtures("few_descriptors")
-def test_few_shards_are_open_at_a_time(many):
-    reader = Reader(many, "train", ["x"])
-    assert len(reader.index.shards) == 300
-    for start in range(0, 300, 20):
-        rows = reader.read(np.arange(start, start + 20))
-        assert (rows["x"] == np.arange(start, start + 20)).all()
-    assert len(os.listdir("/proc/self/fd")) < 200
-
-
-@pytest.mark.usefixtures("few_descriptors")
-def test_a_first_read_of_more_shards_than_there_are_descriptors(many):
-    rows = Reader(many, "train", ["x"], io="read").read(np.arange(300))
-    assert (rows["x"] == np.arange(300)).all()
-
-
 def test_a_file_of_another_program_may_be_open_for_writing(own, tmp_path):
     path = own / Index.load(own).split("train").shards[0].path
     with h5py.File(path, "r+"):  # holds HDF5's lock
@@ -467,14 +432,6 @@ def test_more_shards_than_can_be_open(many, monkeypatch, io):
     assert len(reader.opened.datasets.layouts) <= 24
 
 
-def test_a_shard_that_was_replaced_stays_as_it_was_opened(own):
-    reader = Reader(own, "train")
-    reader.read(np.arange(COUNT))
-    for shard in Index.load(own).split("train").shards:
-        (own / shard.path).unlink()
-    compare(reader, list(range(COUNT)))
-
-
 def adopted(folder, fields, write, userblock=0):
     """Write two HDF5 files as another program might, and an index of version 2; return `folder`.
 
@@ -532,21 +489,6 @@ def test_fields_that_lie_elsewhere(tmp_path, layout, io, userblock):
         assert rows["cube"].dtype == np.int32
         assert (rows["cube"] == CUBES[indices]).all()
         assert rows["flag"].tolist() == [int(i % 3 == 0) for i in indices]
-
-
-def test_numbers_at_odd_places(tmp_path):
-    """Rows are copied in words if they are aligned in all open files, and otherwise in bytes."""
-    places = []
-
-    def write(file, start, stop):
-        file["before"] = np.zeros(8 if start == 0 else 3, np.uint8)
-        file["score"] = SCORES[start:stop]
-        places.append(file["score"].id.get_offset() % 8)
-
-    reader = Reader(adopted(tmp_path, {"score": Field("float64")}, write), "train")
-    assert places == [0, 3]
-    for rows in ([0, 19, 7], [0, 49, 20], [3, 4]):  # in the first file, in both, in the first
-        assert reader.read(np.array(rows))["score"].tolist() == SCORES[rows].tolist()
 
 
 @pytest.mark.parametrize("kind", ["int64", "int32", ">u2", "uint64"])

@@ -58,14 +58,6 @@ def test_a_subset_works_with_other_samplers():
     assert np.array_equal(np.unique(everything(twice), return_counts=True)[1], np.full(143, 2))
 
 
-def test_indices_are_stored_compactly():
-    indices = np.arange(10, dtype=np.int64)
-    assert Subset(Order(10, 0), indices, of=2**31).indices.dtype == np.int32
-    assert Subset(Order(10, 0), indices, of=2**31 + 1).indices.dtype == np.int64
-    huge = Subset(Order(10**10, 0), range(0, 10**11, 10), of=10**11)
-    assert (huge(0, np.arange(100)) % 10 == 0).all()
-
-
 @pytest.mark.parametrize(
     ("indices", "message"),
     [

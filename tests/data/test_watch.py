@@ -18,7 +18,6 @@ from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
-from hpctrain.shards.storage.stamp import Stamp
 from tests.data.test_reader import adopted, rewrite
 
 COUNT = 50
@@ -164,17 +163,6 @@ def test_a_file_that_was_only_touched_is_read_on(folder, way, caplog):
     assert found[3].endswith("comparing its digest with index.json")
 
 
-def test_a_write_that_hides_its_time_is_found(folder):
-    reader = mapped(folder)
-    reader.read(np.arange(COUNT))
-    path = shards(folder)[1]
-    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
-    edit(path)
-    os.utime(path, ns=times)
-    with pytest.raises(DataError, match=f"shard {path} was changed during the run: its inode was"):
-        reader.read(np.arange(COUNT))
-
-
 def test_values_of_a_moment_are_read_again(folder):
     """Somebody writes other values, and writes the old ones back before they are compared."""
     reader = mapped(folder)
@@ -192,19 +180,6 @@ def test_values_of_a_moment_are_read_again(folder):
 
     assert reader.opened.read(row[0], action) == 0
     assert found == [1000, 0]
-
-
-def test_what_is_damaged_by_a_write_is_called_changed(folder):
-    reader = variable(folder)
-    reader.read(np.arange(COUNT))
-    path = shards(folder)[0]
-    with h5py.File(path) as file:
-        place = file["text/offsets"].id.get_offset()
-    with open(path, "r+b") as file:
-        file.seek(place + 8)
-        file.write(b"\xff" * 8)
-    with pytest.raises(DataError, match=f"shard {path} was changed during the run"):
-        reader.read(np.arange(COUNT))
 
 
 def test_a_shard_that_was_not_open_yet(folder):
@@ -236,15 +211,3 @@ def test_a_replaced_shard_is_compared_when_it_is_opened_again(folder, monkeypatc
     other.replace(path)
     with pytest.raises(DataError, match=f"shard {path} was changed during the run: another file"):
         reader.read(np.array([0]))
-
-
-def test_every_write_after_a_settled_stamp_changes_it(tmp_path):
-    path = tmp_path / "file"
-    for i in range(20):
-        path.write_bytes(b"%d" % (i % 10))
-        stamp = Stamp.settled(path)
-        path.write_bytes(b"%d" % (i % 7))
-        assert Stamp.of(path.stat()) != stamp
-    old = time.time_ns() + 10**12  # the clock of a server that is ahead
-    os.utime(path, ns=(old, old))
-    assert Stamp.settled(path).modified_ns == old

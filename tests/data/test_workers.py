@@ -1,7 +1,6 @@
 import contextlib
 import gc
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from worker_parts import FIXED, IMAGES, TEXTS, Source, children, run
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.process import AllRandom
 from hpctrain.data.workers.samples import SampleRandom
-from hpctrain.data.workers.shared import Segment, place, view
 from hpctrain.errors import ConfigError, DataError
 
 
@@ -119,19 +117,6 @@ def test_batches_keep_their_values_while_they_are_held():
     assert np.concatenate(held).tolist() == np.concatenate(again).tolist() == list(range(90))
 
 
-def test_memory_is_reused_after_the_last_array_is_dropped():
-    with Workers(FIXED, worker_parts.same, 1) as workers:
-        run(workers, 0, 10).result(60)
-        descriptors = len(os.listdir("/proc/self/fd"))
-        for i in range(50):
-            batch = run(workers, i, i + 10).result(60)
-            part = torch.from_numpy(batch["label"])[3:].view(-1)[2:]
-            del batch
-            assert part.tolist() == list(range(i + 5, i + 10))
-            del part
-        assert len(os.listdir("/proc/self/fd")) <= descriptors
-
-
 def test_results_larger_than_their_samples():
     with Workers(FIXED, worker_parts.repeat, 1) as workers:
         for size in (1, 50, 7, 100):
@@ -225,15 +210,6 @@ def test_an_exception_of_the_transform_keeps_its_type(count):
         assert run(workers, 0, 2).result(60)["label"].tolist() == [0, 1]  # the workers still work
 
 
-@pytest.mark.parametrize("how", ["odd", "huge"])
-def test_an_exception_that_cannot_be_sent(how):
-    with Workers(FIXED, partial(worker_parts.end, how=how), 1) as workers:
-        with pytest.raises(RuntimeError, match="in a worker process") as error:
-            run(workers, 10, 20).result(60)
-        assert "in the transform of sample 13" in str(error.value)
-        assert ("Odd: one and two" if how == "odd" else "xxx") in str(error.value)
-
-
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize(
     ("how", "words"),
@@ -274,17 +250,6 @@ def test_a_transform_that_cannot_be_pickled(transform):
     with pytest.raises(ConfigError, match=r"cannot be sent to worker processes.*no lambda"):
         Workers(FIXED, transform, 1)
     Workers(FIXED, transform, 0).close()
-
-
-def test_processes_that_cannot_be_started(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/no/python")
-    with pytest.raises(DataError, match=r"cannot be started.*No such file"):
-        Workers(FIXED, worker_parts.same, 2)
-
-
-def test_a_negative_number():
-    with pytest.raises(ConfigError, match="workers -1"):
-        Workers(FIXED, worker_parts.same, -1)
 
 
 def test_a_transform_whose_module_cannot_be_imported(tmp_path, monkeypatch):
@@ -345,20 +310,6 @@ def test_a_transform_of_the_script_itself(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
 
 
-def test_a_script_without_a_guard(tmp_path):
-    done = ended(script(tmp_path, "if True:"))
-    assert done.returncode == 1
-    assert 'put what it does below `if __name__ == "__main__":`' in done.stderr
-
-
-def test_a_transform_of_a_module_that_was_run(tmp_path):
-    """The script is run by python -m, and can still set the start method of multiprocessing."""
-    more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
-    script(tmp_path, "if __name__ == '__main__':", more)
-    done = ended([sys.executable, "-m", "training"], cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
-
-
 def test_a_transform_of_a_notebook():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -394,21 +345,3 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path, transform):
         wait_for(lambda: not any(alive(pid) for pid in pids), "the workers end")
     mine = {name for name in set(os.listdir("/dev/shm")) - before if "hpctrain" in name}
     assert mine == set()
-
-
-def test_a_segment_keeps_its_arrays_when_it_grows():
-    segment = Segment()
-    segment.reserve(10)
-    block = place("int32", (3,), 1)
-    assert block.offset == 64
-    segment.reserve(block.end)
-    array = view(segment.bytes(), block)
-    array[:] = 1, 2, 3
-    segment.reserve(10**6)
-    grown = view(segment.bytes(), block)
-    grown[0] = 9
-    assert array.tolist() == [9, 2, 3]
-    other = Segment(os.dup(segment.descriptor))
-    other.reserve(100)
-    assert view(other.bytes(), block).tolist() == [9, 2, 3]
-    assert pickle.loads(pickle.dumps(block)) == block

@@ -13,7 +13,6 @@ from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
@@ -124,15 +123,6 @@ def test_what_lies_as_ours_does_has_the_same_digest(tmp_path, data_prep):
     assert index.digest == was.digest  # a lost index can be written again
     assert index.shards == was.shards
     assert index.statistics["train"]["x"].mean == pytest.approx(was.statistics["train"]["x"].mean)
-
-
-def test_bool_is_uint8(tmp_path, data_prep):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["mask"] = LABELS % 2 == 0
-    assert data_prep("index", tmp_path, "--field", "even=mask")[0] == 0
-    assert Index.load(tmp_path).fields == {"even": Field("uint8")}
-    even = Reader(tmp_path, "train").read(np.arange(COUNT))["even"]
-    assert even.tolist() == [1, 0] * (COUNT // 2)
 
 
 def test_the_other_commands_know_adopted_folders(tmp_path, data_prep):
@@ -300,14 +290,6 @@ def test_a_damaged_chunk_is_found_before_the_index_is_written(tmp_path, data_pre
     assert not (folder / "index.json").exists()
 
 
-def test_sizes_that_only_the_header_claims(tmp_path, data_prep):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (10**15, 6), "i8", chunks=(1000, 6))[5] = 1
-    code, _, err = data_prep("index", tmp_path, "--field", "x=x", "--unwritten", "x")
-    assert code == 3
-    assert "a.h5: 'x' is damaged: it lists 1,000,000,000,000 chunks" in err
-
-
 def test_a_file_that_is_written_to(tmp_path, data_prep):
     folder = write(tmp_path / "set")
     with h5py.File(folder / "run 1.h5", "r+"):
@@ -381,14 +363,6 @@ def test_the_index_lies_above_the_files(tmp_path, data_prep):
     assert "lies outside of" in err
 
 
-def test_odd_names(tmp_path, data_prep):
-    folder = write(tmp_path / "ünï [bold]")
-    assert data_prep("index", folder, *FIELDS)[0] == 0
-    assert (Reader(folder, "train").read(np.arange(COUNT))["image"] == IMAGES).all()
-    (folder / "run 0.h5").rename(folder / "run\n0.h5")
-    data_prep.refuses(3, "run\\n0.h5': rename it", "index", folder, *FIELDS, "--overwrite")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -411,25 +385,6 @@ def test_wrong_options(tmp_path, data_prep, options, words):
     assert code in (2, 3)
     assert words in err
     assert not (folder / "index.json").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_no_permission(tmp_path, data_prep):
-    folder = write(tmp_path / "set")
-    (folder / "run 1.h5").chmod(0)
-    for path in (folder, tmp_path, *tmp_path.parents):
-        if path.stat().st_uid == 0 and str(path).startswith("/tmp/"):
-            path.chmod(0o755)
-    os.seteuid(65534)
-    try:
-        code, _, err = data_prep("index", folder, *FIELDS)
-        assert code == 3
-        assert "run 1.h5 may not be read: permission denied" in err
-        code, _, err = data_prep("index", folder / "run 0.h5", *FIELDS)
-        assert code == 6
-        assert f"cannot write index.json into {folder}: permission denied" in err
-    finally:
-        os.seteuid(0)
 
 
 @pytest.mark.parametrize("own_names", [True, False])

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import DataError
-from hpctrain.shards.compression import LEVELS, MOST_BYTES, Compression
-from hpctrain.shards.field import Field
+from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
@@ -123,13 +121,6 @@ def test_chunks_are_whole_samples_and_at_least_one(tmp_path):
         with h5py.File(tmp_path / "train-00000.h5") as file:
             assert file["x"].chunks == (rows, 1000)
             np.testing.assert_array_equal(file["x"], x)
-
-
-def test_samples_too_large_for_a_chunk():
-    fields = {"x": Field("float32", (MOST_BYTES // 4 + 1,))}
-    Compression().check(fields)
-    with pytest.raises(DataError, match=r"'x' has samples of 2\.1 GB.*--codec none"):
-        Compression("zstd").check(fields)
 
 
 WITHOUT = """

@@ -2,20 +2,19 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from data_prep.cli import main
 from data_prep.source import Block, Piece, SourceFile
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
-from hpctrain import progress_bar
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index
@@ -118,16 +117,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, numbers, data_prep):
     assert sorted(os.listdir(tmp_path / "thesis")) == ["chapter.tex", "index.json"]
 
 
-def test_out_is_a_file(numbers, data_prep):
-    data_prep.refuses(3, "is a file; OUT is a folder", "arrays", numbers, numbers)
-
-
-def test_out_cannot_be_made(numbers, data_prep):
-    code, _, err = data_prep("arrays", numbers, "/proc/nothing/here")
-    assert code == 6
-    assert "cannot write /proc/nothing/here: No such file or directory" in err
-
-
 def test_out_and_the_source_are_apart(tmp_path, numbers, data_prep):
     code, _, err = data_prep("arrays", numbers, tmp_path)
     assert code == 2
@@ -209,15 +198,6 @@ def test_blocks_that_do_not_fit(tmp_path):
         assert not (tmp_path / "OUT").exists()
 
 
-def test_a_traceback_only_when_asked_for(tmp_path, monkeypatch):
-    for debug, tracebacks in (("0", 0), ("1", 1)):
-        monkeypatch.setenv("HPCTRAIN_DEBUG", debug)
-        command = [*COMMAND, "inspect", tmp_path]
-        result = forkserver.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert result.stderr.count("Traceback") == tracebacks
-        assert "has no index.json" in result.stderr
-
-
 def test_provenance(tmp_path, numbers, data_prep):
     data_prep("arrays", numbers, tmp_path / "OUT", "--split", "train=0.5,val=0.5")
     found = Index.load(tmp_path / "OUT").provenance
@@ -231,24 +211,6 @@ def test_provenance(tmp_path, numbers, data_prep):
     assert (found["source"]["files"], found["source"]["bytes"]) == (1, numbers.stat().st_size)
     assert found["source"]["digest"].startswith("xxh3_128:")
     assert found["left_out"] == {"unusable": 0, "duplicates": 0, "duplicates_across_splits": 0}
-
-
-def test_progress_in_lines(monkeypatch, capsys):
-    monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
-    for known, left in ((30, r", \d+ s left"), (None, "")):
-        with progress_bar.Progress(known, 0, label="first pass: ") as progress:
-            progress.advance(10, 2_000_000)
-            progress.advance(10, 0)
-        lines = capsys.readouterr().err.splitlines()
-        total = f"/{known}" if known else ""
-        rates = r"[\d,]+ samples/s, [\d,]+ MB/s"
-        assert re.fullmatch(rf"first pass: 20{total} samples, 2\.0 MB, {rates}{left}", lines[1])
-    with progress_bar.Progress(None, 8_000_000) as progress:
-        progress.advance(10, 2_000_000)
-    assert "s left" in capsys.readouterr().err
-    with progress_bar.Progress(None, 0, quiet=True) as progress:
-        progress.advance(10, 10)
-    assert capsys.readouterr().err == ""
 
 
 PEAK = """
@@ -271,6 +233,34 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
         command = [sys.executable, "-c", PEAK, *words]
         peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def read_all(controller):
+    """Return what a terminal shows until the last process has closed it."""
+    shown = b""
+    with suppress(OSError):  # EIO is the end
+        while read := os.read(controller, 65_536):
+            shown += read
+    return shown
+
+
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_progress_on_a_terminal(tmp_path, workers):
+    np.save(tmp_path / "y.npy", np.arange(1000))
+    controller, terminal = os.openpty()
+    words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "4KB"]
+    command = [*COMMAND, *words, "--split", "train=0.5,val=0.5", "--workers", workers]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    with ThreadPoolExecutor() as pool:  # the buffer of a terminal is small: it is read meanwhile
+        reading = pool.submit(read_all, controller)
+        try:
+            forkserver.run(command, stderr=terminal, env=environment, timeout=60, check=True)
+        finally:
+            os.close(terminal)
+        shown = reading.result()
+    os.close(controller)
+    for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b" s left"):
+        assert what in shown
 
 
 def test_help_is_quick_and_torch_is_never_loaded(tmp_path, numbers):
@@ -310,27 +300,6 @@ def test_sizes_that_are_none(tmp_path, numbers, data_prep, size):
     assert (code, out) == (2, "")
     assert err.startswith(f"data_prep: --shard-size {size!r}: give the bytes with a unit")
     assert not (tmp_path / "OUT").exists()
-
-
-def test_an_interrupt_while_the_command_is_loaded(tmp_path, monkeypatch, data_prep):
-    def interrupted(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("data_prep.cli.import_module", interrupted)
-    code, out, err = data_prep("inspect", tmp_path)
-    assert (code, out) == (130, "")
-    assert err == "data_prep: interrupted; the same command goes on\n"
-
-
-def test_a_bug_keeps_its_traceback(monkeypatch):
-    from data_prep.tools import inspect
-
-    def bug(*_, **__):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(inspect, "run", bug)
-    with pytest.raises(ZeroDivisionError):
-        main(["inspect", "x"])
 
 
 def test_names_that_the_loader_needs(data_prep, tmp_path, monkeypatch):

@@ -87,11 +87,6 @@ def test_values_that_nobody_wrote_are_no_data(unfilled, refused, name, words):
     refused(words.replace(".nc", ".h5"), *args, f"x=n.h5:{name}")
 
 
-def test_the_written_values_beside_them_are(unfilled, data_prep):
-    assert data_prep("arrays", "OUT", "--field", "x=n.nc:written", "--workers", 1)[0] == 0
-    assert (stored("x") == np.arange(4000)).all()
-
-
 def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
     unfilled.rename("n.h5")
     words = "chunked has 3,800 of 4,000 rows with values that were never written, and no fill value"
@@ -120,21 +115,12 @@ def half_written(kind):
         made = file.create_dataset("chunks", **options, fillvalue=-7)
         made[:50] = x[:50]
         made[50:, 2:] = x[50:, 2:]  # half of a row is not a row
-        file["y"] = x
-        for name in ("chunks", "y"):
-            layout, source = h5py.VirtualLayout((100, 4), "f4"), h5py.VirtualSource(file[name])
-            layout[:50] = source[:50]
-            layout[51:100:2] = source[51:100:2]
-            layout[50:100:2, :3] = source[50:100:2, :3]
-            if name == "chunks":  # a source for all rows, some of which were never written
-                layout[50:100:2, 3:] = source[50:100:2, 3:]
-            file.create_virtual_dataset(f"virtual-{name}", layout, fillvalue=-7)
-    return f"x.h5:{kind}", missing & (np.arange(100) % 2 == 0) if kind == "virtual-y" else missing
+    return "x.h5:chunks", missing
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["chunks", "virtual-y", "virtual-chunks", "netcdf", "zarr", "zarr-shards"],
+    ["chunks", "netcdf", "zarr", "zarr-shards"],
 )
 def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, kind):
     where, missing = half_written(kind)
@@ -234,14 +220,6 @@ def test_a_filter_that_hdf5_does_not_apply(tmp_path, refused):
     refused(["x.h5", "filter returned failure"], "index", "x.h5", "--field", "x=x")
 
 
-def test_damaged_metadata_of_a_dataset(tmp_path, refused):
-    path = tmp_path / "x.h5"
-    chunked_file(path)
-    flip(path, path.read_bytes().index(b"TREE\x01"))  # the signature of the B-tree
-    refused("x.h5:x is not readable as HDF5", "arrays", "OUT", "--field", "x=x.h5:x")
-    refused(["x.h5", "is damaged"], "index", "x.h5", "--field", "x=x")
-
-
 def test_a_damaged_tree_of_groups(tmp_path, refused):
     with h5py.File(tmp_path / "x.h5", "w", libver="earliest") as file:
         file["x"] = X
@@ -281,15 +259,6 @@ def test_an_npz_that_hides_an_array(tmp_path, refused):
     refused("x.npz is damaged: it says 2 arrays, and lists 1", "arrays", "x.npz", "OUT")
 
 
-def test_an_npz_compressed_by_an_unknown_method(tmp_path, refused):
-    np.savez_compressed("x.npz", x=X)
-    path = tmp_path / "x.npz"
-    content = bytearray(path.read_bytes())
-    content[8] = content[content.index(b"PK\x01\x02") + 10] = 97  # in both headers
-    path.write_bytes(content)
-    refused("x.npz:x is not readable as NumPy: That compression", "arrays", "x.npz", "OUT")
-
-
 def test_page_checksums_of_parquet(tmp_path, refused):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -302,9 +271,6 @@ def test_page_checksums_of_parquet(tmp_path, refused):
     flip(tmp_path / "x.parquet", 4000)
     assert parquet.read_table("x.parquet")["x"].to_pylist() != list(range(1000))
     refused("x.parquet cannot be read as Parquet", "table", "x.parquet", "OUT", "--workers", 1)
-    write(pa.table({"text": ["some words"] * 100}))
-    flip(tmp_path / "x.parquet", 800)
-    refused("x.parquet cannot be read as Parquet", "text", "x.parquet", "OUT", "--workers", 1)
 
 
 def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
@@ -353,32 +319,6 @@ def test_user_defined_types_of_netcdf(refused):
     refused("y.nc", "arrays", "OUT", "--field", "x=y.nc:nested")
 
 
-@pytest.mark.parametrize(("first", "second"), [(".", "x"), ("b.h5", "x")])
-def test_virtual_datasets_in_a_circle(refused, first, second):
-    def virtual(path, source):
-        with h5py.File(path, "w") as file:
-            layout = h5py.VirtualLayout((4,), "i4")
-            layout[:] = h5py.VirtualSource(source, "x", shape=(4,))
-            file.create_virtual_dataset("x", layout)
-
-    virtual("a.h5", first)
-    virtual("b.h5", "a.h5")
-    words = "a.h5:x: its virtual datasets lead in a circle"
-    refused(words, "arrays", "OUT", "--field", "x=a.h5:x", "--external")
-
-
-def test_a_virtual_dataset_of_values_that_nobody_wrote(refused):
-    with h5py.File("x.h5", "w") as file:
-        file.create_dataset("y", (4,), "i4", fill_time="never")
-        layout = h5py.VirtualLayout((4,), "i4")
-        layout[:] = h5py.VirtualSource(".", "y", shape=(4,))
-        file.create_virtual_dataset("x", layout)
-    words = (
-        "x.h5:x is virtual, and y of it has 4 of 4 rows with values that were never written, and"
-    )
-    refused(words, "arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)
-
-
 @pytest.mark.parametrize("axes", [33, 70])
 def test_more_axes_than_hdf5_has(tmp_path, refused, axes):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * axes}, }}".ljust(373)
@@ -415,23 +355,13 @@ def test_a_damaged_feather_file(refused, tmp_path, damage, words):
     refused(words, "table", "x.feather", "OUT", "--workers", 1)
 
 
-def test_a_damaged_header_in_an_npz(refused, tmp_path):
-    np.savez("x.npz", x=X)
-    flip(tmp_path / "x.npz", 0)
-    words = "x.npz:x is not readable as NumPy: Bad magic number for file header"
-    refused(words, "arrays", "OUT", "--field", "x=x.npz:x")
-
-
 def test_formats_that_others_must_read(refused, tmp_path):
-    """The message says which command converts them, and with which library."""
     function = "`python -m data_prep python FILE.py:function OUT`"
-    (tmp_path / "x.mat").write_bytes(bytes(100))
-    refused(("scipy.io.loadmat", function), "arrays", "OUT", "--field", "x=x.mat:x", code=2)
-    for name, reader in (("x.fits", "astropy.io.fits"), ("x.nii.gz", "nibabel.load")):
+    for name in ("x.fits", "x.nii.gz", "x.mat"):
         (tmp_path / name).write_bytes(bytes(100))
-        refused((name, reader, function), "arrays", "OUT", "--field", f"x={name}", code=2)
-        refused((name, reader, function), "images", name, "OUT")
-        refused((name, reader, function), "table", name, "OUT", code=2)
+        refused((name, function), "arrays", "OUT", "--field", f"x={name}", code=2)
+        refused((name, "a list of images is .csv"), "images", name, "OUT")
+        refused((name, function), "table", name, "OUT", code=2)
 
 
 def test_views_of_text_with_a_null(refused, data_prep):
@@ -545,17 +475,17 @@ def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
     monkeypatch.setattr(limit, "FLOOR", 2**19)
     monkeypatch.setattr(limit, "GROWTH", 10)
     read = []
-    monkeypatch.setattr(array_npz._Stream, "check", lambda _: read.append(1))
     words = "x.npz:x has more than 524.3 kB, the limit for a source of"
-    data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
-    assert not read  # it is refused before all of it is unpacked
+    with monkeypatch.context() as patch:
+        patch.setattr(array_npz, "_loaded", lambda *_: read.append(1))
+        data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
+    assert not read  # it is refused before it is unpacked
     assert data_prep("arrays", "x.npz", "OUT", "--max-output", "2MB")[0] == 0
     monkeypatch.setattr(files, "LONGEST", 2**17)
     os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
     monkeypatch.setattr(labelled, "_LONGEST", 2**17)
     Path("x.csv").write_bytes(Path("x.jsonl").read_bytes())
-    for name in ("x.jsonl", "x.csv"):
-        words = f"{name}: line 1 has more than 131,072 characters"
-        data_prep.refuses(3, words, "images", name, "OUT2")
+    words = "x.csv: line 1 has more than 131,072 characters"
+    data_prep.refuses(3, words, "images", "x.csv", "OUT2")
     words = "x.jsonl has a line of more than 131,072 bytes, at byte "
     data_prep.refuses(3, words, "text", "x.jsonl", "OUT2", "--shard-size", "64KB")

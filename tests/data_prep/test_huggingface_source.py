@@ -1,11 +1,8 @@
 """`data_prep huggingface` converts data sets that `datasets` saved to disk."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image as Pillow
 
@@ -45,8 +42,6 @@ def digits(datasets):
             "when": datasets.Value("timestamp[s]"),
             "many": datasets.Sequence(datasets.Value("int32")),
             "pair": datasets.Sequence(datasets.Value("float32"), length=2),
-            "grid": datasets.Array2D((2, 3), "int16"),
-            "cube": datasets.Array3D((None, 2, 2), "float64"),
         }
     )
     content = {
@@ -57,8 +52,6 @@ def digits(datasets):
         "when": list(range(COUNT)),
         "many": [list(range(i % 4)) for i in range(COUNT)],
         "pair": [[i, 0.5] for i in range(COUNT)],
-        "grid": [np.full((2, 3), i, np.int16) for i in range(COUNT)],
-        "cube": [np.full((i % 3, 2, 2), i, np.float64) for i in range(COUNT)],
     }
     return images, labels[:COUNT], datasets.Dataset.from_dict(content, features=features)
 
@@ -78,8 +71,6 @@ def test_each_feature(data_prep, digits):
         "when": "int64",
         "many": "int32[*]",
         "pair": "float32[2]",
-        "grid": "int16[2, 3]",
-        "cube": "float64[*, 2, 2]",
     }
     found = rows("OUT")
     assert (found["image"][:, 0] == images).all()
@@ -90,9 +81,6 @@ def test_each_feature(data_prep, digits):
         assert found["text"][i].tobytes().decode() == f"Ziffer {NAMES[labels[i]]} ä"
         assert found["many"][i].tolist() == list(range(i % 4))
         assert found["pair"][i].tolist() == [i, 0.5]
-        assert (found["grid"][i] == i).all()
-        assert found["cube"][i].shape == (i % 3, 2, 2)
-        assert (found["cube"][i] == i).all()
     assert "already holds" in data_prep("huggingface", "in", "OUT")[1]
 
 
@@ -122,18 +110,6 @@ def test_groups_of_a_column_that_is_not_written(data_prep, digits):
         args = ("--columns", "text", "--group", "label", *more, "--workers", "1")
         code, said, _ = data_prep("huggingface", "in", out, *args)
         assert (code, "each label is in one split" in said) == (0, True)
-
-
-def test_a_small_file_with_many_pixels(data_prep, datasets):
-    large = encoded(Pillow.new("1", (10_000, 9_500)))  # the file has 12 KB
-    images = [{"bytes": item, "path": "x.png"} for item in (encoded(np.eye(8) > 0), large)]
-    datasets.Dataset.from_dict(
-        {"image": images}, features=datasets.Features({"image": datasets.Image()})
-    ).save_to_disk("in")
-    err = data_prep.refused("huggingface", "in", "OUT", "--mode", "L")
-    assert "row 2: column 'image': the image cannot be used: its header says 9500 x 10000" in err
-    assert data_prep("huggingface", "in", "OUT", "--encoded")[0] == 3
-    assert data_prep("huggingface", "in", "OUT", "--encoded", "--max-pixels", "95000000")[0] == 0
 
 
 def test_images_as_they_are_or_of_one_mode(data_prep, datasets):
@@ -196,11 +172,12 @@ def bad(here, datasets, digits):
         {
             "audio": datasets.Audio(),
             "dict": {"a": datasets.Value("int64")},
+            "grid": datasets.Array2D((2, 2), "int16"),
             "n": datasets.Value("int64"),
         }
     )
     datasets.Dataset.from_dict(
-        {"audio": [None], "dict": [{"a": 1}], "n": [1]}, nested
+        {"audio": [None], "dict": [{"a": 1}], "grid": [[[1, 2], [3, 4]]], "n": [1]}, nested
     ).save_to_disk("odd")
     datasets.Dataset.from_dict({"n": [1, None], "s": ["a", "b"]}).save_to_disk("null")
     datasets.Dataset.from_dict({"n": [1, 2], "s": ["a", None]}).save_to_disk("nosplit")
@@ -222,6 +199,7 @@ def bad(here, datasets, digits):
         (["gone"], 3, "gone is no folder of save_to_disk"),
         (["json"], 3, "json is no folder of save_to_disk"),
         (["odd"], 3, "the column 'audio' is struct<bytes: binary, path: string>, which no field"),
+        (["odd", "--columns", "grid"], 3, "the column 'grid' is "),
         (["odd", "--columns", "dict"], 3, "'dict' is struct<a: int64>, which no field can hold"),
         (["good", "--cast", "label=int9"], 2, "good: --cast label=int9: the dtypes are"),
         (["null"], 3, "row 2: column 'n' is null"),
@@ -243,37 +221,3 @@ def test_bad_input(data_prep, bad, here, args, code, words):
     assert words in err
     assert "Traceback" not in err
     assert not (here / "OUT" / "index.json").exists()
-
-
-def test_a_row_of_another_shape_is_named(data_prep, datasets, here):
-    """A row in the file has another shape than its feature says."""
-    features = datasets.Features(
-        {"grid": datasets.Array2D((2, 2), "int16"), "n": datasets.Value("int64")}
-    )
-    grids = [np.full((2, 2), i, np.int16) for i in range(3)]
-    datasets.Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk(
-        "in"
-    )
-    path = here / "in" / "data-00000-of-00001.arrow"
-    values = [[[1, 2], [3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]]
-    kind = features.arrow_schema.field("grid").type
-    grid = pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
-    table = pa.table({"grid": grid, "n": [1, 2, 3]})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    assert data_prep("huggingface", "in", "OUT", "--on-error", "skip", "--workers", "1")[0] == 0
-    assert rows("OUT")["grid"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
-    [(record, reason)] = problems("OUT")
-    assert record == "row 2"
-    assert reason == "column 'grid' is no array of shape [2, 2]"
-
-
-def test_torch_is_not_loaded(digits, here):
-    _, _, saved = digits
-    saved.select_columns(["image", "label"]).save_to_disk("in")
-    code = (
-        "import sys; from data_prep.cli import main\n"
-        "assert main(['huggingface', 'in', 'OUT', '--workers', '1']) == 0\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True)

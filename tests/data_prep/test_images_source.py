@@ -111,19 +111,6 @@ def test_the_split_does_not_depend_on_the_size(digits, data_prep):
     assert found[0] == found[1]
 
 
-def test_photos(tmp_path, data_prep):
-    from sklearn.datasets import load_sample_images
-
-    for name, image in zip(("china", "flower"), load_sample_images().images, strict=True):
-        (tmp_path / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
-    code, _, err = data_prep("images", tmp_path, tmp_path / "o" / "d", "--no-labels")
-    assert (code, err) == (0, "")
-    rows = read_back.rows(tmp_path / "o" / "d")
-    for row, name in zip(rows["image"], ("china", "flower"), strict=True):
-        with Image.open(tmp_path / f"{name}.jpg") as image:
-            assert (row == np.asarray(image).transpose(2, 0, 1)).all()
-
-
 def test_encoded_files_stay_as_they_are(two, data_prep):
     two(encoded(noise(20, 30), "JPEG"), "1.jpg")
     assert data_prep("images", "src", "OUT", "--encoded")[0] == 0
@@ -141,25 +128,14 @@ def test_encoded_files_stay_as_they_are(two, data_prep):
 
 def write_list(path, rows):
     path = Path(path)
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif path.suffix == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    else:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(
-                file, rows[0], dialect="excel-tab" if "tsv" in path.name else "excel"
-            )
-            writer.writeheader()
-            writer.writerows(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
     return path
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_lists(digits, data_prep, suffix):
+def test_lists(digits, data_prep):
     names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     rows = [
         {
@@ -169,7 +145,7 @@ def test_lists(digits, data_prep, suffix):
         }
         for i in range(100)
     ]
-    path = write_list(f"digits/list.{suffix}", rows)
+    path = write_list("digits/list.csv", rows)
     columns = ("--path-column", "file", "--label-column", "what", "--split", "column:fold")
     assert data_prep("images", path, "OUT", "--mode", "L", "--workers", 1, *columns)[0] == 0
     for split, which in (("train", [i for i in range(100) if i % 4]), ("val", range(0, 100, 4))):
@@ -187,10 +163,9 @@ def test_lists(digits, data_prep, suffix):
 
 def test_labels_that_are_numbers_stay_numbers(digits, data_prep):
     rows = [{"path": f"{digits.target[i]}/{i:03d}.png", "label": i - 3} for i in range(100)]
-    for suffix in ("csv", "jsonl"):
-        path = write_list(f"digits/list.{suffix}", rows)
-        assert data_prep("images", path, suffix, "--mode", "L", "--workers", 1)[0] == 0
-        assert read_back.rows(suffix)["label"].tolist() == [i - 3 for i in range(100)]
+    path = write_list("digits/list.csv", rows)
+    assert data_prep("images", path, "OUT", "--mode", "L", "--workers", 1)[0] == 0
+    assert read_back.rows("OUT")["label"].tolist() == [i - 3 for i in range(100)]
 
 
 PATH = {"path": "a/1.png", "label": "x"}
@@ -199,22 +174,18 @@ PATH = {"path": "a/1.png", "label": "x"}
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"path": "../src/a/1.png", "label": 1}], "line 1: '../src/a/1.png' leads out of src"),
+        ([{"path": "../src/a/1.png", "label": 1}], "line 2: '../src/a/1.png' leads out of src"),
         ([{"path": "/etc/x.png", "label": 1}], "'/etc/x.png' leads out of src; --allow-outside"),
         ([{"path": "a/1.png"}], "has no column 'label'; it has path"),
-        ([PATH, {"path": "b/1.png"}], "line 2: it has no 'label'"),
-        ([PATH, {"path": "b/1.png", "label": 3}], "some labels are text, some are numbers"),
-        ([{"path": "b/1.png", "label": 0.5}], "'label' is 0.5, neither text nor a whole number"),
-        ([{"path": "b/1.png", "label": 2**63}], "is 9223372036854775808, too large for int64"),
-        ([PATH, {"path": "./a/../a/1.png", "label": "y"}], "line 2: './a/../a/1.png' is in line 1"),
+        ([PATH, {"path": "b/1.png"}], "line 3: it has no 'label'"),
+        ([PATH, {"path": "./a/../a/1.png", "label": "y"}], "line 3: './a/../a/1.png' is in line 2"),
         ([{"path": "b/2.png", "label": 1}], "'b/2.png' cannot be read: No such file"),
-        ([{"path": "b\0", "label": 1}], "cannot be read: no path"),
         ([{"path": "b", "label": 1}], "'b' is no file"),
-        ([{"path": 3, "label": 1}], "its 'path' is 3, no path"),
+        ([{"path": "", "label": 1}], "it has no 'path'"),
     ],
 )
 def test_bad_lists(two, data_prep, rows, words):
-    path = write_list("src/list.jsonl", rows)
+    path = write_list("src/list.csv", rows)
     assert words in data_prep.refused("images", path, "OUT", code=2 if "no column" in words else 3)
     assert not Path("OUT").exists()
 
@@ -228,10 +199,7 @@ def test_bad_lists(two, data_prep, rows, words):
         ("l.csv", b"path,label\n\xff,1\n", "is not UTF-8"),
         ("l.csv", b"path,label\n", "has no images"),
         ("l.csv", b'path,label\n"a,1\n', "line 2: unexpected end of data"),
-        ("l.jsonl", b'{"path": \n', "line 1 is not JSON"),
-        ("l.jsonl", b"[1]\n", "line 1 is no object"),
-        ("l.parquet", b"PAR1", "cannot be read as Parquet"),
-        ("l.txt", b"", "a list is .csv, .tsv, .jsonl, .parquet"),
+        ("l.jsonl", b"{}", "a list of images is .csv"),
     ],
 )
 def test_damaged_lists(two, data_prep, name, content, words):
@@ -266,80 +234,57 @@ def test_a_link_out_of_the_folder_is_refused(two, data_prep, tmp_path, link):
 
 def test_what_cannot_be_used_is_left_out_and_reported(two, data_prep):
     rows = [PATH, {"path": "../x", "label": "x"}, {"path": "b/1.png", "label": "y"}, PATH]
-    Path("src/b/1.png").write_bytes(b"no image")
+    Path("src/b/1.png").write_bytes(encoded(noise(9, 12)))
     path = write_list("src/list.csv", rows)
     assert data_prep("images", path, "OUT", "--on-error", "skip")[0] == 0
     assert len(read_back.rows("OUT")["label"]) == 1
     problems = [json.loads(line) for line in Path("OUT/problems.jsonl").read_text().splitlines()]
     assert [problem["record"] for problem in problems] == ["line 3", "line 5", "line 4 of list.csv"]
     assert problems[2]["file"] == "src/b/1.png"
+    assert "it has 9 x 12 pixels, the first image 8 x 12" in problems[2]["reason"]
     err = data_prep.refused("images", path, "ALL", "--on-error", "collect")
     assert "3 records could not be used" in err
     assert not Path("ALL/index.json").exists()
 
 
-CUT = encoded(smooth(64, 64), "JPEG")
-FLIPPED = bytearray(encoded(noise(8, 12)))
-FLIPPED[60] ^= 1
-FLIPPED = bytes(FLIPPED)
-ANIMATION = [Image.fromarray(noise(8, 12)) for _ in range(3)]
+PHOTO = encoded(smooth(64, 64), "JPEG")
+PNG = encoded(noise(8, 12))
+DEEP = deep(2, bytes(12))
+FRAMES = [Image.fromarray(noise(8, 12)) for _ in range(3)]
+MOVING = {"save_all": True, "append_images": FRAMES[1:]}
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("options", "content", "words"),
     [
-        (b"", "it is no JPEG, PNG or WebP, but an empty file; save it as PNG, or"),
-        (b"hello", "but 5 bytes"),
+        ({}, b"", "it is no JPEG, PNG or WebP, but an empty file; save it as PNG, or"),
+        ({}, b"hello", "but 5 bytes"),
         *(
-            (encoded(noise(8, 12), kind), "it is no JPEG, PNG or WebP")
+            ({}, encoded(noise(8, 12), kind), "it is no JPEG, PNG or WebP")
             for kind in ("PPM", "TIFF", "BMP", "GIF", "JPEG2000", "AVIF")
         ),
-        (CUT[:-200], "it cannot be decoded: image file is truncated"),
-        (CUT[:100], "cannot be"),
-        (encoded(noise(8, 12))[:-30], "it is cut off: the end of the PNG is missing"),
-        (encoded(noise(9, 12)), "it has 9 x 12 pixels, the first image 8 x 12"),
-        (encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
-        (deep(2, bytes(12)), "more than 8 bits a channel (Pillow's mode RGB): --mode L16"),
-        (deep(6, bytes(16)), "more than 8 bits a channel (Pillow's mode RGBA)"),
-        (encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
-        (png((50_000, 50_000), 8, 2, [bytes(6)] * 10), "its header says 50000 x 50000 pixels; --m"),
-        *(
-            (
-                encoded(ANIMATION[0], kind, save_all=True, append_images=ANIMATION[1:]),
-                "it is an animation of 3 images; save each",
-            )
-            for kind in ("PNG", "WEBP")
-        ),
+        ({}, PHOTO[:-200], "it cannot be decoded: image file is truncated"),
+        ({}, PHOTO[:100], "cannot be"),
+        ({}, PNG[:-30], "it is cut off: the end of the PNG is missing"),
+        ({}, PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:], "it is damaged: the checksum of its part"),
+        ({}, encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
+        ({}, DEEP, r"more than 8 bits a channel \(Pillow's mode RGB\): --mode L16"),
+        ({}, deep(6, bytes(16)), r"more than 8 bits a channel \(Pillow's mode RGBA\)"),
+        ({}, encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
+        ({}, png((50_000, 50_000), 8, 2, [bytes(6)] * 10), "its header says 50000 x 50000 pixels"),
+        ({}, encoded(FRAMES[0], "PNG", **MOVING), "it is an animation of 3 images; save each"),
+        ({}, encoded(FRAMES[0], "WEBP", **MOVING), "it is an animation of 3 images; save each"),
+        ({"encoded": True}, PHOTO[:-2], "it is cut off: the end of the JPEG is missing"),
+        ({"encoded": True}, PNG[:-13], "it is cut off: the end of the PNG is missing"),
+        ({"encoded": True}, DEEP, "more than 8 bits a channel, which the loader does not take"),
+        ({"encoded": True}, b"hello", "it is no JPEG"),
+        ({"mode": "L16"}, PNG, "it has 8 bits a channel, --mode L16 takes 16"),
+        ({"mode": "L16"}, DEEP, "it is not grey of 16 bits"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_images_are_named(two, data_prep, content, words):
-    two(content)
-    err = data_prep.refused("images", "src", "OUT", "--workers", 1)
-    assert words in err
-    assert err.startswith("data_prep: src/b/1.png: it")
-    assert data_prep("images", "src", "OUT", "--on-error", "skip", "--workers", 1)[0] == 0
-    assert read_back.rows("OUT")["label"].tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (CUT[:-2], "it is cut off: the end of the JPEG is missing"),
-        (CUT[:300], "it c"),
-        (encoded(noise(8, 12))[:-13], "it is cut off: the end of the PNG is missing"),
-        (FLIPPED, "it is damaged: the checksum of its part"),
-        (encoded(noise(8, 12), "WEBP")[:-9], "it c"),
-        (deep(2, bytes(12)), "more than 8 bits a channel, which the loader does not take"),
-        (b"hello", "it is no JPEG"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_bad_encoded_images_are_named(two, data_prep, content, words):
-    two(content)
-    err = data_prep.refused("images", "src", "OUT", "--encoded", "--workers", 1)
-    assert words in err
-    assert err.startswith("data_prep: src/b/1.png: ")
+def test_images_that_cannot_be_used(options, content, words):
+    with pytest.raises(Unusable, match=words):
+        Pixels(**options).sample(content)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "progressive", "thumbnail", "PNG", "WEBP"])
@@ -367,8 +312,7 @@ def test_modes_become_rgb(mode):
 
 
 def test_the_first_of_a_phones_images():
-    more = {"save_all": True, "append_images": ANIMATION[1:], "quality": 100}
-    content = encoded(ANIMATION[0], "MPO", **more)
+    content = encoded(FRAMES[0], "MPO", **MOVING, quality=100)
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "MPO"
         first = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
@@ -381,12 +325,9 @@ def test_sixteen_bits():
     found = Pixels(mode="L16").sample(encoded(values))
     assert found.dtype == np.uint16
     assert (found[0] == values).all()
-    small = Pixels(mode="L16", size=(4, 6), filter="lanczos").sample(encoded(values))
+    small = Pixels(mode="L16", size=(4, 6)).sample(encoded(values))
     assert small.shape == (1, 4, 6)
     assert (np.diff(small[0].astype(int), axis=0) > 0).all()
-    for content in (encoded(noise(8, 12)), deep(2, bytes(12))):
-        with pytest.raises(Unusable, match=r"takes 16|grey of 16 bits"):
-            Pixels(mode="L16").sample(content)
 
 
 def test_transparent_pixels():
@@ -545,15 +486,6 @@ def test_odd_names(tmp_path, data_prep):
     assert rows["label"].tolist() == list(range(5))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(two, data_prep):
-    Path("src/b/1.png").chmod(0)
-    assert "src/b/1.png: it cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
-    Path("src/b").chmod(0)
-    assert "src/b cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
-    Path("src/b").chmod(0o700)
-
-
 @pytest.mark.parametrize(
     ("value", "field", "words"),
     [
@@ -584,9 +516,6 @@ def test_values_that_fit():
     assert fitted(2.0, Field("int64")).dtype == np.int64
     assert np.isnan(fitted(float("nan"), Field("float32")))
     assert fitted([], Field("float32", (3,), variable=True)).shape == (0, 3)
-    assert fitted(0.1, Field("float32"), rounded=True) == np.float32(0.1)
-    with pytest.raises(Unusable, match="1e\\+300 cannot be stored as float32"):
-        fitted(1e300, Field("float32"), rounded=True)
     assert field_of("x") == field_of(b"x") == Field("uint8", variable=True)
     assert field_of(True) == Field("uint8")
     with pytest.raises(Unusable, match="dtype uint64 is not supported"):

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import h5py
@@ -200,46 +198,11 @@ def test_duplicates(tmp_path, repack):
     assert Index.load(out).splits == ("train",)
 
 
-def test_some_fields(src, tmp_path, repack):
-    out = tmp_path / "out"
-    assert repack(src, out, "--fields", "text,number")[0] == 0
-    assert list(Index.load(out).fields) == ["text", "number"]
-    assert (Reader(out, "val").read(np.arange(60))["number"] == NUMBERS[240:]).all()
-    other = tmp_path / "other"
-    assert repack(src, other, "--fields", "number,text")[0] == 0
-    assert repack(src, out, "--fields", "number,text")[0] == 3  # OUT has another data set
-    for fields, words in {
-        "label,x": "'x' is no field; ",
-        "": "'' is no field",
-        "label,label": "'label' is there twice",
-    }.items():
-        code, _, err = repack(src, tmp_path / "no", "--fields", fields)
-        assert code == 2
-        assert words in err
-    assert not (tmp_path / "no").exists()
-
-
 def test_categories_are_kept(src, tmp_path, repack):
     names = tuple("abcdefg")
     replace(Index.load(src), categories={"label": names}).save(src)
     assert repack(src, tmp_path / "out")[0] == 0
     assert dict(Index.load(tmp_path / "out").categories) == {"label": names}
-    assert repack(src, tmp_path / "less", "--fields", "image")[0] == 0
-    assert dict(Index.load(tmp_path / "less").categories) == {}
-
-
-@pytest.mark.parametrize("codec", [pytest.param("gzip", marks=pytest.mark.slow), "zstd"])
-def test_there_and_back_through_a_codec(src, tmp_path, repack, codec):
-    packed, again, same = tmp_path / "packed", tmp_path / "again", tmp_path / "same"
-    assert repack(src, packed, "--codec", codec)[0] == 0
-    with h5py.File(packed / "train-00000.h5") as file:
-        assert file["image"].chunks is not None
-    assert repack(packed, again)[0] == 0
-    assert repack(src, same)[0] == 0
-    one, other = contents(again), contents(same)
-    # The last digit of a mean depends on the blocks in which the values were added.
-    assert one.pop("index")["digest"] == other.pop("index")["digest"]
-    assert one == other
 
 
 def test_a_damaged_shard_is_found(src, tmp_path, repack):
@@ -320,23 +283,6 @@ def test_samples_of_very_different_lengths(tmp_path, repack):
             assert len(text) == lengths[i]
             assert (text == i % 251).all()
         assert len(Index.load(out).shards) >= math.ceil(lengths.sum() / 1e6)
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from data_prep.cli import main
-foreign, out = sys.argv[1:]
-index = ("index", foreign, "--field", "n=n", "--overwrite", "--workers", "1")
-repack = ("repack", foreign, out, "--shuffle", "1", "--workers", "1")
-sys.exit(main(index) or main(repack))
-"""
-
-
-def test_no_torch(foreign, tmp_path):
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(foreign), str(tmp_path / "out")]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
-    assert len(Reader(tmp_path / "out", "train")) == COUNT
 
 
 @pytest.mark.parametrize("kind", KINDS)

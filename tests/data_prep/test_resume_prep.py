@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -144,19 +143,6 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     assert PARTIAL not in os.listdir(tmp_path / "OUT")
 
 
-def test_a_worker_alone_is_killed(tmp_path):
-    process, _ = start(tmp_path, "--workers", "2")
-    first, second = workers(process)
-    os.kill(first, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (6, "")
-    assert err.count("\n") == 1
-    # The other one may have done all pieces so far, while this one was still starting.
-    assert re.search(r"a worker process died at (piece \d+|its start): ", err)
-    assert "SIGKILL (out of memory? --workers takes fewer); the same command goes on" in err
-    assert not alive(second)
-
-
 def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
     np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (40_000, 1000)).flush()
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB"]
@@ -185,12 +171,6 @@ def test_ctrl_c_on_a_terminal_ends_at_once_with_one_line(tmp_path):
         lines = [line for line in err.splitlines() if "goes on, " not in line]
         assert (out, lines) == ("", ["data_prep: interrupted; the same command goes on"])
         assert len(pieces(tmp_path)) < 160  # the workers did not go on to the end
-
-
-def test_nothing_stays_behind_when_nothing_was_finished(tmp_path):
-    with pytest.raises(DataError, match="f0: row 1: no good"):
-        convert(hand([Row(1), Row(2, bad="no good")]), tmp_path / "OUT", options())
-    assert not (tmp_path / "OUT").exists()
 
 
 def test_finished_pieces_of_another_command_are_not_lost(tmp_path):

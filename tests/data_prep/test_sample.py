@@ -1,7 +1,5 @@
 """`data_prep sample` writes scikit-learn's digits and the source of the standard library."""
 
-import builtins
-
 import numpy as np
 import pytest
 
@@ -43,41 +41,6 @@ def test_digits_stay_the_same(tmp_path, data_prep):
     for name in ("train-00000.h5", "val-00000.h5"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert read_back.rows(tmp_path / "a", "train")["label"][:8].tolist() == [2, 4, 6, 7, 0, 1, 2, 3]
-
-
-def test_digits_without_scikit_learn(tmp_path, data_prep, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    code, out, err = data_prep("sample", "digits", tmp_path / "digits")
-    assert (code, out) == (3, "")
-    assert "pip install 'hpctrain[sample]'" in err
-    assert not (tmp_path / "digits").exists()
-
-
-def test_the_standard_library_is_text(tmp_path, data_prep):
-    code, _, err = data_prep("sample", "stdlib", tmp_path, "--quiet", "--workers", "1")
-    assert (code, err) == (0, "")
-    paths = {}
-    for split in ("train", "val"):
-        rows = read_back.rows(tmp_path, split)
-        paths[split] = [rows["path"][i].tobytes().decode() for i in range(len(rows["path"]))]
-        assert paths[split] == sorted(paths[split])
-        for i, path in enumerate(paths[split]):
-            if path == "argparse.py":
-                import argparse
-
-                with open(argparse.__file__, "rb") as file:
-                    assert rows["text"][i].tobytes() == file.read()
-        assert min(rows["text"].lengths) > 0
-    assert "argparse.py" in paths["train"] + paths["val"]
-    assert len(paths["train"]) > 4 * len(paths["val"]) > 50
-    assert not any("test" in path.split("/") for path in paths["train"])
 
 
 def test_files_that_are_no_text_are_left_out(tmp_path):

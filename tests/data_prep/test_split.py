@@ -24,11 +24,6 @@ def test_a_sample_keeps_its_split_when_data_is_added(split, keys, more):
     assert split.of_keys(keys) == [split.of_keys([key])[0] for key in keys]
 
 
-@given(SPLITS)
-def test_the_text_says_all(split):
-    assert parse_split(str(split)) == split
-
-
 @given(SPLITS, st.lists(st.tuples(st.binary(max_size=4), st.integers(-3, 3)), max_size=60))
 def test_stratified(split, samples):
     hashes = hash_keys(key for key, _ in samples)
@@ -64,16 +59,6 @@ def test_a_split_that_stays_empty_is_said(data_prep, tmp_path):
     code, _, message = data_prep("text", *files, tmp_path / "C", "--split", "file:train=*,val=2*")
     assert code == 3
     assert "--split file:train=*,val=2*: no file is left for val" in message
-
-
-def test_extreme_hashes():
-    halves = Fractions({"a": 0.5, "b": 0.5})
-    hashes = np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
-    assert halves.numbers(hashes).tolist() == [0, 0, 1, 1]
-    rounded = Fractions({"a": 1.0, "b": 1e-7})  # adds up to 1 within the tolerance
-    assert rounded.numbers(hashes).tolist() == [0, 0, 0, 1]
-    tenths = Fractions({str(i): 0.1 for i in range(10)})
-    assert tenths.numbers(hashes).tolist() == [0, 4, 5, 9]
 
 
 def test_hashes_are_those_of_xxh3():

@@ -12,7 +12,6 @@ from pyarrow import feather, parquet
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
-from hpctrain.errors import HpctrainError
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from tests.data_prep.read_back import as_text, fields, problems, rows
@@ -27,32 +26,16 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.suffix == ".h5"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("d.csv", "d.parquet", "d.arrow"),
-        *(pytest.param(f"d.{end}", marks=pytest.mark.slow) for end in ("csv.gz", "tsv", "feather")),
-    ],
-)
+@pytest.mark.parametrize("name", ["d.csv", pytest.param("d.tsv.gz", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("any_workers")
-def test_the_digits_from_each_format(data_prep, name):
+def test_the_digits(data_prep, name):
     import pandas as pd
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     frame = pd.DataFrame(images.astype(int), columns=[f"p{i}" for i in range(64)])
     frame["label"] = [WORDS[label] for label in labels]
-    if "sv" in name:
-        frame.to_csv(name, index=False, sep="\t" if "tsv" in name else ",")
-    elif name == "d.parquet":
-        frame.to_parquet(name, row_group_size=500)
-    elif name == "d.feather":
-        feather.write_feather(frame, name, chunksize=300)
-    else:  # a stream with a dictionary-encoded column
-        frame["label"] = frame["label"].astype("category")
-        table = pa.Table.from_pandas(frame)
-        with pa.OSFile(name, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table, 700)
+    frame.to_csv(name, index=False, sep="\t" if "tsv" in name else ",")
     for out, workers in (("ONE", 1), ("TWO", 2)):
         code, _, err = data_prep(
             *("table", name, out, "--stack", "image=p*", "--cast", "image=uint8"),
@@ -88,9 +71,6 @@ COLUMNS = pa.table(
         "list": pa.array([[1.5], [], [2.5, 3.5]], pa.list_(pa.float32())),
         "points": pa.array([[[1, 2]], [], [[3, 4], [5, 6]]], pa.large_list(pa.list_(pa.int8(), 2))),
         "flags": pa.array([[True], [False, True], []], pa.list_(pa.bool_())),
-        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(
-            np.arange(12, dtype=np.int32).reshape(3, 2, 2)
-        ),
         "coded": pa.array(["x", "y", "x"]).dictionary_encode(),
     }
 )
@@ -124,7 +104,6 @@ def test_each_type(data_prep, name):
         "list": "float32[*]",
         "points": "int8[*, 2]",
         "flags": "uint8[*]",
-        "tensor": "int32[2, 2]",
         "coded": "uint8[*]",
     }
     assert fields("OUT") == {name: expected[name] for name in table.column_names}
@@ -141,7 +120,6 @@ def test_each_type(data_prep, name):
     for name in ("list", "points", "flags"):
         assert [found[name][i].tolist() for i in range(3)] == table[name].to_pylist()
     assert found["square"].tolist() == table["square"].to_pylist()
-    assert found["tensor"].reshape(-1).tolist() == list(range(12))
     types = Index.load(Path("OUT")).provenance["source"]["types"]
     assert types["when"] == "timestamp[us, tz=UTC]"
     assert types["day"] == "date32[day]"
@@ -221,11 +199,6 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
     parquet.write_table(pa.table({"x": pa.array([1, 2**64 - 1], pa.uint64())}), "a.parquet")
     err = data_prep.refused("table", "a.parquet", "OUT")
     assert "row 2: column 'x': 18446744073709551615 is beyond int64" in err
-    Path("a.csv").write_text(f"x\n1\n{2**64 - 1}\n")
-    err = data_prep.refused("table", "a.csv", "OUT")
-    assert f"a.csv: row 2: column 'x' is read as floats, which would round '{2**64 - 1}'" in err
-    assert data_prep("table", "a.csv", "OUT", "--cast", "x=text")[0] == 0
-    assert as_text(rows("OUT")["x"]) == ["1", str(2**64 - 1)]
 
 
 @pytest.mark.parametrize("size", ["1MB", "2KB"])
@@ -244,7 +217,6 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
 )
 def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch, size, row, text, words):
     """Later rows of another type or another length are named, in all blocks and pieces."""
-    monkeypatch.setattr(csv_files, "FIRST", 2000)
     monkeypatch.setattr(csv_files, "BLOCK", 3000)
     lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
     lines[row] = text
@@ -253,7 +225,7 @@ def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch, size, row, 
     command = ["table", "a.csv", "OUT", "--shard-size", size, "--workers", "1"]
     assert data_prep.refused(*command).startswith(f"data_prep: a.csv: row {row}: {words}")
     if "column 'x'" in words:  # also if it is not read at its place in the file
-        err = data_prep.refused(*command, "--columns", "x")
+        err = data_prep.refused(*command, "--columns", "x", "--overwrite")
         assert err.startswith(f"data_prep: a.csv: row {row}: {words}")
     if "null" in words:
         assert data_prep(*command, "--on-error", "skip")[0] == 0
@@ -298,7 +270,7 @@ def test_csv_dialects(data_prep, monkeypatch):
     assert data_prep("table", "d.csv", "D", "--header", "n", "--shard-size", "3KB")[0] == 0
     assert rows("D")["n"].tolist() == list(range(3000))
     Path("d.csv").write_text(many + "x\n")
-    monkeypatch.setattr(csv_files, "FIRST", 5000)
+    monkeypatch.setattr(csv_files, "BLOCK", 5000)
     err = data_prep("table", "d.csv", "E", "--header", "n", "--shard-size", "3KB")[2]
     assert "d.csv: row 3001: column 'n': invalid value 'x' for int64" in err
 
@@ -344,6 +316,8 @@ def bad(here):
     parquet.write_table(pa.table({"s": struct, "x": [1]}), "struct.parquet")
     parquet.write_table(pa.table({"d": [Decimal("1.5")], "x": [1]}), "decimal.parquet")
     parquet.write_table(pa.table({"n": pa.nulls(2)}), "null.parquet")
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((3, 2, 2)))
+    feather.write_feather(pa.table({"t": tensors}), "tensor.feather")
     Path("good.csv").write_text("x,y\n1,a\n")
     Path("swapped.csv").write_text("y,x\na,1\n")
     Path("empty.csv").write_text("")
@@ -370,6 +344,7 @@ def bad(here):
         (["struct.parquet"], 3, "the column 's' is struct<a: list<element: string>>, which no"),
         (["struct.parquet"], 3, "`flatten()` of pyarrow's tables"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; `cast`"),
+        (["tensor.feather"], 3, "the column 't' is extension<arrow.fixed_shape_tensor"),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
         (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),
         (["good.parquet", "less.parquet"], 3, "'y' is double in good.parquet, no such column in"),
@@ -428,7 +403,24 @@ def test_parquet_that_says_utf8_and_is_not(data_prep):
         assert "Invalid UTF8" in err
 
 
-def test_a_permuted_tensor_is_refused():
-    kind = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
-    with pytest.raises(HpctrainError, match="permuted"):
-        Column.of("x", kind)
+def test_more_columns_than_are_aligned(data_prep):
+    """A shard of many small datasets is not padded, and is read like any other."""
+    count = 1100  # more than hpctrain.shards.shard.MANY
+    values = np.random.default_rng(0).integers(-100, 100, (7, count))
+    table = pa.table({f"c{i}": values[:, i] / (1 + i % 2) for i in range(count)})
+    table = table.append_column("text", pa.array([f"t{i}" for i in range(7)]))
+    name = "a.csv"
+    table.to_pandas().to_csv(name, index=False)
+    assert data_prep("table", name, "OUT")[0] == 0
+    assert Index.load(Path("OUT")).shards[0].bytes < 700 * count
+    found = rows()
+    for i in range(count):
+        assert (found[f"c{i}"] == values[:, i] / (1 + i % 2)).all()
+    assert found["text"][6].tobytes() == b"t6"
+    assert data_prep("inspect", "OUT", "--verify")[0] == 0
+    stacked = ["--stack", "x=c*", "--cast", "x=float32"]
+    assert (
+        data_prep("table", name, "STACK", *stacked, "--columns", *[",".join(table.column_names)])[0]
+        == 0
+    )
+    assert rows("STACK")["x"].tolist() == (values / (1 + np.arange(count) % 2)).tolist()

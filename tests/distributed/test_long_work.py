@@ -3,6 +3,8 @@
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Completed
 from tests.distributed.programs import end, free_port, start
 
@@ -55,16 +57,21 @@ def test_either_rank_may_take_longer_than_a_collective(tmp_path: Path) -> None:
         assert rank.returncode == 0, rank.stderr
 
 
-def test_a_dead_rank_0_is_noticed(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("victim", "message"),
+    [(0, "verifying: rank 0 is gone"), (1, "verifying: rank 1 has given no sign of life for 4 s")],
+)
+def test_a_dead_rank_is_noticed(tmp_path: Path, victim: int, message: str) -> None:
+    program = f"""
     with group(), long_work("verifying"):
-        if rank == 0:
+        if rank == {victim}:
             time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    killed, other = two_ranks(tmp_path, program)
-    assert (killed.returncode, other.returncode) == (-9, 1)
-    assert "DistributedError: verifying: rank 0 is gone" in other.stderr
+    done = two_ranks(tmp_path, program)
+    assert done[victim].returncode == -9
+    assert done[1 - victim].returncode == 1
+    assert f"DistributedError: {message}" in done[1 - victim].stderr
 
 
 def test_the_other_ranks_know_why_one_failed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ faults = json.loads(Path(__file__).with_name("faults.json").read_text())
 planted = faults.get(os.uname().nodename, {})
 played = Nvml()
 played.used = 0
-shown = planted.keys() - {"missing", "dies"}
+shown = planted.keys() - {"dies"}
 vars(played).update({k: set(planted[k]) if k == "lost" else planted[k] for k in shown})
 
 
@@ -37,7 +37,6 @@ def seen(*_, **__):
     import pynvml
 
     numbers = [int(each) for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-    numbers = numbers[: len(numbers) - pynvml.planted.get("missing", 0)]
     return [("GPU-a", "GPU-b")[each] for each in numbers]
 
 
@@ -122,8 +121,8 @@ class PlantedGpus:
         """Plant faults for all programs that start from now on.
 
         Args:
-            faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`; `missing`
-                is the number of GPUs that torch does not see. With `dies` a GPU has a fault after
-                the checks of a job, and torch sees none when Slurm has started the job again.
+            faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`. With
+                `dies` a GPU has a fault after the checks of a job, and torch sees none when Slurm
+                has started the job again.
         """
         self._file.write_text(json.dumps(faults))

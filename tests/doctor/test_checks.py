@@ -166,7 +166,8 @@ def test_the_cores_near_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (device / "local_cpulist").write_text("0-3,8\n")
     for cpus, verdict in (({8}, "pass"), ({5}, "warn")):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
-        assert gpu_judgements.numa("GPU 0", "00000000:17:00.0", tmp_path).verdict == verdict
+        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
+        assert gpu_judgements._numa("00000000:17:00.0")[0] == verdict
 
 
 def test_infiniband(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,16 +51,6 @@ def slow_link(node: str) -> Callable[[], None]:
         *tc, "add", *where, *["tbf", "rate", "80mbit", "burst", "64kb", "latency", "400ms"]
     )
     return lambda: subprocess.run([*tc, "del", *where], check=True)  # type: ignore[return-value]
-
-
-def cut(node: str, other: str) -> Callable[[], None]:
-    """Let a node send nothing to another one; return what undoes it."""
-    net = [f"--net={Path(os.environ['SLURM_CONF']).parent}/net/{{}}", "ip"]
-    shown = cluster.slurm("nsenter", net[0].format(other), "ip", "-4", "-o", "addr", "show", "eth0")
-    address = shown.split()[3].partition("/")[0]
-    route = ["nsenter", net[0].format(node), "ip", "route", "{}", "blackhole", f"{address}/32"]
-    cluster.slurm(*(each.format("add") for each in route))
-    return lambda: subprocess.run([each.format("del") for each in route], check=True)  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -122,30 +111,6 @@ def test_planted_faults_are_found_on_their_nodes(
     code, well = doctor(capsys, "--nodes", "4", *where)
     assert failures(well) == {f"node{n}": set() for n in (1, 2, 3, 4)}
     assert excluded_hosts.read(output) == {}
-
-
-@pytest.mark.slow
-def test_two_nodes_that_do_not_reach_each_other_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: ExitStack
-) -> None:
-    """Without waiting for a process group, which would take minutes; no node is excluded."""
-    faults.callback(cut("node2", "node3"))
-    faults.callback(cut("node3", "node2"))
-    output = f"output_dir={tmp_path / 'runs'}"
-    begin = time.monotonic()
-    code, answer = doctor(capsys, "--nodes", "3", output, "launch.snapshot=off")
-    print(f"{time.monotonic() - begin:.0f} s")
-    assert code == 9
-    pair = {"communication of a pair of nodes"}
-    assert failures(answer) == {"node1": set(), "node2": pair, "node3": pair}
-    (found,) = (
-        each["found"] for each in answer["places"]["node2"]["findings"] if each["verdict"] == "fail"
-    )
-    assert found.startswith("node2 and node3 do not reach each other (")
-    assert excluded_hosts.read(str(tmp_path / "runs")) == {}
-    faults.close()
-    code, answer = doctor(capsys, "--nodes", "3", output, "launch.snapshot=off")
-    assert (code, failures(answer)) == (0, {f"node{n}": set() for n in (1, 2, 3)})
 
 
 def test_a_job_leaves_a_bad_node(

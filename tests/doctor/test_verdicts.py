@@ -89,7 +89,11 @@ def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Pa
     return lambda _: [judge(*each) for each in given]
 
 
-judge = gpu_judgements
+def of(name: str, *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
+    """Return what a row of the table of GPUs says of readings."""
+    return seen(partial(gpu_judgements.CHECKS[name].finding, name), *given)
+
+
 # The first letters of the verdicts, in the order of what is looked at.
 ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
     "GPUs": ("fu", lambda _: [*of_gpu(True, nvmlInit=12), *of_gpu(nvmlInit=12)]),
@@ -109,38 +113,32 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
     ),
     "ECC": (
         "pfww",
-        seen(partial(judge.ecc, "ECC"), (3, 0), (0, 1), (20_000, 0), (None, None)),
+        of("ECC", (3, 0), (0, 1), (20_000, 0), (None, None)),
     ),
     "retired memory": (
         "pwf",
-        seen(
-            partial(judge.retired, "retired memory", "1 row"),
-            *((False, False), (True, False), (False, True)),
-        ),
+        of("retired memory", *(("1 row", *each) for each in ((0, 0), (1, 0), (0, 1)))),
     ),
     "throttling": (
         "pfw",
-        seen(partial(judge.throttling, "throttling"), ([], []), (["heat"], []), ([], ["heat"])),
+        of("throttling", ([], []), (["heat"], []), ([], ["heat"])),
     ),
     "temperature": (
         "pfw",
-        seen(partial(judge.temperature, "temperature"), (84, 100), (101, 100), (86, None)),
+        of("temperature", (84, 100), (101, 100), (86, None)),
     ),
     "other processes": (
         "pwf",
-        seen(
-            partial(judge.processes, "other processes", {}),
-            *((n * GIB, 80 * GIB) for n in (1, 9, 60)),
-        ),
+        of("other processes", *(({}, n * GIB, 80 * GIB) for n in (1, 9, 60))),
     ),
-    "MIG": ("pw", seen(partial(judge.mig, "MIG"), (False,), (True,))),
+    "MIG": ("pw", of("MIG", (False,), (True,))),
     "power limit": (
         "pw",
-        seen(partial(judge.power_limit, "power limit"), (700, 700, ""), (300, 700, "")),
+        of("power limit", (700, 700, ""), (300, 700, "")),
     ),
-    "NUMA": ("w", lambda folder: [judge.numa("NUMA", "00000000:17:00.0", folder)]),
-    "PCIe": ("wp", seen(partial(judge.pcie, "PCIe"), ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
-    "NVLink": ("wp", seen(partial(judge.nvlink, "NVLink"), (0, 18), (12, 18))),
+    "NUMA": ("w", of("NUMA", ("00000000:17:00.0",))),
+    "PCIe": ("wp", of("PCIe", ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
+    "NVLink": ("wp", of("NVLink", (0, 18), (12, 18))),
     "rank 0: matmul_tflops": ("fwp", lambda _: [*of_speed(40), *of_speed(70), *of_speed(90)]),
     "link to other nodes": (
         "pppfpppwpppp",
@@ -231,6 +229,7 @@ def test_a_check_fails_and_warns_as_the_table_says(
         monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
+        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
         (tmp_path / "0000:17:00.0").mkdir()
         (tmp_path / "0000:17:00.0" / "local_cpulist").write_text("4000\n")
     if name == "scratch":

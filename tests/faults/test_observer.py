@@ -298,7 +298,7 @@ def test_a_rank_that_waits_for_the_work_of_others_says_for_which(tmp_path: Path)
 
 def waits_in_long_work(folder: str) -> str | None:
     rank, said = dist.get_rank(), Path(folder) / "said"
-    group = long_work.Group(dist.distributed_c10d._get_default_store(), rank, 2)
+    group = long_work.Group(dist.distributed_c10d._get_default_store(), rank, 2, 100.0)
 
     def ask() -> None:
         wait_for(lambda: long_work.waits_for, "wait")

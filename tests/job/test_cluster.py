@@ -112,27 +112,6 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     assert train("-m", *common, *shape).stderr.count("finished before") == 2
 
 
-@pytest.mark.slow  # launch/test_site_cluster.py waits, and test_api_cluster.py has a job that fails
-def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Path) -> None:
-    done = train(
-        "-m",
-        "train.max_steps=5",
-        "tracking=off",
-        "launch.wait=true",
-        "model.in_features=64,3",
-        code=4,
-    )
-    assert "not finished: see" in done.stderr
-    states = {cluster.job_id(run): run_json(run)["state"] for run in runs(tmp_path / "runs")}
-    assert sorted(states.values()) == ["failed", "finished"]
-    ended = cluster.wait_for_end(list(states))
-    for job, state in states.items():
-        assert ended[job] == {"failed": "FAILED", "finished": "COMPLETED"}[state]
-    (failed,) = [run for run in runs(tmp_path / "runs") if run_json(run)["state"] == "failed"]
-    (log,) = failed.glob("logs/*.rank0.log")
-    assert "mat1 and mat2 shapes cannot be multiplied" in log.read_text()
-
-
 @pytest.mark.usefixtures("store")
 def test_preempted_requeued_resumed(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
@@ -161,54 +140,6 @@ def test_preempted_requeued_resumed(
     (undisturbed,) = runs(folder)
     assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
     assert journal_metrics(run) == journal_metrics(undisturbed)
-
-
-@pytest.mark.slow  # tests/slurm/test_queue.py guards what it needs without a cluster
-def test_a_preemption_while_the_first_run_makes_the_store(train: Train, tmp_path: Path) -> None:
-    train("-m", "train.max_steps=5", "site.partition=preemptible")
-    run = only_run(tmp_path)
-    job, lock = cluster.job_id(run), tmp_path / "runs" / ".mlflow.db.init.lock"
-    cluster.wait_for(lock.exists, 60, "the process that makes the store")
-    cluster.tool("preempt", job)
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the stop")
-    attempt = run_json(run)["attempts"][-1]
-    assert (attempt["cause"], attempt["verdict"]) == ("preempted", "requeue")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 60, "the requeue")
-
-
-POISONED = """\
-import torch.distributed as dist
-from hpctrain.tasks import Classification
-
-class Poisoned(Classification):
-    calls = 0
-
-    def sums(self, outputs, batch):
-        self.calls += 1
-        bad = self.calls == 5 and dist.get_rank() == 1
-        return super().sums(outputs * float("nan") if bad else outputs, batch)
-"""
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_fails_the_job(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "poisoned.py").write_text(POISONED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    where = ["launch.nodes=2", "checkpoint.every_steps=2", "tracking=off"]
-    train("-m", "task._target_=poisoned.Poisoned", "train.max_steps=8", *where)
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}, "it is not requeued"
-    record = run_json(run)
-    (attempt,) = record["attempts"]
-    host = attempt["hosts"][1]
-    first = f"loss is not finite since step 5 (first on rank 1, {host})"
-    said = f"{first}; all fields of the batch are finite; its samples: "
-    assert attempt["error"].startswith(said)
-    (listed,) = (run / "nonfinite").iterdir()
-    assert [each["rank"] for each in json.loads(listed.read_text())["ranks"]] == [1]
 
 
 KILLED = """\
@@ -409,27 +340,6 @@ def test_a_job_takes_the_nodes_that_are_free(
         assert ours == pytest.approx(theirs, rel=EXACT)
     accuracy = run_json(alone)["result"]["val/accuracy"]
     assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, rel=EXACT)
-
-
-@pytest.mark.slow  # other tests send SIGUSR2 to templates, and preempt and cancel such jobs
-def test_time_limit_warning_requeues_and_scancel_does_not(
-    train: Train, tmp_path: Path, paced: Paced
-) -> None:
-    train("-m", "train.max_epochs=2000", "tracking=off", "checkpoint.every_steps=20", paced.task)
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for_step(run, 20)
-    # Slurm sends this signal launch.warn_s seconds before the time limit.
-    cluster.slurm("scancel", "--signal=USR2", job)
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the save")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    assert cluster.tool("hurry", job).returncode == 0
-    cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second attempt")
-    resumed = run_json(run)["attempts"][0]["step"]
-    cluster.wait_for_step(run, resumed + 20)
-    cluster.slurm("scancel", job)
-    assert cluster.wait_for_end([job]) == {job: "CANCELLED"}
-    assert job not in cluster.queue()
 
 
 @pytest.mark.slow

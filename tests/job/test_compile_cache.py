@@ -41,20 +41,18 @@ def give(path: Path) -> None:
 
 def test_the_cache_is_private_and_in_the_run_directory(run: Path, shared: Path) -> None:
     found: dict[str, str] = {}
-    assert compile_cache.use(run, found) is None
-    assert found == {TORCH: f"{run}/compile", TRITON: f"{run}/compile/triton"}
+    compile_cache.use(run, found)
+    assert found == {TORCH: f"{run}/compile", TRITON: f"{run}/compile/triton", HEADERS: "0"}
     assert (run / "compile").stat().st_mode & 0o777 == 0o700
-    # torch has its precompiled headers there: nobody else can make this folder any more.
-    assert shared.stat().st_mode & 0o777 == 0o700
     before = dict(found)
-    assert compile_cache.use(run, found) is None
+    compile_cache.use(run, found)
     assert found == before
 
 
 def test_what_the_user_has_set_is_kept(run: Path, shared: Path) -> None:
     mine = {TORCH: "/mine", TRITON: "/mine too", HEADERS: "1"}
     found = dict(mine)
-    assert compile_cache.use(run, found) is None
+    compile_cache.use(run, found)
     assert found == mine
     assert not (run / "compile").exists()
     # torch has set this one itself, because it is imported in this process.
@@ -62,26 +60,6 @@ def test_what_the_user_has_set_is_kept(run: Path, shared: Path) -> None:
 
     found = {TORCH: str(shared)}
     compile_cache.use(run, found)
-    assert found[TORCH] == f"{run}/compile"
-
-
-@pytest.mark.parametrize("planted", ["folder", "link", "open", "not sticky"])
-def test_headers_of_somebody_else_are_not_used(run: Path, shared: Path, planted: str) -> None:
-    if planted == "link":
-        shared.symlink_to(run)
-    else:
-        shared.mkdir(mode=0o700)
-    if planted == "folder":
-        give(shared)
-    if planted == "open":
-        shared.chmod(0o777)
-    if planted == "not sticky":
-        shared.parent.chmod(0o777)
-    found: dict[str, str] = {}
-    warning = compile_cache.use(run, found)
-    assert warning is not None
-    assert warning.startswith(f"{shared} may hold files of other users")
-    assert found[HEADERS] == "0"
     assert found[TORCH] == f"{run}/compile"
 
 

@@ -10,7 +10,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.job.building.build import report_every
 from hpctrain.job.building.build_schedule import Effective
-from tests.conftest import Completed, journal, run_json, runs
+from tests.conftest import Completed
 
 
 def test_what_follows_from_batch_and_epochs() -> None:
@@ -39,41 +39,6 @@ def test_a_short_run_reports_ten_times() -> None:
     steps = [report_every(TrainConfig(), steps) for steps in (1, 19, 25, 660, 10**6)]
     assert steps == [1, 1, 2, 66, 200]
     assert report_every(TrainConfig(log_every=500), 1000) == 500
-
-
-def params(run: Path) -> dict[str, str]:
-    """Return all params in the journal of a run."""
-    found: dict[str, str] = {}
-    for record in journal(run):
-        found |= record.get("params", {})
-    return found
-
-
-@pytest.mark.slow
-def test_a_sweep_over_the_batch_scales_each_learning_rate(
-    train: Callable[..., Completed], tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    train(
-        *("-m", "train.global_batch_size=32,64,128", "train.max_epochs=1", "tracking.upload=false"),
-        *("optimizer.lr=1e-3", "optimizer.lr_scaling=linear", "optimizer.base_batch_size=64"),
-        *("scheduler.warmup_steps=0", "scheduler.warmup_samples=640", "launch.snapshot=off"),
-        **no_sbatch,
-    )
-    found = {}
-    for run in runs(tmp_path / "runs"):
-        assert run_json(run)["state"] == "finished"
-        values = params(run)
-        batch = int(values["effective.global_batch_size"])
-        found[batch] = float(values["effective.lr"]), int(values["effective.warmup_steps"])
-        (log,) = run.glob("logs/*_0_log.out")
-        assert (
-            log.read_text().count(f"peak lr {found[batch][0]:g}, warm-up {found[batch][1]} ") == 1
-        )
-    assert found == {
-        32: (pytest.approx(0.0005), 20),
-        64: (pytest.approx(0.001), 10),
-        128: (pytest.approx(0.002), 5),
-    }
 
 
 OWN = """\

@@ -48,13 +48,11 @@ def write():
 sys.meta_path.insert(0, Watch())
 """
 SETTINGS = (
-    *("network.debug=WARN", "network.p2p_level=SYS", "network.torch_debug=INFO"),
-    *("train.expandable_segments=true", "+site.env.MINE=yes"),
+    "network.debug=WARN",
+    *("+site.env.PYTORCH_ALLOC_CONF=expandable_segments:True", "+site.env.MINE=yes"),
 )
 EXPECTED = {
     "NCCL_DEBUG": "WARN",
-    "NCCL_P2P_LEVEL": "SYS",
-    "TORCH_DISTRIBUTED_DEBUG": "INFO",
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "MINE": "yes",
 }
@@ -100,14 +98,6 @@ def test_here_with_a_variable_of_ones_own(
     assert watched.ranks() == {"0": EXPECTED | sockets | {"NCCL_DEBUG": "VERSION"}}
     kept = "exported variables are kept: NCCL_DEBUG=VERSION (not network.debug=WARN)\n"
     assert done.stderr.count(kept) == 1
-
-
-@pytest.mark.slow
-def test_torchrun(train: Callable[..., Completed], watched: Watched) -> None:
-    # gloo connects through this interface.
-    train(*SHORT, *SETTINGS, "network.interface=lo", ranks=2, new=True, **watched.env)
-    sockets = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}
-    assert watched.ranks() == {"0": EXPECTED | sockets, "1": EXPECTED | sockets}
 
 
 def test_a_sweep_here(

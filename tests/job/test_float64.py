@@ -3,15 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hpctrain import load_run
 from tests.bounds import EXACT
-from tests.conftest import Completed, only_run, run_json, run_module, runs
+from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
 # A model that is float64 by itself, with buffers, and a task that converts nothing.
@@ -88,16 +86,6 @@ def test_a_run_in_float64_is_that_of_one_process_to_its_end(own: Path, train: Tr
     (file,) = (own / "out").glob("*.safetensors")
     exported = load_file(file)
     assert all(torch.equal(exported[name], value) for name, value in floats.items())
-
-
-@pytest.mark.slow
-def test_predictions_are_float64(train: Train, tmp_path: Path) -> None:
-    train("precision=fp64", "train.max_steps=2", *QUIET[:2])
-    folder = load_run(only_run(tmp_path)).predict(None, tmp_path / "out")
-    with h5py.File(next(folder.glob("*.h5"))) as file:
-        (values,) = (item for item in file.values() if isinstance(item, h5py.Dataset))
-        assert values.dtype == np.float64
-        assert np.any(values[:] != values[:].astype(np.float32))
 
 
 def test_float64_is_the_format_of_everything_or_of_nothing(train: Train, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_a_model_states_where_it_cannot_be_counted() -> None:
 
 
 def test_experts_are_counted_as_if_all_were_used_evenly() -> None:
-    build = partial(small, experts=4, capacity=1.25)
+    build = partial(small, experts=4)
     flops = flops_of_training(build, LanguageModel(), tokens(33))
     assert flops is not None
     assert flops.convention == COUNTED

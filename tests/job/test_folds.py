@@ -2,12 +2,9 @@
 
 import json
 import re
-import signal
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +18,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
-from tests import forkserver
-from tests.cluster import Paced
 from tests.conftest import run_json, run_module, runs
 from tests.job.feeds import Build, builder, epoch, values
-from tests.job.test_train import wait_for_step
 
 FOLDS = 3
 FIELDS = ("data.tail=pad", "train.global_batch_size=32")
@@ -183,25 +177,3 @@ def test_a_sweep_over_the_folds_is_cross_validation(patients: Path, tmp_path: Pa
     assert "±" in said.stdout
     done = run_module("hpctrain", "evaluate", str(found[0]), cwd=tmp_path)
     assert "split train-fold-" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_fold_that_was_killed_goes_on_bit_by_bit(
-    patients: Path, tmp_path: Path, paced: Paced
-) -> None:
-    common = ("data.fold=1/5", "train.max_epochs=4", "checkpoint.every_steps=10", paced.task)
-    command = [sys.executable, "-m", "hpctrain", *given(patients, tmp_path, *common)]
-    process: Any = forkserver.Popen(command, cwd=tmp_path)
-    wait_for_step(tmp_path / "runs", 10, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait(120)
-    paced.go()
-    for folder in (tmp_path, tmp_path / "whole"):
-        folder.mkdir(exist_ok=True)
-        run_module("hpctrain", *given(patients, folder, *common), cwd=tmp_path)
-    (resumed,), (whole,) = runs(tmp_path / "runs"), runs(tmp_path / "whole" / "runs")
-    assert len(run_json(resumed)["attempts"]) == 2
-    results = [run_json(run)["result"].items() for run in (resumed, whole)]
-    first, second = ({k: v for k, v in result if "perf/" not in k} for result in results)
-    assert first == second
-    assert "val/accuracy" in first

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.errors import ConfigError
 from hpctrain.job.building import check_optimizer as checked
 from tests.bounds import EXACT, within
-from tests.conftest import ROOT, hpctrain_on, journal_metrics, only_run
 from tests.parallel.parity import Cell, Cells, difference, reference
 from tests.steps import ALONE, make
 from tests.training import optimizers
 
-OWN = ROOT / "tests" / "training"  # optimizers.py
 WHOLE: dict[str, int] = {"dp_replicate": 4, "cp": 2}
 
 
@@ -79,54 +76,3 @@ CELLS = Cells(
 def test_what_is_listed_trains_the_same_where_ranks_divide_the_model(cell: Cell) -> None:
     expected = reference(cell.model, cell.optimizer, 3)
     within([difference(result, expected)[2] for result in CELLS[cell]], EXACT)
-
-
-SHORT = (
-    *("train.max_steps=12", "train.max_epochs=null", "train.eval_every=3", "train.log_every=1"),
-    *("checkpoint.every_steps=4", "checkpoint.keep=9", "optimizer.lr=0.05"),
-    *("tracking.upload=false", "hooks=[{_target_: optimizers.Kills, at: [6, 10]}]"),
-)
-
-
-def finished(folder: Path, digits: Path, target: str, keys: tuple[str, ...], kills: bool) -> Path:
-    """Train to the end, in three attempts if the run is killed twice; return the run directory."""
-    folder.mkdir()
-    command = (
-        *("experiment=digits", f"data.path={digits}", "output_dir=runs", *SHORT),
-        *(f"optimizer._target_={target}", *keys),
-    )
-    for step in () if kills else (6, 10):
-        (folder / f"killed-{step}").touch()
-    for code in [1, 1, 0] if kills else [0]:
-        hpctrain_on(2, *command, code=code, cwd=folder, PYTHONPATH=str(OWN))
-    return only_run(folder)
-
-
-def tensors(run: Path) -> dict[str, Any]:
-    """Return all that the last checkpoint has, also the random states."""
-    reader = Reader(run / "checkpoints" / "step-00000012")
-    state = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        if hasattr(entry, "size")
-        else None
-        for key, entry in reader.saved.items()
-    }
-    reader.load(state, no_dist=True)
-    return state
-
-
-@pytest.mark.slow  # tests/checkpoint/test_optimizer_state.py has each kind of state
-def test_killed_twice_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    digits: Path, tmp_path: Path
-) -> None:
-    keys = ("parallel=zero3", "train.ema=0.9")
-    given = digits, "optimizers.ScheduleFree", keys
-    killed = finished(tmp_path / "killed", *given, kills=True)
-    undisturbed = finished(tmp_path / "undisturbed", *given, kills=False)
-    assert journal_metrics(killed) == journal_metrics(undisturbed)
-    ours, theirs = tensors(killed), tensors(undisturbed)
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        other = theirs[key]
-        same = torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
-        assert same, key

@@ -16,7 +16,7 @@ WATCHED = (
         "scheduler.plateau.metric=val/loss",
         "scheduler.plateau.patience=1",
     ),
-    *("scheduler.plateau.min_delta=0.2", "optimizer.lr=0.02", "checkpoint.best=val/loss"),
+    *("optimizer.lr=0.02", "checkpoint.best=val/loss"),
     *("train.early_stopping.metric=val/accuracy", "train.early_stopping.patience=2"),
     "tracking.upload=false",
 )

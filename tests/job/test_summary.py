@@ -1,4 +1,4 @@
-"""The table at the end of a run, and the commands that it proposes."""
+"""The table at the end of a run, which has the main metric first."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     (tmp_path / "run-00000001" / "run.json").write_text(json.dumps({"result": RESULT}))
 
     def call(metric: str) -> str:
-        given = ["experiment=digits", "optimizer.lr=1e-3"]
-        show(Config(metric=metric), RunDir(tmp_path / "run-00000001"), given)
+        show(Config(metric=metric), RunDir(tmp_path / "run-00000001"))
         return str(capsys.readouterr().out)
 
     return call
@@ -34,14 +33,3 @@ def test_the_main_metric_comes_first_and_is_not_rounded_to_zero(said: Any) -> No
     assert names == ["val/mse", "val/loss", "train/loss"]
     assert "1.234e-05" in said("val/mse")
     assert "val/mse" not in said("val/accuracy")
-
-
-def test_the_proposed_sweep_names_the_learning_rate_once(said: Any) -> None:
-    (line,) = [line for line in said("val/loss").splitlines() if "# a sweep" in line]
-    assert line.split(" -m ")[-1].split()[:2] == ["experiment=digits", "optimizer.lr=0.0003,0.003"]
-
-
-def test_slurm_is_proposed_where_it_is(said: Any, tmp_path: Path) -> None:
-    assert "# a sweep here, one run after the other" in said("val/loss")
-    (tmp_path / "sbatch").touch(mode=0o755)
-    assert "# a sweep on SLURM" in said("val/loss")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,6 @@ from hpctrain.config.frozen import load
 from hpctrain.config.rules.metrics import names as metric_names
 from tests import forkserver
 from tests.bounds import EXACT
-from tests.cluster import Paced
 from tests.conftest import NET, Completed, journal_metrics, only_run, run_json
 
 Train = Callable[..., Completed]
@@ -79,7 +77,6 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     assert result["val/accuracy"] >= 0.97
     assert "samples/s" in done.stdout
     assert "mlflow" in done.stdout
-    assert "-m experiment=digits" in done.stdout
     # The summary of the model is in the log, and in a file that MLflow gets.
     summary = (run / "artifacts" / "model.txt").read_text()
     assert summary.startswith("model MLP: 85,002 parameters, 0.32 MiB in float32\n")
@@ -125,45 +122,6 @@ def test_two_ranks_give_the_loss_of_one(
         tolerance = 3 * max(abs(one[key] / plain[key] - 1) for key in losses)
     for key in losses:
         assert two[key] == pytest.approx(one[key], rel=tolerance), key
-
-
-@pytest.mark.parametrize(
-    "kill",
-    [
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),  # tests/faults/test_suite.py kills
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-)
-def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    train: Train,
-    reference: Reference,
-    digits: Path,
-    tmp_path: Path,
-    paced: Paced,
-    kill: signal.Signals,
-) -> None:
-    common = (*LONG, "tracking.upload=false", paced.task)
-    process = start(digits, tmp_path, *common)
-    wait_for_step(tmp_path / "runs", 50, process)
-    process.send_signal(kill)
-    code = process.wait(120)
-    assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[kill]
-    run = only_run(tmp_path)
-    stopped_at = max(step for _, step in journal_metrics(run))
-    assert stopped_at < 220
-    paced.go()
-    if kill != signal.SIGKILL:
-        assert run_json(run)["state"] == "interrupted"
-    done = train(*common, new=kill == signal.SIGTERM)
-    (first,) = re.findall(
-        r" going on from the checkpoint of step (\d+) \(read in [\d.]+ s\)\n", done.stderr
-    )
-    attempts = run_json(run)["attempts"]
-    assert attempts[1]["first_step"] == int(first) > 0
-    assert run_json(run)["state"] == "finished"
-    assert len(attempts) == 2
-    assert journal_metrics(run) == journal_metrics(reference(*common))
 
 
 SLOW_EVALUATION = """\
@@ -291,48 +249,6 @@ def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Pa
         assert time.monotonic() < end
         time.sleep(0.1)
     assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
-
-
-@pytest.mark.slow  # test_cluster.py requeues such a run
-@pytest.mark.usefixtures("store")
-def test_interrupted_run_goes_on_as_the_same_mlflow_run(
-    train: Train, digits: Path, tmp_path: Path, paced: Paced
-) -> None:
-    import sqlite3
-
-    long = (*LONG, paced.task, "tracking.drain_s=60")
-    process = start(digits, tmp_path, *long)
-    wait_for_step(tmp_path / "runs", 50, process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130
-    paced.go()
-    train(*long)
-    with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as store:
-        assert store.execute("SELECT status FROM runs").fetchall() == [("FINISHED",)]
-        (count,) = store.execute(
-            "SELECT count(DISTINCT step) FROM metrics WHERE key='train/loss'"
-        ).fetchone()
-        (lr,) = store.execute("SELECT value FROM params WHERE key='optimizer.lr'").fetchone()
-        effective = dict(
-            store.execute("SELECT key, value FROM params WHERE key LIKE 'effective.%'").fetchall()
-        )
-        changed = "SELECT key FROM tags WHERE key LIKE 'hpctrain.changed.%'"
-        assert store.execute(changed).fetchall() == []
-    store.close()
-    assert count == 220 // 5
-    assert lr == "0.003"
-    assert effective == {
-        "effective.lr": "0.003",
-        "effective.warmup_steps": "20",
-        "effective.max_steps": "220",
-        "effective.steps_per_epoch": "22",
-        "effective.ramp_steps": "0",
-        "effective.global_batch_size": "64",
-        "effective.dp": "1",
-        "effective.accumulate": "1",
-        "effective.device": "CPU",
-        "effective.parameters": "85002",
-    }
 
 
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:

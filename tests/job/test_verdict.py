@@ -655,11 +655,6 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
     assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
 
 
-@pytest.mark.parametrize("code", [1, 2, 5, 127])
-def test_an_exit_code_of_a_rank_is_no_kill(code: int, begin: Begin) -> None:
-    assert verdict(begin(), code, AttemptKey(JOB, 0)) == ""
-
-
 def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: Begin) -> None:
     def dies(run: RunDir) -> None:
         journal = Journal(run.path)

@@ -18,7 +18,7 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
+from tests.conftest import Completed, journal_metrics, run_module, runs
 from tests.job.test_pause import weights
 from tests.made_runs import make_run
 
@@ -29,25 +29,6 @@ COMMON = (
     *("train.eval_every=10", "checkpoint.every_steps=1000", "model.dropout=0.1"),
     *("tracking.upload=false", "hydra/sweeper/sampler=random"),
 )
-# The three kinds come in the order wrong, large, good.
-SEED = "hydra.sweeper.sampler.seed=4"
-# A trial whose model cannot be used, and one that is out of memory with its first micro-batches.
-TASK = """\
-import torch
-from hpctrain.tasks import Classification
-
-class Fragile(Classification):
-    def __init__(self, kind, **options):
-        super().__init__(**options)
-        self.kind = kind
-
-    def __call__(self, model, batch):
-        if self.kind == "wrong":
-            raise ZeroDivisionError("a trial that cannot be trained")
-        if self.kind == "large" and model.training and len(batch["mask"]) > 16:
-            raise torch.OutOfMemoryError("simulated")
-        return super().__call__(model, batch)
-"""
 # Each line is what the process has after a trial.
 PROBE = """\
 import gc, json, os
@@ -127,33 +108,6 @@ def test_the_worker_goes_on_after_a_trial_that_fails(
     monkeypatch.setattr(worker, "forget", lambda: False)
     assert worker._lead(given_by, folder, ranks) == 143  # type: ignore[arg-type]
     assert left == [good]
-
-
-@pytest.mark.slow
-def test_one_process_trains_all_trials_though_some_fail(train: Train, tmp_path: Path) -> None:
-    (tmp_path / "fragile.py").write_text(TASK)
-    space = "+task.kind=choice(good,large,wrong)"
-    train(
-        *(*COMMON, "hydra.sweeper.n_trials=3", SEED, space, "task._target_=fragile.Fragile"),
-        *("parallel=offload", "train.micro_batch_size=32"),
-        PYTHONPATH=str(tmp_path),
-    )
-    found = {kind: run_json(run) for kind, run in by_kind(tmp_path).items()}
-    assert {kind: one["state"] for kind, one in found.items()} == {
-        "good": "finished",
-        "large": "finished",
-        "wrong": "failed",
-    }
-    # Its micro-batches were made smaller in the next attempt, as the budget of restarts allows.
-    assert [one["state"] for one in found["large"]["attempts"]] == ["interrupted", "finished"]
-    assert found["large"]["attempts"][0]["verdict"] == "restart"
-    assert found["large"]["micro_batch_rows"] == 16
-    assert "a trial that cannot be trained" in found["wrong"]["attempts"][0]["error"]
-    assert len({one["pid"] for each in found.values() for one in each["attempts"]}) == 1
-    # The trial has a log of its own.
-    own = by_kind(tmp_path)["wrong"] / "logs" / "terminal_1.rank0.log"
-    assert "ZeroDivisionError" in own.read_text()
-    assert "step 20/20" not in own.read_text()
 
 
 @pytest.mark.slow

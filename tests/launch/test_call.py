@@ -117,7 +117,7 @@ def test_a_rank_writes_its_result_or_its_traceback(
     ((rank, content),) = read_results(tmp_path, 2)
     assert (rank, content["value"]) == (0, 3)
     assert os.environ["WORLD_SIZE"] == "1"
-    # Somebody else could write where torch keeps the code that it has compiled.
+    # Not where torch would keep the code that it compiles: somebody else could write there.
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/compile"
     Call.of(fail, (), {}).write(tmp_path, None)
     assert main([str(tmp_path)]) == 0  # a requeued job whose ranks were done runs nothing

@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +19,7 @@ from hpctrain.job import here
 from hpctrain.launch import local_runs
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.job_environment import keep_gpus, take_kept_gpus
-from tests import forkserver
-from tests.conftest import NET, Completed, ignoring_sigint, run_json, runs
+from tests.conftest import NET, Completed, run_json, runs
 
 Train = Callable[..., Completed]
 
@@ -152,38 +149,3 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
         )
         assert done.returncode == 0, (commands, done.stderr)
         assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow  # test_api.py has the Ctrl-C of one run
-def test_ctrl_c_of_a_sweep_here_saves_first(
-    digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
-) -> None:
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off"]
-    size = ["train.max_epochs=5000", "checkpoint.every_steps=20", "launch.tasks_per_node=2"]
-    command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", "seed=1,2"]
-    with ignoring_sigint():  # the state in which `command &` in a script starts; Ctrl-C works
-        process = forkserver.Popen(
-            [*command, *where, *size],
-            env=os.environ | no_sbatch,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-    while not list(tmp_path.glob("runs/*/checkpoints/step-????????")):
-        assert process.poll() is None
-        time.sleep(0.1)
-    # A terminal sends the signal to every process of the group.
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "the same command goes on" in said
-    states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
-    assert sorted(states) == ["created", "interrupted"]
-
-
-def test_a_wrong_sbatch_option_stops_before_anything_is_written(
-    train: Train, tmp_path: Path
-) -> None:
-    done = train("-m", "seed=1,2", "+site.sbatch.partition=x", code=2)
-    assert "site.sbatch.partition=x: use site.partition" in done.stderr
-    assert not (tmp_path / "runs").exists()

@@ -385,31 +385,6 @@ def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
 @pytest.mark.slurm
 @pytest.mark.slow
 @pytest.mark.usefixtures("empty_queue")
-def test_a_preempted_job_comes_back_before_slurm_cancels_it(packed: Train, tmp_path: Path) -> None:
-    """One of its runs is stopped by a signal, so that it cannot save."""
-    partition = ("scontrol", "update", "PartitionName=preemptible")
-    cluster.slurm(*partition, "PreemptMode=CANCEL", "GraceTime=25")
-    try:
-        where = ("launch.pack=2", "site.partition=preemptible", "train.max_steps=1000")
-        packed("+task.fault=slow,freeze", *where)
-        (job,) = {*cluster.job_ids(tmp_path / "runs")}
-        found = by_fault(tmp_path / "runs")
-        cluster.wait_for_step(found["slow"], 20)
-        cluster.wait_for(lambda: (tmp_path / "frozen").exists(), 180, "the frozen rank")
-        assert cluster.tool("preempt", job).returncode == 0
-        cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-        (tmp_path / "slow").unlink()
-        assert cluster.tool("hurry", job).returncode == 0
-        assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    finally:
-        cluster.slurm(*partition, "PreemptMode=REQUEUE", "GraceTime=10")
-    assert states(tmp_path / "runs") == {"slow": "finished", "freeze": "finished"}
-    assert [len(run_json(run)["attempts"]) for run in found.values()] == [2, 2]
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("empty_queue")
 def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     shape = ("launch.pack=2", "launch.gpus_per_node=1", "train.max_steps=9000")
@@ -453,24 +428,3 @@ def test_four_runs_share_a_gpu_at_the_same_time(packed: Train, tmp_path: Path) -
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
     fields = ("sacct", "--allocations", "--noheader", "--parsable2", "--format=AllocTRES")
     assert "gres/gpu" not in cluster.slurm(*fields, f"--jobs={job}")
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("empty_queue")
-def test_a_run_that_was_cancelled_before_its_job_began_does_not_begin(
-    packed: Train, tmp_path: Path
-) -> None:
-    folder = tmp_path / "runs"
-    packed("+task.fault=none,other,slow", "launch.pack=3", "+site.sbatch.hold=true")
-    (job,) = {*cluster.job_ids(folder)}
-    found = by_fault(folder)
-    said = run_module("hpctrain", "cancel", str(found["slow"])).stdout
-    assert f"cancelled; job {job} goes on with its other runs" in said
-    assert states(folder) == {"slow": "cancelled", "none": "queued", "other": "queued"}
-    # The waiting job is not replaced for one of its runs.
-    packed("+task.fault=none", "launch.pack=3", "launch.rerun=queued", "launch.mem_gb=1")
-    cluster.slurm("scontrol", "release", job)
-    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    assert states(folder) == {"slow": "cancelled", "none": "finished", "other": "finished"}
-    assert not run_json(found["slow"])["attempts"]

@@ -1,8 +1,6 @@
 """Submitting on a real Slurm: each run is queued exactly once, with the code that was submitted."""
 
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -133,22 +131,6 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     done = train("-m", *common)
     assert done.stderr.count("pending already") == 3
     assert len(cluster.queue()) == 3
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        'echo "Welcome to node 12 of 40"; "$real" "$@"; echo "Balance: 12345 SU"; echo',
-        '"$real" "$@" >/dev/null; echo Submitted',
-    ],
-)
-@pytest.mark.slow
-def test_the_sbatch_of_a_site_may_print_more_than_the_job_id(
-    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str], answer: str
-) -> None:
-    train("-m", "train.max_steps=2", "tracking=off", HELD, PATH=wrapper("sbatch", answer))
-    (known,) = (tmp_path / "runs").rglob("job_id")
-    assert cluster.queue() == [f"{known.read_text().strip()}_0"]
 
 
 def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
@@ -381,19 +363,6 @@ def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, pac
     assert run_json(run)["attempts"] == []
 
 
-def test_the_command_that_is_told_shows_the_runs(train: Train, tmp_path: Path) -> None:
-    for folder in ("runs", "other runs"):
-        told = train("-m", "seed=1,2", f"output_dir='{tmp_path}/{folder}'", HELD).stderr
-        command = told.partition("`python -m hpctrain ")[2].partition("`")[0]
-        shown = run_module("hpctrain", *shlex.split(command), cwd=tmp_path).stdout
-        assert shown.startswith("2 runs, ")
-        assert len(re.findall("^digits-.* queued$", shown, re.M)) == 2
-    again = train("-m", "seed=1,2", HELD).stderr
-    assert again.count("pending already") == 2
-    assert "without this terminal" in again
-    assert "code: a copy" not in again
-
-
 def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path: Path) -> None:
     done = train("-m", "seed=1,2", "launch.dry_run=true")
     assert "2 runs like digits-" in done.stderr
@@ -420,20 +389,15 @@ def test_nodes_that_are_down_now_refuse_no_job(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_changed_resources_of_queued_runs_are_named_and_replaced(
-    train: Train, tmp_path: Path
-) -> None:
+def test_changed_resources_of_queued_runs_are_replaced(train: Train, tmp_path: Path) -> None:
     common = ("-m", "seed=1,2", "tracking=off")
     train(*common, HELD)
     before = cluster.job_ids(tmp_path / "runs")
     other = ("launch.time_min=7", "site.partition=preemptible", HELD)
     told = train(*common, *other).stderr
     assert told.count("pending already") == 2
-    assert "launch.time_min=60 (typed now: 7)" in told
-    assert "site.partition=null (typed now: preemptible)" in told
     assert "launch.rerun=queued replaces" in told
     assert cluster.queue() == before
-    assert "typed now" not in train(*common, HELD).stderr
     # A request that is refused cancels nothing.
     train(*common, "site.partition=none", "launch.rerun=queued", code=4)
     assert cluster.queue() == before
@@ -461,37 +425,6 @@ def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -
     stamp = sent.parents[1].name
     lines = [line for line in shown.splitlines() if "/sweeps/" not in line]
     assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
-
-
-@pytest.mark.slow
-def test_a_thousand_configs_take_little_memory(digits: Path, tmp_path: Path) -> None:
-    program = (
-        "import re, sys\n"
-        "from hpctrain.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: code = end.code\n"
-        "heavy = {'torch', 'mlflow', 'h5py'} & set(sys.modules)\n"
-        # getrusage would count the process from which this one was forked.
-        "peak = re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())\n"
-        "print(code, *heavy, int(peak[1]) // 1024)"
-    )
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", HELD]
-    sweep = ["-m", "experiment=digits", "seed=range(0,500)", "optimizer.lr=1e-3,3e-3"]
-    command = [sys.executable, "-c", program, *sweep, *where]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    code, *heavy, megabytes = done.stdout.split()
-    assert (code, heavy) == ("0", []), done.stderr
-    assert int(megabytes) < 200
-    assert "of all 1,000: 1,000 queued" in done.stderr
-    listed = cluster.queue()
-    assert len(listed) == len(set(listed)) == 1000
-    # A run has its folder and two files, and all of them share one copy of the code and provenance.
-    folder = tmp_path / "runs"
-    owned = [path for path in folder.rglob("*") if path.relative_to(folder).parts[0] != "code"]
-    assert len([path for path in owned if "sweeps" not in path.parts]) <= 3 * 1000 + 3
-    assert len([path for path in owned if "sweeps" in path.parts]) < 20
-    assert len(list(folder.glob("sweeps/*/provenance/git.json"))) == 1
-    assert len(list((tmp_path / "runs" / "code").iterdir())) == 1
 
 
 @pytest.fixture(scope="module")
@@ -528,20 +461,6 @@ def test_arrays_keep_to_the_clusters_limits(
     done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
     assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 5
-
-
-@pytest.mark.xdist_group("strict")
-def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
-    train: Train, tmp_path: Path, strict: dict[str, str]
-) -> None:
-    qos = ("sacctmgr", "-in", "modify", "qos", "normal", "set")
-    env = os.environ | strict
-    cluster.slurm(*qos, "MaxWall=5", "Flags=DenyOnLimit", env=env)
-    done = train("-m", "seed=1,2", "tracking=off", "launch.wait=true", code=4, **strict)
-    assert "launch.time_min=60: sbatch refused the job" in done.stderr
-    assert "QOSMaxWall" in done.stderr
-    assert not (tmp_path / "runs").exists()
-    cluster.slurm(*qos, "MaxWall=-1", "Flags=-1", env=env)
 
 
 @pytest.mark.slow

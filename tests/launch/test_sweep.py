@@ -1,7 +1,6 @@
 """What a sweep does before it uses a scheduler: composing, arrays and names."""
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,12 +164,6 @@ def test_a_budget_stops_a_submission(train: Train, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_dry_run_sends_to_stdout_the_script_and_nothing_else(train: Train) -> None:
-    done = train("-m", "seed=1,2", "launch.dry_run=true")
-    assert done.stdout.startswith("#!/bin/bash\n")
-    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
-
-
 def test_rerun(train: Train, tmp_path: Path) -> None:
     common = ("train.max_steps=2", "tracking=off")
     train(*common)
@@ -190,7 +183,6 @@ def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:
         "launch.rerun=some": "launch.rerun=some: allowed are failed, queued, all, none",
         "launch.snapshot=yes": "launch.snapshot=yes: allowed are auto, git, off",
         "launch.max_running=0": "launch.max_running=0: it must be at least 1",
-        "launch.snapshot_max_mb=0": "launch.snapshot_max_mb=0.0: it must be greater than 0",
     }.items():
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
         done = run_module("hpctrain", "-m", "experiment=digits", *where, override, code=2)

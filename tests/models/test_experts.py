@@ -1,6 +1,5 @@
-"""Tests of the mixture of experts on one process: against plain loops, capacity and balance."""
+"""Tests of the mixture of experts on one process: against plain loops, and their balance."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from torch import nn
 
 from hpctrain.models import Transformer
-from hpctrain.models.expert_bank import grouped, mix_counted, mix_masked, one_by_one
+from hpctrain.models.expert_bank import grouped, one_by_one
 from hpctrain.models.experts import Experts
 from tests.bounds import EXACT
 from tests.conftest import ROOT
@@ -31,13 +30,10 @@ def tokens(rows: int = 3, length: int = 7) -> torch.Tensor:
 
 
 def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
-    """Compute token by token; an expert that has enough tokens of a sample adds nothing."""
-    bank, limit = module.bank, math.inf
-    if module.capacity is not None:
-        limit = math.ceil(module.capacity * x.shape[1] * module.per_token / module.experts)
-    samples = []
+    """Compute token by token."""
+    bank, samples = module.bank, []
     for sample in x:
-        used, outs = [0] * module.experts, []
+        outs = []
         for token in sample:
             logits = module.router @ token
             scores = logits.sigmoid() if module.scores == "sigmoid" else logits.softmax(0)
@@ -47,10 +43,8 @@ def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
             total = sum(scores[e] for e in chosen)
             out = torch.zeros(8) if module.shared is None else module.shared(token)
             for e in chosen:
-                used[e] += 1
-                if used[e] <= limit:
-                    inner = F.silu(bank.gate[e] @ token) * (bank.up[e] @ token)
-                    out = out + scores[e] / total * (inner @ bank.down[e])
+                inner = F.silu(bank.gate[e] @ token) * (bank.up[e] @ token)
+                out = out + scores[e] / total * (inner @ bank.down[e])
             outs.append(out)
         samples.append(torch.stack(outs))
     return torch.stack(samples)
@@ -64,8 +58,6 @@ def by_loops(module: Experts, x: torch.Tensor) -> torch.Tensor:
         {"per_token": 1},
         {"per_token": 5},
         {"shared": True},
-        {"capacity": 1.0},
-        {"capacity": 0.3, "scores": "softmax"},
     ],
     ids=str,
 )
@@ -81,33 +73,6 @@ def test_equal_to_loops(options: dict[str, Any]) -> None:
     right = torch.autograd.grad((expected * target).sum(), [theirs, *parameters])
     for one, other in zip(mine, right, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=EXACT)
-
-
-def test_no_token_is_dropped_without_a_limit() -> None:
-    module = make(capacity=5 / 2)
-    assert torch.equal(module(tokens()), make()(tokens()))
-
-
-@pytest.mark.parametrize("counts", [[3, 0, 2, 4, 1, 0], [0, 0, 0, 0, 2, 8], [0, 0, 0, 0, 0, 10]])
-def test_dropped_tokens_need_not_be_counted_by_the_host(counts: list[int]) -> None:
-    """A GPU takes the second way."""
-    bank, x = make().bank, torch.randn(10, 8, requires_grad=True)
-    found = []
-    for mix in (mix_counted, mix_masked):
-        out = mix(bank, x, torch.tensor(counts))
-        assert not out[10 - counts[-1] :].any()
-        gradients = torch.autograd.grad(out.square().sum(), [x, *bank.parameters()])
-        found.append([out, *gradients])
-    for one, other in zip(*found, strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
-    assert counts[-1] == 10 or found[0][0].any()
-
-
-def test_capacity_does_not_depend_on_other_samples() -> None:
-    module, x = make(capacity=0.5), tokens()
-    apart = torch.cat([module(sample[None]) for sample in x])
-    assert torch.allclose(module(x), apart, atol=1e-6)
-    assert not torch.allclose(module(x), make()(x), atol=1e-3)
 
 
 def test_grouped_products_equal_the_loop() -> None:
@@ -126,21 +91,19 @@ def test_grouped_products_equal_the_loop() -> None:
 
 
 def test_only_backward_passes_count() -> None:
-    module, x = make(capacity=0.5), tokens().requires_grad_()
+    module, x = make(), tokens().requires_grad_()
     with torch.no_grad():
         module(x)
     module(x)
     module.eval()
     module(x).sum().backward()
-    assert module.take_loads().tolist() == [0] * 6
+    assert module.take_loads().tolist() == [0] * 5
     module.train()
     for _ in range(2):
         module(x).sum().backward()
     loads = module.take_loads()
-    assert loads[:-1].sum() == 2 * 3 * 7 * 2
-    assert 0 < loads[-1] < loads[:-1].sum()
-    assert loads[-1] % 2 == 0
-    assert module.take_loads().tolist() == [0] * 6
+    assert loads.sum() == 2 * 3 * 7 * 2
+    assert module.take_loads().tolist() == [0] * 5
 
 
 def test_balance_moves_against_the_load() -> None:
@@ -155,7 +118,7 @@ def test_balance_evens_out_the_loads() -> None:
     uneven = []
     for _ in range(100):
         module(x).sum().backward()
-        loads = module.take_loads()[:-1]
+        loads = module.take_loads()
         uneven.append(float(loads.max() / loads.mean()))
         module.move_balance(loads)
     assert uneven[0] > 1.2
@@ -174,7 +137,6 @@ def test_balance_takes_no_part_in_the_sum() -> None:
     [
         ({"experts": 4, "experts_per_token": 5}, "experts_per_token=5: it is 1 to experts=4"),
         ({"experts": 4, "expert_scores": "tanh"}, "expert_scores=tanh: it is sigmoid or softmax"),
-        ({"experts": 4, "capacity": 0.0}, "capacity=0.0: it is above 0, or null for no limit"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:

@@ -13,8 +13,6 @@ NVML_ERROR_NOT_FOUND = 6
 NVML_ERROR_GPU_IS_LOST = 15
 NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_VOLATILE_ECC = 0
 NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
-NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
-NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
 
 
 class NVMLError(Exception):
@@ -49,7 +47,7 @@ class Nvml:
     def __init__(self) -> None:
         self.asked: set[str] = set()
         self.lost: set[str] = set()
-        self.reasons, self.energy, self.links = 0, 1_000_000, 0
+        self.reasons, self.energy = 0, 1_000_000
         self.ecc: tuple[int, int] | None = None
         self.remapped = [0, 0, 0, 0]
         self.pcie = ((5, 16), (5, 16))
@@ -104,10 +102,6 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> Any:
         return self.reads(handle, 1755)
 
-    def nvmlDeviceGetFieldValues(self, handle: str, asked: list[tuple[int, int]]) -> Any:
-        value = SimpleNamespace(ullVal=self.links)
-        return self.reads(handle, [SimpleNamespace(nvmlReturn=0, value=value) for _ in asked])
-
 
 def _process(pid: int) -> Any:
     return SimpleNamespace(pid=pid, usedGpuMemory=2**30)
@@ -142,5 +136,4 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: n.reads(h, n.energy),
     "nvmlDeviceGetTemperature": lambda n, h, _: n.reads(h, n.celsius),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda n, h: n.reads(h, n.reasons),
-    "nvmlDeviceGetPcieThroughput": lambda n, h, kind: n.reads(h, 2_000 + kind),
 }

@@ -28,11 +28,7 @@ class AmdSmi:
         broken: Functions that raise an error, with its number.
         energy: The counter, in steps of 15.3 microjoules.
         ecc: Corrected and uncorrected errors.
-        pages: The state of each page that is bad: 0 set aside, 1 waits, 2 cannot be set aside.
-        active: What lowers the clock now; by default nothing does.
         celsius: The temperature of the hottest place.
-        watts: The power limit.
-        link: GT/s and lanes of the PCIe link now; at best it has 32 and 16.
         processes: The memory of each process on the GPU in bytes, by its number.
         used_mib: The memory of the GPU that is in use.
         serials: The serial number of each GPU; the two dies of an MI250X have the same.
@@ -48,9 +44,7 @@ class AmdSmi:
         self.serials = SERIALS
         self.broken: dict[str, int] = {}
         self.energy = 1_000_000
-        self.ecc, self.pages = (3, 0), list[int]()
-        self.active: dict[str, Any] = {}
-        self.celsius, self.watts, self.link = 71, 750, (32.0, 16)
+        self.ecc, self.celsius = (3, 0), 71
         self.processes: dict[int, int] = {}
         self.used_mib = 49_148
 
@@ -103,26 +97,6 @@ class AmdSmi:
             "correctable_count": corrected,
             "uncorrectable_count": uncorrected,
             "deferred_count": 0,
-        }
-
-    def amdsmi_get_gpu_bad_page_info(self, gpu: int) -> list[dict[str, Any]]:
-        return [
-            {"value": n, "page_address": 4096 * n, "page_size": 4096, "status": state}
-            for n, state in enumerate(self.pages)
-        ]
-
-    def amdsmi_get_violation_status(self, gpu: int) -> dict[str, Any]:
-        names = ("prochot_thrm", "ppt_pwr", "socket_thrm", "vr_thrm", "hbm_thrm")
-        return {f"active_{name}": False for name in names} | self.active
-
-    def amdsmi_get_power_cap_info(self, gpu: int) -> dict[str, Any]:
-        return {"power_cap": self.watts * 10**6, "default_power_cap": 750 * 10**6}
-
-    def amdsmi_get_pcie_info(self, gpu: int) -> dict[str, Any]:
-        speed, lanes = self.link
-        return {
-            "pcie_static": {"max_pcie_speed": 32_000, "max_pcie_width": 16, "slot_type": "OAM"},
-            "pcie_metric": {"pcie_speed": int(1000 * speed), "pcie_width": lanes},
         }
 
     def amdsmi_get_gpu_process_list(self, gpu: int) -> list[dict[str, Any]]:

@@ -1,11 +1,10 @@
 """Tests of the GPU sensors, with a stand-in for NVML: this machine has no GPU."""
 
 import logging
-import time
 
 import pytest
 
-from hpctrain.doctor.checks import gpu_health
+from hpctrain.doctor.checks.gpu_judgements import CHECKS
 from hpctrain.monitor import gpus
 from hpctrain.monitor.amd import Amd
 from hpctrain.monitor.gpu_library import READINGS
@@ -16,7 +15,7 @@ from tests.monitor.played_amdsmi import AmdSmi
 
 
 def test_both_makers_and_all_rows_speak_of_the_same_readings() -> None:
-    rows = [*gpus._SENSORS.values(), *gpu_health._CHECKS.values()]
+    rows = [*gpus._SENSORS.values(), *CHECKS.values()]
     assert {reading for reading, *_ in rows} < READINGS.keys()
     for library in (Nvidia(Nvml()), Amd(AmdSmi())):
         assert library.readings.keys() <= READINGS.keys()
@@ -35,19 +34,15 @@ def test_only_the_jobs_own_gpus_are_read_by_name() -> None:
     assert found["gpu_0_power_usage_watts"] == 350
     assert found["gpu_0_power_usage_percentage"] == 50
     assert found["gpu_0_temperature_celsius"] == 61
-    assert found["gpu_0_pcie_transmit_megabytes_per_second"] == 2.0
 
 
-def test_counters_become_energy_and_rates() -> None:
+def test_a_counter_becomes_energy() -> None:
     nvml = Nvml()
     gpus = Gpus(["GPU-a"], Nvidia(nvml))
     assert gpus.read()["gpu_0_energy_joules"] == 0
     nvml.energy += 7_000_000
-    nvml.links += 1_000_000  # KiB
-    time.sleep(0.01)
     found = gpus.read()
     assert found["gpu_0_energy_joules"] == 7_000
-    assert found["gpu_0_nvlink_transmit_megabytes_per_second"] > 1_000
     nvml.energy = 5  # the driver was loaded anew
     assert gpus.read()["gpu_0_energy_joules"] == 0
 

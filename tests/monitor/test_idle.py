@@ -17,12 +17,12 @@ def busy(*values: float) -> dict[str, float]:
 
 
 def test_only_a_whole_window_counts_and_each_device_is_told_once() -> None:
-    idle = Idle(5.0, 3)
+    idle = Idle(3)
     assert [idle.add(busy(0, 90)) for _ in range(4)] == [[], [], ["gpu_0"], []]
 
 
 def test_it_is_told_again_after_it_was_busy() -> None:
-    idle = Idle(5.0, 3)
+    idle = Idle(3)
     for value in (90, 0, 0):
         assert idle.add(busy(value)) == []
     assert idle.add(busy(0)) == ["gpu_0"]
@@ -31,7 +31,7 @@ def test_it_is_told_again_after_it_was_busy() -> None:
 
 
 def test_the_start_does_not_count() -> None:
-    idle = Idle(5.0, 3)
+    idle = Idle(3)
     idle.add(busy(0))
     idle.add(busy(0))
     idle.restart()
@@ -39,10 +39,10 @@ def test_the_start_does_not_count() -> None:
 
 
 def test_cores_are_watched_where_there_is_no_gpu() -> None:
-    idle = Idle(5.0, 3)
+    idle = Idle(3)
     sample = {"cpu_utilization_percentage": 1.0}
     assert [idle.add(sample) for _ in range(3)][-1] == ["the cores"]
-    assert Idle(5.0, 3).add(sample | busy(90)) == []
+    assert Idle(3).add(sample | busy(90)) == []
 
 
 def test_a_stop_that_was_wished_is_no_error(

@@ -91,7 +91,6 @@ MODELS: dict[str, Any] = {
         Transformer, 64, 32, 4, 4, norm="layer", mlp="gelu", learned_positions=24, bias=True
     ),
     "moe": functools.partial(Transformer, 61, 32, 3, 4, 2, **EXPERTS, shared_experts=1),
-    "moe, capacity": functools.partial(Transformer, 61, 32, 2, 4, 2, **EXPERTS, capacity=0.75),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
     "conv, stages": Normed,
@@ -122,7 +121,6 @@ TASKS: dict[str, Any] = {
     "uneven": functools.partial(LanguageModel, documents=True),
     "gpt": LanguageModel,
     "moe": functools.partial(LanguageModel, documents=True),
-    "moe, capacity": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
     "conv, stages": functools.partial(Classification, scale=1 / 16),

@@ -29,10 +29,6 @@ TWO = {
     "zero2": (*SHARD, ("parallel.zero", 2)),
     "zero3": (*SHARD, ("parallel.zero", 3)),
     "zero3, checkpointing": (*SHARD, ("train.activation_checkpointing", "full")),
-    "powersgd, whole at first": (
-        ("train.compression.kind", "powersgd"),
-        ("train.compression.start_step", 100),
-    ),
 }
 HSDP = (("parallel.dp_replicate", 2), ("parallel.dp_shard", 2))
 

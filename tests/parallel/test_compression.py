@@ -148,13 +148,6 @@ def test_topk_sends_the_largest(dtype: torch.dtype) -> None:
             assert torch.equal(ranks[0].means[step], expected)
 
 
-def test_the_ratio_of_topk_follows_its_schedule() -> None:
-    steps = iter((10, 12, 14, 20))
-    config = CompressionConfig(ratio=0.25, final_ratio=0.01, ratio_steps=4, start_step=10)
-    hook = TopK(config, [], lambda: next(steps))
-    assert [hook.ratio for _ in range(4)] == pytest.approx([0.25, 0.05, 0.01, 0.01])
-
-
 @formats
 def test_int8_is_within_its_quantization_step(dtype: torch.dtype) -> None:
     for name in SHAPES:
@@ -212,7 +205,6 @@ CELLS = {
     **{kind: cell(kind) for kind in KINDS},
     **{f"{kind}, accumulate": cell(kind, ("train.accumulate", 2)) for kind in ("powersgd", "topk")},
     "topk of all": cell("topk", ("train.compression.ratio", 1.0)),
-    "topk later": cell("topk", ("train.compression.start_step", STEPS)),
     "reduced in bf16": cell("none", ("precision.reduce", "bf16")),
 }
 
@@ -298,7 +290,7 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
     """
     result = {}
     for kind in kinds:
-        one = cell(kind, ("train.compression.start_step", 1), ranks=ranks)
+        one = cell(kind, ranks=ranks)
 
         def start(kind: str = kind, one: Cell = one) -> tuple[Training, Checkpointer]:
             training = build(one)

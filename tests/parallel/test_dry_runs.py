@@ -135,7 +135,7 @@ def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
     once = Normed(64, 3)
     once.blocks[1].insert(0, Scaled())
     twice = copy.deepcopy(once)
-    checkpoint_activations(twice.blocks, mode, 1)
+    checkpoint_activations(twice.blocks, mode)
     drawn = list[float]()
     for seed in range(3):
         for model in (once, twice):
@@ -162,7 +162,7 @@ class Broken(nn.Sequential):
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
     block = Broken(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    checkpoint_activations([block], mode, 1)
+    checkpoint_activations([block], mode)
     block.compile(backend="eager")
     block(torch.randn(8, 4)).square().sum().backward()
     assert int(block[1].num_batches_tracked) == 1
@@ -170,7 +170,7 @@ def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
 
 def test_alike_blocks_are_compiled_once() -> None:
     blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4)]
-    checkpoint_activations(blocks, "selective", 1)
+    checkpoint_activations(blocks, "selective")
     torch._dynamo.reset()
     counters.clear()
     for block in blocks:
@@ -181,7 +181,7 @@ def test_alike_blocks_are_compiled_once() -> None:
 
 def test_a_copy_computes_with_its_own_parameters() -> None:
     block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    checkpoint_activations([block], "full", 1)
+    checkpoint_activations([block], "full")
     copied = copy.deepcopy(block).eval()
     nn.init.zeros_(copied[1].weight)
     assert not copied(torch.randn(8, 4)).any()

@@ -56,7 +56,6 @@ COVERING = [
     cell(2, ZERO3, AGAIN),
     cell(2, EP),
     cell(2, ZERO3, EP, PARTS, AGAIN),
-    cell(2, EP, model="moe, capacity"),
     cell(2, TP, PARTS, AGAIN),
     cell(2, PP, PARTS),
     cell(2, CP, EP),
@@ -69,16 +68,13 @@ MORE = [
     cell(2, ZERO3, EP, {"parallel.zero": 1}, PARTS),
     cell(2, ZERO3, EP, {"parallel.fsdp.offload": True}, PARTS),
     cell(2, ZERO3, {"train.activation_checkpointing": "selective"}),
-    cell(2, ZERO3, PARTS, model="moe, capacity"),
     cell(4, EP, PARTS),
     cell(4, EP, {"parallel.sync": "every"}, PARTS),
     cell(4, ZERO3, EP, {"parallel.zero": 2}, PARTS),
     cell(4, ZERO3, {"parallel.ep": 4}, PARTS),
     cell(4, ZERO3, EP, {"parallel.fsdp.reshard_after_forward": 2}),
     cell(4, {"parallel.ep": 4}, AGAIN),
-    cell(4, ZERO3, EP, model="moe, capacity"),
     cell(2, TP, {"parallel.loss_parallel": False}),
-    cell(2, TP, {"parallel.sequence_parallel": False}, model="moe, capacity"),
     cell(4, TP, PARTS),
     cell(4, TP, ZERO3, PARTS),
     cell(2, CP),
@@ -137,14 +133,12 @@ def check(cell: Cell, by_rank: list[Seen]) -> None:
     for rank in by_rank:
         within(difference(rank.result, expected.result), EXACT)
         check_balance(rank, expected)
-        for name in ("expert_load_max", "expert_dropped"):
-            assert rank.means[name] == expected.means[name]
+        assert rank.means["expert_load_max"] == expected.means["expert_load_max"]
         if dict(cell.keys).get("parallel.ep"):
             assert rank.experts == 4 // dict(cell.keys)["parallel.ep"]
     assert min(expected.result.norms) > 0.2, "clipping must bite"
     assert min(float(b.abs().max()) for b in expected.balance.values()) >= 0.002, "it must move"
     assert 1 < expected.means["expert_load_max"] < 4
-    assert (expected.means["expert_dropped"] > 0.02) == (cell.model == "moe, capacity")
 
 
 def check_balance(rank: Seen, expected: Seen) -> None:
@@ -231,12 +225,6 @@ def test_refused_before_and_after_the_model_is_built(
         find_plan(MODELS["moe"](), config.parallel, degrees)
 
 
-def test_a_capacity_needs_whole_samples() -> None:
-    for degrees, parts in ((Degrees(2, cp=2), 2), (Degrees(cp=2, tp=2), 4)):
-        with pytest.raises(ConfigError, match=f"with a capacity.* divided into {parts} parts: use"):
-            find_plan(MODELS["moe, capacity"](), ParallelConfig(), degrees)
-
-
 def test_the_backward_pass_is_in_one_piece() -> None:
     parallel = ParallelConfig(pipeline=PipelineConfig(schedule="zbv"))
     with pytest.raises(ConfigError, match=r"parallel\.pipeline\.schedule=zbv: use gpipe, 1f1b or"):
@@ -252,7 +240,6 @@ def test_a_model_without_experts() -> None:
     "given",
     [
         {"train.compression.kind": "topk"},
-        {"parallel.ddp.static_graph": True},
         {"train.activation_checkpointing": "selective"},
     ],
 )

@@ -166,7 +166,6 @@ os._exit(0)
 def test_ddp_names_the_key_where_torch_names_its_function() -> None:
     done = subprocess.run([sys.executable, "-c", REENTRANT], capture_output=True, text=True)
     assert sum(start in done.stdout for start in _REFUSALS) == 1, done
-    assert all("parallel.ddp.static_graph=true" in text for text in [*_REFUSALS.values()][1:])
 
 
 def test_all_ranks_refuse_a_model_without_anything_to_train() -> None:

@@ -132,9 +132,7 @@ MORE: dict[str, Keys] = {
     "hsdp, zero1": HSDP | {"parallel.zero": 1},
     "zero3, sgd": ZERO["zero3"]
     | {"optimizer._target_": "torch.optim.SGD", "optimizer.options": {"momentum": 0.9}},
-    "ddp, own gradients": {"parallel.ddp.gradient_as_bucket_view": False},
     "zero3, reduced last": ZERO["zero3"] | {"parallel.sync": "last"},
-    "zero3, prefetch": ZERO["zero3"] | {"parallel.fsdp.prefetch": 2},
     "zero3, parameters over 2": ZERO["zero3"] | {"parallel.fsdp.reshard_after_forward": 2},
     **{
         f"{name}, {formats}{', one micro-batch' * (1 - i)}": keys | dtypes | once

@@ -127,12 +127,10 @@ def test_out_of_memory_lowers_it_and_repeats_the_step(caplog: pytest.LogCaptureF
     assert found == [16, 8, 4, 2, 1], "the error is raised when no smaller size is left"
 
 
-@pytest.mark.parametrize("what", ["pack", "static_graph"])
-def test_a_batch_that_is_one_piece_is_never_split(what: str) -> None:
-    """Packed samples have no rows to split, and a static graph allows no accumulation."""
+def test_a_batch_that_is_one_piece_is_never_split() -> None:
+    """Packed samples have no rows to split."""
     config = Config()
-    config.data.collate = "pack" if what == "pack" else "pad"
-    config.parallel.ddp.static_graph = what == "static_graph"
+    config.data.collate = "pack"
     model, sizes = alone(MLP(64, [], 10)), BatchSizes.of(config, Degrees())
     assert _micro_batches(config, RunDir(Path()), ALONE, model, sizes) is None
     whole = make()  # this step has no MicroBatches either

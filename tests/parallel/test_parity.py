@@ -29,24 +29,16 @@ OPTIONS: dict[str, Keys] = {
     "ddp, reduced every time": {"parallel.sync": "every"},
     "ddp, other options": {
         "parallel.ddp.bucket_mb": 0.01,
-        "parallel.ddp.gradient_as_bucket_view": False,
         "parallel.ddp.find_unused_parameters": True,
     },
     "zero2, offload": ZERO[2] | {"parallel.fsdp.offload": True},
     "zero3, reduced last": ZERO[3] | {"parallel.sync": "last"},
-    "zero3, prefetch": ZERO[3] | {"parallel.fsdp.prefetch": 2},
     "ddp, checkpointing": {"train.activation_checkpointing": "full"},
     "zero3, checkpointing": ZERO[3] | {"train.activation_checkpointing": "full"},
-    "zero3, every second block": ZERO[3]
-    | {"train.activation_checkpointing": "full", "train.activation_checkpointing_every": 2},
     "zero3, selective": ZERO[3] | {"train.activation_checkpointing": "selective"},
 }
 # Without those that are near to another one; the slow tests have all of them.
-BRIEF = {
-    name: keys
-    for name, keys in OPTIONS.items()
-    if name not in ("zero2, offload", "zero3, prefetch", "zero3, every second block")
-}
+BRIEF = {name: keys for name, keys in OPTIONS.items() if name != "zero2, offload"}
 
 # The models and the numbers of micro-batches of each strategy. The other two pairs are slow.
 PAIRS = [("transformer", 2), ("conv", 1)]

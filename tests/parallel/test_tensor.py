@@ -2,24 +2,17 @@
 
 import functools
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
-from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
-from hpctrain.parallel.dividing.tensor import overlap
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel
 from tests.bounds import EXACT, within
 from tests.parallel import low_precision, parity
@@ -137,37 +130,6 @@ def test_dropout_gives_the_results_of_one_process() -> None:
             within(difference(result, expected), EXACT)
     with_dropout, without = alone[1].losses, reference("untied").losses
     assert abs(with_dropout[0] - without[0]) > 1e-4
-
-
-def overlapped(plan: dict[str, str]) -> bool | str:
-    """Return whether torch's compiler may overlap what tensor parallel sends, or why not.
-
-    A model without memory stands for one on GPUs.
-    """
-    keys = {"parallel.tp": 2, "parallel.async_tp": True, "train.compile": "blocks"}
-    made = parity.config(cell("untied", 2, keys | {"parallel.plan": plan}))
-    mesh, precision = parity.mesh_of(made), Precision(made.precision, torch.device("meta"))
-    try:
-        with patch.object(nn.Module, "compile"):  # it takes seconds
-            parallelize(parity.MODELS["untied"], made, mesh, precision)
-        assert torch._inductor.config._micro_pipeline_tp
-    except ConfigError as error:
-        return str(error)
-    finally:
-        torch._inductor.config._micro_pipeline_tp = False
-    return bool(is_symm_mem_enabled_for_group(mesh.tp_mesh.get_group().group_name))
-
-
-def test_async_tp_enables_symmetric_memory_for_its_group() -> None:
-    assert run_ranks(overlapped, 2, {}) == [True, True]
-    (error,) = {*map(str, run_ranks(overlapped, 2, {"layers.*.mlp.up": "colwise"}))}
-    assert "the plan of the model does not divide the sequence" in error
-
-
-def test_async_tp_needs_other_gpus_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"parallel\.async_tp=true: this rank sees one GPU"):
-        overlap(cast(DeviceMesh, SimpleNamespace(size=lambda: 2)))
 
 
 def plan_of(model: nn.Module, tp: int = 1, **keys: Any) -> None:

@@ -41,33 +41,6 @@ _NAMES = {
 }
 _ROW = re.compile(r"^\| (judges|sets) \| .* \| ([+-]\d+) % \|$")
 
-_HEAD = """# Plan against published runs
-
-What [`plan`](plan.md) predicts for runs that others have published, made by
-`python -m tests.plan.published_page` from `tests/plan/published.csv`; a test computes it again. A
-source is as a whole one that *sets* constants or one that only *judges*; the errors of a class are
-those of the judges. An error of 100 % is twice as fast or half as fast as published. Published runs
-are of other programs than this one, with kernels of their own, so part of an error is theirs.
-Memory is predicted with the loss of the source, which some compute from whole logits in float32.
-
-Some lists count in no class: runs without flash attention; experts that all get as many tokens as
-the busiest one; runs whose source does not say what the row needs, or contradicts itself; and
-layouts that hpctrain refuses.
-
-Of experts no prediction can be close to all that is published, so no constant was set for them. One
-model on as many GPUs of one kind, in one format and with samples of 4,096 tokens, is published as:
-
-- GPT-OSS 120B on 64 H100 SXM in bf16: 5,630 tokens/s per GPU (Megatron-Bridge 25.11), 5,984
-  (Megatron-Bridge 26.02.01) and 7,626 (AutoModel, 2025-10-02, another layout).
-- Qwen3 30B A3B on 16 H100 SXM in fp8: 10,494 (Megatron-Bridge 25.09, which drops tokens), 5,275
-  (25.11), 5,113 (26.02) and 9,058 (26.02.01).
-
-In dense models the largest differences are of programs. With tensor parallel KempnerForge gathers
-the input of each of five layers of a block alone, and scatters two outputs: 7 collectives in each
-pass of a block. Ours makes 4, and 4 are predicted.
-
-"""
-
 
 def named_class(run: Run) -> str:
     if run.apart or run.refused:
@@ -154,8 +127,13 @@ def summary(found: dict[str, list[str]], what: str = "Class") -> Iterator[str]:
 
 
 def page(found: dict[str, list[str]]) -> str:
+    """Return the page with these rows; what stands above its first table stays."""
     gpus = {_NAMES[name]: rows for name, rows in by_gpu(found).items()}
-    parts = [_HEAD, *(f"{line}\n" for line in summary(found)), "\nThe speeds by GPU:\n\n"]
+    parts = [
+        PAGE.read_text().partition("| Class |")[0],
+        *(f"{line}\n" for line in summary(found)),
+        "\nThe speeds by GPU:\n\n",
+    ]
     parts += [*(f"{line}\n" for line in summary(gpus, "GPU")), "\n## Sources\n\n"]
     for name, source in SOURCES.items():
         side = "sets constants" if source.calibrates else "judges"

@@ -1,7 +1,6 @@
 """`plan --from-run`: measured times take the place of assumed efficiencies."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import measured_run
 from hpctrain.plan.plan_command import main
 from hpctrain.tracking.journal import journal_path
-from tests.conftest import run_module
-from tests.conftest import runs as runs_of
 
 WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
 
@@ -80,40 +77,3 @@ def test_what_is_no_run_or_has_too_few_steps(digits: Path, run: Path, tmp_path: 
     told = said(short)
     assert "it has measured 5 steps after its first report, and at least 20" in told
     assert told.endswith("or report more often: train.log_every=5")
-
-
-# Three sizes of a Transformer are trained; two of them predict the third.
-SIZES = {
-    "small": ("model.dim=128", "model.layers=2", "model.heads=4"),
-    "large": ("model.dim=384", "model.layers=4", "model.heads=6"),
-    "between": ("model.dim=256", "model.layers=3", "model.heads=4"),
-}
-
-
-def skip_if_busy() -> None:
-    """Leave the test out, and say so, if others need the cores: their work changes the times."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores + 1:  # the runs themselves take a little more than their cores
-        pytest.skip(f"a load of {load:.1f} on {cores} cores: the times of runs say nothing")
-
-
-@pytest.mark.slow
-def test_two_sizes_predict_a_third(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Runs on a quiet machine; one that is busy before or after a run leaves the test out."""
-    skip_if_busy()
-    run_module("data_prep", "sample", "stdlib", str(tmp_path / "data"), "--train-bpe", "4096")
-    common = ("experiment=stdlib_lm", f"data.path={tmp_path}/data", "train.global_batch_size=8")
-    runs = {}
-    for name, size in SIZES.items():
-        short = ("train.max_steps=40", "train.log_every=5", "tracking.upload=false")
-        where = f"output_dir={tmp_path}/{name}"
-        run_module("hpctrain", *common, *size, *short, where, cwd=tmp_path, timeout=900)
-        (runs[name],) = runs_of(tmp_path / name)
-        skip_if_busy()
-    given = ["--from-run", str(runs["small"]), "--from-run", str(runs["large"])]
-    assert main([*common, *SIZES["between"], *given, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["layouts"]
-    measured = measured_run(runs["between"]).step_s
-    print(f"predicted {found['step_s']:.4f} s, measured {measured:.4f} s")
-    assert found["step_s"] == pytest.approx(measured, rel=0.15)
-    assert json.loads((runs["between"] / "run.json").read_text())["state"] == "finished"

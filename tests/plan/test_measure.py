@@ -51,7 +51,7 @@ def with_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
 def estimates(composer: Composer, digits: Path, output: Path, *words: str) -> list[Estimate]:
     where = [f"data.path={digits}", f"output_dir={output}", "train.max_steps=200"]
     config = composer.typed(["experiment=digits", *where, *words])
-    return answer(Query(config, None, None, None, None, True, False, measure=True), []).layouts
+    return answer(Query(config, None, None, None, None, True, measure=True), []).layouts
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     command = "python -m hpctrain -m experiment=digits 'data.path=a b' "  # and no key twice
     command += shlex.join(fast.layout.overrides)
     assert f"  {command}" in lines
-    assert f"  --from-run {run} --from-run {run}" in lines
+    assert f"  --from-run {run}" in lines
     body: dict[str, Any] = {"layouts": [{}, {}, {}, {}]}
     compared.put_into(body, [slow, fast, failed, other])
     first, _, third, fourth = body["layouts"]
     assert first["measured"]["step_error"] == pytest.approx(0.1)
     assert first["measured"]["peak_error"] == pytest.approx(-0.2, abs=1e-3)
-    assert (third["measured"], third["not_measured"]) == (None, results[0].cause)
+    assert (third["measured"], third["note"]) == (None, results[0].cause)
     assert fourth["measured"] is None
     assert body["measurement"]["fastest"][0]["command"] == command
     assert [one.estimate for one in compared.fastest] == [fast]
@@ -202,8 +202,8 @@ def test_the_best_layouts_on_a_cluster(
     assert first["measured"]["steps"] == third["measured"]["steps"] == 20
     assert first["measured"]["step_s"] > 0
     assert second["measured"] is None
-    assert second["not_measured"].startswith("OutOfMemoryError: CUDA out of memory. Tried to all")
-    assert all(each["measured"] is None and each["not_measured"] for each in others)
+    assert second["note"].startswith("OutOfMemoryError: CUDA out of memory. Tried to all")
+    assert all(each["measured"] is None and each["note"] for each in others)
     best = min(first, third, key=lambda each: float(each["measured"]["step_s"]))
     (fastest,) = found["measurement"]["fastest"]
     assert fastest["overrides"] == best["overrides"]

@@ -37,9 +37,9 @@ def sample(length: int = 65) -> Batch:
     return {"tokens": tokens, "mask": torch.empty(1, dtype=torch.bool, device="meta")}
 
 
-def activations(build: Build, mode: str = "none", every: int = 1) -> Activations:
+def activations(build: Build, mode: str = "none") -> Activations:
     train = Config().train
-    train.activation_checkpointing, train.activation_checkpointing_every = mode, every
+    train.activation_checkpointing = mode
     return Measured(build, LanguageModel(), sample(), None, train)[mode]
 
 
@@ -120,9 +120,7 @@ def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     whole = activations(SMALL)
     assert more.saved - few.saved == pytest.approx(8 / 8 * few.saved, rel=0.1)
     assert (more.working, more.outside) == (few.working, few.outside)
-    half, full = (activations(SMALL, "full", every) for every in (2, 1))
-    assert whole.saved > half.saved > full.saved
-    assert half.saved == pytest.approx((whole.saved + full.saved) / 2, rel=0.02)
+    assert whole.saved > activations(SMALL, "full").saved
     measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train)
     lower, autocast = (measured.of("none", cast=cast).saved for cast in (True, False))
     assert lower < 0.9 * autocast
@@ -211,16 +209,11 @@ def test_a_base_in_4_bits_is_counted_packed(
     one = ["parallel=single", "launch.nodes=1", "launch.tasks_per_node=1"]
     small = "hardware.memory_gib=1.15"
     whole = plan(*one, small, code=8)["layouts"][0]
-    assert whole["reason"].endswith("; precision=pure_bf16 needs 1.1 GiB and fits")
     found = plan(*one, small, "train.lora.quantize=nf4")["layouts"][0]
     layers = 4 * (4 * 1024 * 1024 + 3 * 1024 * 2752)
     bits = 4 + 8 / 64 + 32 / 64 / 256
     saved = layers * (32 - bits) / 8
     assert found["memory"]["parameters"] == whole["memory"]["parameters"] - saved
-    none = plan(*one, "hardware.memory_gib=0.5", "train.lora.quantize=nf4", code=8)["layouts"][0]
-    assert f"quantize=nf4 packs only the layers that train.lora.match names, {layers:,} of" in str(
-        none["reason"]
-    )
     words = ["--nodes", "1", "train.global_batch_size=4", "train.lora.quantize=nf4"]
     excluded = plan(*words)["assumptions"]["excluded"]
     assert "FSDP2 cannot divide a weight in 4 bits" in excluded["zero3 on 4 ranks"]

@@ -23,12 +23,9 @@ def test_the_default_sets_nothing() -> None:
 
 
 def test_every_key_has_its_variable() -> None:
-    network = NetworkConfig(
-        interface="ib0,ib1", infiniband="mlx5_0", p2p_level="NVL", debug="WARN", torch_debug="INFO"
-    )
+    network = NetworkConfig(interface="ib0,ib1", infiniband="mlx5_0", debug="WARN")
     config = Config(
         network=network,
-        train=TrainConfig(expandable_segments=True),
         site=SiteConfig(env={"NCCL_IB_GID_INDEX": "3"}),
     )
     environment: dict[str, str] = {}
@@ -37,10 +34,7 @@ def test_every_key_has_its_variable() -> None:
         "NCCL_SOCKET_IFNAME": "=ib0,ib1",
         "GLOO_SOCKET_IFNAME": "ib0,ib1",
         "NCCL_IB_HCA": "=mlx5_0",
-        "NCCL_P2P_LEVEL": "NVL",
         "NCCL_DEBUG": "WARN",
-        "TORCH_DISTRIBUTED_DEBUG": "INFO",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "NCCL_IB_GID_INDEX": "3",
         "TORCH_FR_BUFFER_SIZE": "2000",
     }
@@ -109,12 +103,11 @@ def test_the_flight_recorder_writes_into_the_logs_of_the_run(tmp_path: Path) -> 
 
 def test_what_is_exported_has_precedence_and_is_told() -> None:
     config = Config(
-        network=NetworkConfig(interface="ib0", debug="WARN", p2p_level="SYS"),
-        train=TrainConfig(expandable_segments=True),
+        network=NetworkConfig(interface="ib0", debug="WARN"),
+        site=SiteConfig(env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
     )
     mine = {
         "NCCL_DEBUG": "INFO",
-        "NCCL_P2P_LEVEL": "SYS",
         "NCCL_SOCKET_IFNAME": "eth0",
         # torch would ignore this variable if the newer name were also set.
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
@@ -123,7 +116,7 @@ def test_what_is_exported_has_precedence_and_is_told() -> None:
     assert exported(config, environment) == [
         "NCCL_SOCKET_IFNAME=eth0 (not network.interface==ib0)",
         "NCCL_DEBUG=INFO (not network.debug=WARN)",
-        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not train.expandable_segments="
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (not site.env.PYTORCH_ALLOC_CONF="
         "expandable_segments:True)",
     ]
     ours = {"GLOO_SOCKET_IFNAME": "ib0", "TORCH_FR_BUFFER_SIZE": "2000"}
@@ -160,10 +153,8 @@ def test_a_name_that_no_variable_has() -> None:
         ("infiniband", "^=mlx5_3", True),
         ("infiniband", "=^mlx5_3", False),
         ("infiniband", "mlx5_0 mlx5_1", False),
-        ("p2p_level", "NVL", True),
-        ("p2p_level", "nvl", False),
         ("debug", "TRACE", True),
-        ("torch_debug", "OFF", False),
+        ("debug", "OFF", False),
     ],
 )
 def test_values(name: str, value: str, allowed: bool) -> None:

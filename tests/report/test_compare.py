@@ -39,7 +39,7 @@ def test_everything_that_differs_is_named(
     assert "optimizer.lr" in shown
     assert "seed" not in shown
     assert "commit a-1a-1a-1a (main) and b-1b-1b-1b (main)" in shown
-    assert "+lr = 2.2" in shown
+    assert "code: the changes that are not committed differ: `diff " in shown
     assert "other contents: a-1 and b-1" in shown
     assert "numpy" in shown
     assert "Python" not in shown

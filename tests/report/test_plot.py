@@ -9,7 +9,6 @@ import pytest
 
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
-from hpctrain.report.account.usage import Sensor
 from hpctrain.report.plot_command import _draw, main
 from hpctrain.report.views.curves import smoothed, thinned
 from hpctrain.tracking.tracker import JournalTracker
@@ -119,14 +118,6 @@ def test_curves_keep_restarts_and_peaks(run: Path) -> None:
     gap = steps[np.isnan(few)]  # it is left open
     assert (gap.min(), gap.max()) == (2_000, 2_900)
     assert smoothed([2.0, math.nan, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
-
-
-def test_nothing_is_drawn_between_two_attempts() -> None:
-    sensor = Sensor([0.0, 10.1, 20.3, 90.0, 100.2], [1.0, 2.0, 3.0, 4.0, 5.0])
-    times, values = sensor.with_gaps()
-    assert [math.isnan(value) for value in values] == [False] * 3 + [True] + [False] * 2
-    assert 20.3 < times[3] < 90
-    assert Sensor([0.0], [1.0]).with_gaps() == ([0.0], [1.0])
 
 
 def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(

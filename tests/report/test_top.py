@@ -1,33 +1,24 @@
 """Tests of `hpctrain status --live`; GPUs are played by the stand-in for NVML."""
 
-import fcntl
+import io
 import json
 import os
-import pty
-import re
-import struct
-import sys
-import termios
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
-from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.nvidia import Nvidia
+from hpctrain.report.live import live
 from hpctrain.report.live.live import main, picture
 from hpctrain.report.live.snapshot import snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
-from tests.conftest import Completed, runs
 from tests.monitor.nvml import Nvml
 
 NOW = 1_800_000_000.0
@@ -96,18 +87,34 @@ def test_nodes_and_gpus_fit_into_80_columns_and_slow_ones_come_first(tmp_path: P
     assert rows[1] == ["gpu", "0", "87%", "▇" * 10, "25%", "350", "W", "61", "°C"]
 
 
-def test_a_silent_node_and_a_note_on_the_run_are_shown(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_node_and_with_the_run(tmp_path: Path) -> None:
     run = made(tmp_path, ["n01", "n02", "n03"])
     note = {"topic": "slow_rank", "text": "rank 1 (n01) is slow", "step": 900, "about": "1"}
     run.update(notes=[note])
-    for node in ("n01", "n02"):
-        sampled(run, node, None)
+    hot = Nvml()
+    hot.reasons = 0x20
+    sampled(run, "n00", None, at=NOW - 700)  # of an attempt before
+    sampled(run, "n01", hot)
+    sampled(run, "n02", None)
     sampled(run, "n03", None, at=NOW - 60)
+    idle = run.path / "monitor" / "n01.idle"
+    idle.write_text("n01: gpu_1 below 5% for 30 minutes\n")
+    os.utime(idle, (NOW, NOW))
     seen = snapshot(run, NOW + 1)
-    assert [node.name for node in seen.nodes if node.notes] == ["n03"]
-    assert seen.nodes[0].notes[0].startswith("silent: no sample for 61 s")
-    assert any("* rank 1 (n01) is slow" in line for line in shown(run))
+    assert {node.name: node.notes for node in seen.nodes} == {
+        "n01": [
+            "slow: gpu 0 is too hot, its clock is lowered",
+            "slow: gpu 1 is too hot, its clock is lowered",
+            "idle: n01: gpu_1 below 5% for 30 minutes",
+        ],
+        "n03": ["silent: no sample for 61 s"],
+        "n02": [],
+    }
+    assert [node.name for node in seen.nodes] == ["n01", "n03", "n02"]
     assert seen.facts()["notes"] == ["rank 1 (n01) is slow"]
+    lines = shown(run)
+    assert any("* rank 1 (n01) is slow" in line for line in lines)
+    assert any("61 hot" in line for line in lines)
 
 
 def test_a_run_whose_process_is_gone_has_no_forecast(tmp_path: Path) -> None:
@@ -121,125 +128,48 @@ def test_a_run_whose_process_is_gone_has_no_forecast(tmp_path: Path) -> None:
         assert snapshot(run, NOW + 3600).state == "running"
 
 
-def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:
-    run = made(tmp_path, ["n01", "n02"])
-    hot = Nvml()
-    hot.reasons = 0x20
-    sampled(run, "n01", hot)
-    sampled(run, "n00", None, at=NOW - 700)  # of an attempt before
-    idle = run.path / "monitor" / "n01.idle"
-    idle.write_text("n01: gpu_1 below 5% for 30 minutes\n")
-    os.utime(idle, (NOW, NOW))
-    (node,) = snapshot(run, NOW + 1).nodes
-    assert node.notes == [
-        "slow: gpu 0 is too hot, its clock is lowered",
-        "slow: gpu 1 is too hot, its clock is lowered",
-        "idle: n01: gpu_1 below 5% for 30 minutes",
-    ]
-    assert any("61 hot" in line for line in shown(run))
-
-
 def test_the_command_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = made(tmp_path, ["n01"], state="finished")
-    sampled(run, "n01", Nvml())
+    run = made(tmp_path, ["n01"], state="finished", now=time.time())
+    sampled(run, "n01", Nvml(), at=time.time())
     assert main(["--once", "--dir", str(tmp_path), run.path.name[:8]]) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"{run.path.name}\n")
     assert "finished  step 1200/5000" in told
+    assert main(["--json", "--dir", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["state"], found["step"]) == (str(run.path), "finished", 1200)
+    (node,) = found["nodes"]
+    assert node["metrics"]["system_memory_usage_percentage"] == 31
+    assert [each["gpu"] for each in node["gpus"]] == ["gpu 0", "gpu 1"]
     with pytest.raises(ConfigError, match=r"nope: no run or sweep of that name"):
         main(["nope", "--dir", str(tmp_path)])
     with pytest.raises(StorageError, match=r"no folder of runs"):
         main(["--dir", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit):
-        main(["--every", "0"])
-    assert "0 is not a number of seconds from 0.2 to 3600" in capsys.readouterr().err
 
 
-class Terminal:
-    """The program on a terminal of 80 columns, and what it has written there.
-
-    Args:
-        arguments: Those of `top`.
-    """
-
-    def __init__(self, *arguments: str) -> None:
-        self.text = ""
-        pid, self._end = pty.fork()
-        if pid == 0:
-            command = [sys.executable, "-m", "hpctrain", "status", "--live", *arguments]
-            os.execve(sys.executable, command, os.environ | {"TERM": "xterm-256color"})
-        self.pid = pid
-        size = struct.pack("HHHH", 30, 80, 0, 0)
-        fcntl.ioctl(self._end, termios.TIOCSWINSZ, size)
-
-    def read_until(self, word: str) -> str:
-        """Read until it has written `word` anew; return what it has written since then."""
-        begin, text = len(self.text), ""
-        while word not in text:
-            try:
-                part = os.read(self._end, 65536)
-            except OSError:  # it has ended
-                part = b""
-            assert part, self.text
-            self.text += part.decode(errors="replace")
-            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text[begin:])
-        return text
-
-    def type(self, key: bytes) -> None:
-        os.write(self._end, key)
-
-    def code(self) -> int:
-        """Return the exit code, after reading the rest."""
-        with suppress(OSError):
-            while part := os.read(self._end, 65536):
-                self.text += part.decode(errors="replace")
-        os.close(self._end)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["Ctrl-C", "the run ends"])
-def test_live_on_a_terminal(how: str, tmp_path: Path) -> None:
-    """It shows a new sample, and a node that no longer answers; then it gives the terminal back."""
-    now = time.time()
-    run = made(tmp_path, ["n01", "n02"], now=now)
-    for node in ("n01", "n02"):
-        sampled(run, node, Nvml(), at=now)
-    terminal = Terminal("--every", "0.2", "--dir", str(tmp_path))
-    first = terminal.read_until("gpu 1")
-    assert "silent" not in first
-    lines = first.replace("\r", "").split("\n")
-    assert max(map(len, lines)) <= 80, lines
-    # A minute later n02 has written nothing, and the others go on.
-    sampled_later = samples.folder(run.path) / "n02.jsonl"
-    text = sampled_later.read_text()
-    for line in text.splitlines():
-        facts = json.loads(line)
-        text = text.replace(line, json.dumps(facts | {"time": facts["time"] - 60}))
-    write_atomically(sampled_later, text)
-    assert "n02" in terminal.read_until("silent: no sample for")
-    if how == "Ctrl-C":
-        terminal.type(b"\x03")
-    else:
-        record = json.loads((run.path / "run.json").read_text())
-        write_atomically(run.path / "run.json", json.dumps(record | {"state": "finished"}))
-    assert terminal.code() == 0
-    assert "Traceback" not in terminal.text
-    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")  # the cursor
+def test_live_on_a_terminal(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows a new sample; then it ends, and gives the terminal back."""
+    run, out, naps = made(tmp_path, ["n01"], now=time.time()), io.StringIO(), []
+    console = Console(force_terminal=True, width=80, height=40)
+    console.file = out
+    monkeypatch.setattr(live, "Console", lambda: console)
 
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 1:
+            assert "no samples yet" in out.getvalue()
+            sampled(run, "n01", Nvml(), at=time.time())
+        elif how == "Ctrl-C":
+            raise KeyboardInterrupt
+        else:
+            record = json.loads((run.path / "run.json").read_text())
+            (run.path / "run.json").write_text(json.dumps(record | {"state": "finished"}))
 
-@pytest.mark.slow
-def test_a_real_run(
-    train: Callable[..., Completed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train("train.max_steps=30", "tracking.upload=false", "monitor.every_s=0.2")
-    folder = tmp_path / "runs"
-    (run,) = runs(folder)
-    began = time.time()
-    assert main(["--json", "--dir", str(folder)]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (found["run"], found["state"], found["step"]) == (str(run), "finished", 30)
-    ((node,), seconds) = found["nodes"], time.time() - began
-    assert node["metrics"]["system_memory_usage_percentage"] > 0
-    assert node["age_s"] >= seconds
-    assert node["notes"] == node["gpus"] == []
+    monkeypatch.setattr(live.time, "sleep", sleep)
+    assert main(["--dir", str(tmp_path)]) == 0
+    assert naps == [2.0, 2.0]
+    text = out.getvalue()
+    assert "gpu 1" in text
+    assert ("finished" in text) == (how != "Ctrl-C")
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor

@@ -15,7 +15,7 @@ from hpctrain.lock import file_lock
 from hpctrain.rendezvous import epochs, leaving
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking.store import initialise
+from hpctrain.tracking.store import check_store
 from tests.made_runs import (
     make_run,
 )
@@ -66,7 +66,7 @@ def test_a_run_on_a_file_system_without_locks_is_trained_and_changed(
         assert (run.read().state, run.is_locked()) == ("running", False)
     assert caplog.text.count("this file system has no locks") == 1
     with pytest.raises(TrackingError, match=r"SQLite needs locks.* or name a path on a local disk"):
-        initialise(f"sqlite:///{tmp_path}/mlflow.db", "exp")
+        check_store(f"sqlite:///{tmp_path}/mlflow.db", "exp")
 
 
 def test_who_may_only_read_a_run_cannot_lock_it(tmp_path: Path) -> None:

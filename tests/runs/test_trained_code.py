@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
 HELPER = "def pool(x):\n    return x.mean(1)\n"
 SIZE = ("train.max_steps=8", "checkpoint.every_steps=2", "train.eval_every=100", "tracking=off")
 OWN = ("model._target_=net.Net", *SIZE)
-CHANGED = "helper.py: 1 line changed since attempt 1 (pool: return x.mean(1) -> return x.amax(1))"
+CHANGED = "helper.py: changed since attempt 1"
 
 
 @pytest.fixture
@@ -120,15 +120,10 @@ def test_only_what_changes_the_training_is_a_change() -> None:
     source = 'class A:\n    """Old."""\n\n    def f(self, x):\n        return x + 1\n\ny = 2\n'
     assert told(source, source.replace("Old", "New").replace("y = 2", "y  =  2  # two")) == ""
     assert told(source, source.replace("x + 1", "(x +\n  1)")) == ""
-    assert told(source, source.replace("+ 1", "- 1")) == (
-        "m.py: 1 line changed since attempt 1 (A.f: return x + 1 -> return x - 1)"
-    )
-    assert told(source, source.replace("y = 2", "y = 3")) == (
-        "m.py: 1 line changed since attempt 1 (y = 2 -> y = 3)"
-    )
-    more = source.replace("+ 1", "- 1") + "\ndef g():\n    @staticmethod\n    def h(): return 1\n"
-    assert told(source, more) == "m.py: 5 lines changed since attempt 1 (A.f, g, g.h)"
-    assert told("x = ", "x = 1") == "m.py: 1 line changed since attempt 1 (x = -> x = 1)"
+    changed = "m.py: changed since attempt 1"
+    assert told(source, source.replace("+ 1", "- 1")) == changed
+    assert told(source, source.replace("y = 2", "y = 3")) == changed
+    assert told("x = ", "x = 1") == changed
     many = {f"m{n}": Module(f"m{n}.py", "x = 1") for n in range(5)}
     assert difference({}, many, "attempt 1") == (
         "m0.py: new since attempt 1; m1.py: new; m2.py: new; 2 more files"
@@ -158,13 +153,13 @@ def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> Non
     assert trained_code.changes(config, run) == CHANGED, "this attempt has made no checkpoint yet"
     run.end_attempt("failed", error="")
     edit(project / "helper.py", "amax", "sum")
-    assert "(pool: return x.mean(1) -> return x.sum(1))" in trained_code.changes(config, run)
+    assert trained_code.changes(config, run) == CHANGED
     run.begin_attempt(first_step=4)
     trained_code.record(config, run)
     (run.checkpoints / "step-00000006").mkdir()
     assert trained_code.changes(config, run) == ""
     edit(project / "helper.py", "sum", "mean")
-    assert "since attempt 3 (pool: return x.sum(1)" in trained_code.changes(config, run)
+    assert trained_code.changes(config, run) == "helper.py: changed since attempt 3"
     assert trained_code.turning_points(run.read()) == {4: CHANGED}
     copy = project / "copy"
     copy.mkdir()
@@ -185,16 +180,14 @@ def test_a_branch_knows_the_code_of_its_checkpoint(project: Path) -> None:
     run.begin_attempt(first_step=4)
     trained_code.record(config, run)
     (run.checkpoints / "step-00000006").mkdir()
-    for step, code in ((4, "mean"), (6, "sum")):
+    for step in (4, 6):
         config.seed = step
         child = RunDir.of(config, "digest")
         freeze(config, child)
         trained_code.inherit(run, child, step)
         (child.checkpoints / f"step-{step:08d}").mkdir(parents=True)
         edit(project / "helper.py", "sum", "amax")
-        assert trained_code.changes(config, child) == (
-            CHANGED.replace("attempt 1", "the branch").replace("mean", code)
-        )
+        assert trained_code.changes(config, child) == CHANGED.replace("attempt 1", "the branch")
         child.begin_attempt(first_step=step)
         trained_code.record(config, child)
         assert "since the branch" in trained_code.changes(config, child)
@@ -244,7 +237,7 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"error: {run}/checkpoints/step-00000004 does not fit the model: ")
     assert "more.weight is not in the checkpoint; last.bias is not in the model. The code" in last
-    assert "net.py: 2 lines changed since attempt 1 (Net.__init__)" in last
+    assert "net.py: changed since attempt 1" in last
     for choice in ("name=OTHER", "train.from_scratch=true"):
         assert choice in last
     assert "Traceback" not in done.stderr
@@ -269,33 +262,8 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
     (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=project).stdout)
     assert row["changed_code"] == f"other code from step 2 on: {CHANGED}"
     edit(project / "helper.py", "amax", "mean")
-    assert "since attempt 3 (pool: return x.amax(1) -> return x.mean(1))" in train(*OWN).stderr
+    assert "helper.py: changed since attempt 3" in train(*OWN).stderr
     assert run_json(run) == record
-
-
-@pytest.mark.slow
-def test_a_sweep_resume_and_evaluate_say_it(
-    train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
-) -> None:
-    train(*OWN, code=1, STOP="yes")
-    (run,) = runs(project / "runs")
-    edit(project / "helper.py", "mean", "amax")
-    evaluated = run_module("hpctrain", "evaluate", run.name, cwd=project)
-    assert f"{run.name} was trained with other code than that of now: {CHANGED}" in evaluated.stderr
-    said = f"{run.name}: the code has changed: {CHANGED}"
-    dry = train("-m", *OWN, "launch.dry_run=true", **no_sbatch)
-    assert said in dry.stderr
-    resumed = run_module("hpctrain", "resume", run.name, cwd=project, **no_sbatch)
-    assert said in resumed.stderr
-    (log,) = (run / "logs").glob("*_log.out")
-    assert CHANGED in log.read_text(), "the job says it, too"
-    edit(project / "helper.py", "amax", "sum")
-    again = train("-m", *OWN, **no_sbatch)
-    assert "since attempt 2" in again.stderr
-    assert "launch.rerun=all" in again.stderr
-    train("-m", *OWN, "launch.rerun=all", **no_sbatch)
-    assert len(run_json(run)["attempts"]) == 1
-    assert run_json(Path(f"{run}.1"))["attempts"][1]["code_changed"] == CHANGED
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Tests of the command of a search, on this machine."""
 
 import re
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,20 +12,12 @@ from hpctrain import lock
 from hpctrain.errors import StorageError
 from hpctrain.search.study_file import study_storage
 from hpctrain.search.trials import Found
-from hpctrain.search.worker_arrays import WorkerFile, new_worker
-from tests import cluster, forkserver
 from tests.conftest import Completed, run_json, runs
-from tests.postgres import Postgres
-from tests.search.conftest import HELD, Begin
+from tests.search.conftest import Begin
 
 Train = Callable[..., Completed]
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
-KILLED = (
-    *("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=3"),
-    *("optimizer.lr=tag(log,interval(1e-4,1e-1))", "hydra.sweeper.n_trials=4"),
-    *("train.max_steps=36", "hydra.sweeper.rungs=[6,12]", "hydra.sweeper.eta=2"),
-)
 GIVEN = ("train.max_steps=9", "hydra.sweeper.rungs=[1,3]", "hydra.sweeper.study_name=mine")
 
 
@@ -115,8 +105,8 @@ def test_a_file_system_without_locks_is_refused(
 
 
 def test_locks_of_one_host_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = f"server:/x {tmp_path} nfs rw,local_lock=all,vers=3 0 0\n/dev/x / ext4 rw 0 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_: mounts)  # a stand-in for /proc/self/mounts
+    table = f"9 1 0:9 / {tmp_path} rw - nfs server:/x rw,local_lock=all\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: table)  # for /proc/self/mountinfo
     assert lock.why_no_locks(tmp_path) == f"{tmp_path} (nfs) is mounted with local_lock=all"
     assert lock.why_no_locks(tmp_path, alone=True) == ""
 
@@ -173,73 +163,3 @@ def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[s
     # This search is also tracked.
     search = (*SEARCH[:-1], "seed=range(0,9)", "metric=train/bubble", "hydra.sweeper.n_trials=1")
     assert "train/bubble" in train(*search, code=4, **no_sbatch).stderr
-
-
-def start_worker(sweep: Path) -> "forkserver.Popen":
-    folder = new_worker(sweep, WorkerFile())
-    return forkserver.Popen([sys.executable, "-m", "hpctrain", "work", str(folder)])
-
-
-@pytest.mark.slow
-def test_kills_in_the_training_change_no_value(begin: Begin, tmp_path: Path) -> None:
-    """Real trainings of digits: `kill -9` reaches a worker in its first, third and fifth piece."""
-    found = []
-    for disturbed in (True, False):
-        sweep = begin(*KILLED, f"output_dir={tmp_path}/{disturbed}")
-        folder_of_runs = sweep.parents[1]
-        for pieces in (0, 2, 4) if disturbed else ():
-            process = start_worker(sweep)
-
-            def trains(least: int = pieces, folder: Path = folder_of_runs) -> bool:
-                records = [run_json(run) for run in runs(folder)]
-                begun = sum(len(record["attempts"]) for record in records)
-                return begun > least and "running" in [record["state"] for record in records]
-
-            cluster.wait_for(trains, 400, "a training")
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert start_worker(sweep).wait(900) == 0
-        search_now = Found.of(sweep)
-        assert search_now.ended
-        found.append(search_now)
-    killed, alone = found
-    assert [t.values for t in killed.trials] == [t.values for t in alone.trials]
-    assert [t.state for t in killed.trials] == [t.state for t in alone.trials]
-    assert killed.best is not None
-    assert killed.best.params == alone.best.params  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-def test_two_workers_on_postgresql_of_which_one_is_killed(
-    postgres: Postgres, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "held.py").write_text(HELD)
-    (hold := tmp_path / "hold").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    search = (*KILLED, "task._target_=held.Task", f"hydra.sweeper.storage={postgres.uri}")
-    sweep = begin(*search)
-    killed, other = start_worker(sweep), start_worker(sweep)
-
-    def both_train() -> bool:
-        states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
-        return states == ["running", "running"]
-
-    cluster.wait_for(both_train, 400, "two trainings")
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    # The server, or a firewall, ends the connections that others have.
-    others = "pid <> pg_backend_pid() AND datname IS NOT NULL"
-    ended = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {others}"
-    assert int(postgres.ask(ended)) > 0
-    hold.unlink()
-    assert other.wait(900) == 0
-    found = Found.of(sweep)
-    assert found.ended
-    assert {trial.state for trial in found.trials} == {"finished", "pruned"}
-    assert postgres.ask("SELECT count(*) FROM trials") == "4"
-    assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
-    # The same command finds the study there, and goes on with it.
-    assert begin(*search, "hydra.sweeper.n_trials=5") == sweep
-    assert start_worker(sweep).wait(900) == 0
-    assert postgres.ask("SELECT count(*) FROM trials") == "5"

@@ -31,9 +31,6 @@ def settings(max_steps: int | None = 8000, **given: Any) -> Settings:
         ({"rungs": [500, 2000]}, (500, 2000, 8000)),
         ({"rungs": [500, 8000]}, (500, 8000)),
         ({"rungs": 500}, (500, 8000)),
-        ({"first_rung": 500, "eta": 4}, (500, 2000, 8000)),
-        ({"first_rung": 500}, (500, 1000, 2000, 4000, 8000)),
-        ({"first_rung": 500, "eta": [2, 3, 3]}, (500, 1000, 3000, 8000)),
     ],
 )
 def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[int, ...]) -> None:
@@ -66,9 +63,7 @@ def test_the_wrong_direction_is_told(
         ({"rungs": [0.5, 2000]}, "0.5 is no global step"),
         ({"rungs": [0, 2000]}, "0 is no global step"),
         ({"rungs": []}, "rungs=[]: [] is no global step"),
-        ({"rungs": [5], "first_rung": 5}, "give it or hydra.sweeper.first_rung, not both"),
         ({"rungs": [5], "max_steps": None}, "give train.max_steps, too"),
-        ({"first_rung": 500, "eta": 1}, "eta=1: with hydra.sweeper.first_rung it must be more"),
         ({"rungs": [5], "eta": 0.5}, "eta=0.5: it must be a number from 1 on"),
         ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it needs one number, or 1"),
         ({"rungs": [5], "eta": True}, "eta=True: it must be a number from 1 on"),

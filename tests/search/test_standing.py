@@ -49,22 +49,12 @@ def test_status_of_a_search_that_is_over(
     assert "The best is trial 5, `digits-00000005` (lr=" in text
     assert "): val/loss is 0.011111 at step 90." in text
     # A step takes two ranks a second: 7 x 10 + 3 x 30 + 90 steps, and 3 s of the failed trial.
-    assert f"taken {2 * 253 / 3600:.3g} device-hours; all of them up to step 90" in text
-    assert f"would take about {12 * 2 * 90 / 3600:.3g} (77% saved)" in text
+    assert f"taken {2 * 253 / 3600:.3g} device-hours." in text
     assert "The search is over: no trial is left" in text
     told = json.loads(shown(capsys, status, "--dir", tmp_path, "2026", "--json"))
     assert (len(told["runs"]), told["search"]["best"]) == (12, 5)
     assert told["search"]["rungs"][1]["promoted"] == 1
     assert told["search"]["trials"][5]["values"]["90"] == pytest.approx(1 / 90)
-
-
-def test_status_of_a_search_without_a_trial(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
-) -> None:
-    make_search(tmp_path, 0, over=False)
-    text = shown(capsys, status, "--dir", tmp_path, "2026")
-    assert words(text)[1:3] == [["rung", "step"], ["1", "10"]]
-    assert "No worker runs: the same command goes on" in text
 
 
 def test_status_of_a_search_that_goes_on(
@@ -118,25 +108,17 @@ def test_the_end_of_a_search_is_recorded_for_mlflow(tmp_path: Path, no_slurm: No
     assert ended[0]["reason"] == "pruned: val/loss=0.6 at step 10 is not in the best 1/3"
 
 
-@pytest.mark.slow
-def test_the_report_tells_whether_pruning_was_safe(
+def test_the_report_of_a_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
 ) -> None:
     make_search(tmp_path, 24)
     page = tmp_path / "search.html"
     text = shown(capsys, report_command, "--dir", tmp_path, "2026", "--html", page)
-    safe = (
-        "Order of the 8 trials at step 10 and at step 30: rank correlation 1.00 (95% interval 0.99 "
-        "to 1.00); the order is stable, so pruning was safe."
-    )
     content = re.sub("</?code>", "", page.read_text())
     for each in (text, content):
-        assert safe in each
         assert "device-hours" in each
         assert "digits-00000005" in each
     assert text.count("failed: ValueError: no luck") == 1, "a pruned trial has a result"
-    assert content.count("to rung ") == 3, "a line of the legend for each rung"
-    assert "Variance of" not in text
     told = json.loads(shown(capsys, report_command, "--dir", tmp_path, "2026", "--json"))
     assert (len(told["runs"]), told["search"]["best"]) == (24, 5)
 

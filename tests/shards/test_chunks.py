@@ -3,7 +3,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -322,60 +321,6 @@ def test_missing_libraries(tmp_path):
 # Threads, memory, processes
 
 
-def test_each_chunk_is_decoded_once(tmp_path):
-    cache = ChunkCache()
-    path = write(tmp_path / "a.h5", **FILTERS["zstd"])
-    with ThreadPoolExecutor(3) as pool:
-        chunked = read(path, cache, pool)
-        chunked.prefetch(np.arange(50))
-        for start in range(0, 48, 8):  # in blocks, as a block shuffle reads
-            compare(chunked, IMAGES, np.random.default_rng(0).permutation(8) + start)
-        compare(chunked, IMAGES, range(50))
-    assert cache.decoded == 7
-    compare(chunked, IMAGES, ROWS)  # the pool has ended
-    compare(read(path, cache), IMAGES, ROWS)  # the file is opened again
-    assert cache.decoded == 7
-    write(path, IMAGES + 1, **FILTERS["zstd"])  # another file
-    compare(read(path, cache), IMAGES + 1, ROWS)
-
-
-def test_threads_that_need_the_same_chunk_load_it_once():
-    cache, calls, begun = ChunkCache(), [], threading.Event()
-
-    def load(buffer):
-        calls.append(1)
-        begun.wait(60)
-        buffer[:] = 3
-
-    def use():
-        with cache.use("key", 80, load) as buffer:
-            return buffer.tolist()
-
-    with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(use) for _ in range(3)]
-        cache.start("key", 80, load, pool)
-        begun.set()
-        assert [each.result() for each in found] == [[3] * 80] * 3
-    assert len(calls) == 1
-    assert cache.nbytes == 80
-
-
-def test_a_chunk_in_use_stays():
-    cache = ChunkCache(20)
-    fill = {key: lambda buffer, key=key: buffer.fill(key) for key in range(9)}
-    with cache.use(0, 10, fill[0]) as kept:
-        for key in range(1, 9):
-            with cache.use(key, 10, fill[key]) as buffer:
-                assert buffer.tolist() == [key] * 10
-        assert kept.tolist() == [0] * 10
-        assert cache.nbytes == 20
-        assert 0 in cache
-    with pytest.raises(ZeroDivisionError), cache.use(9, 10, lambda _: 1 / 0):
-        pass
-    assert 9 not in cache
-    assert cache.nbytes <= 20
-
-
 def test_memory_is_bounded(tmp_path):
     size = IMAGES[:8].nbytes
     path = write(tmp_path / "a.h5", **FILTERS["lz4"])
@@ -388,14 +333,6 @@ def test_memory_is_bounded(tmp_path):
                 chunked.prefetch(rows)
                 compare(chunked, IMAGES, rows)
                 assert cache.nbytes <= max(room, 3 * size)  # 3 chunks are in use by 3 threads
-
-
-def test_a_reader_inside_the_pool(tmp_path):
-    """A thread of the pool must not wait for tasks in the queue of its own pool."""
-    path = write(tmp_path / "a.h5", **FILTERS["gzip"])
-    with ThreadPoolExecutor(1) as pool:
-        chunked = read(path, pool=pool)
-        pool.submit(compare, chunked, IMAGES, range(50)).result(60)
 
 
 @pytest.mark.parametrize(

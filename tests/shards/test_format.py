@@ -1,4 +1,3 @@
-import fcntl
 import json
 import os
 import shutil
@@ -109,25 +108,6 @@ def test_categories_are_kept(tmp_path):
     assert index.digest != write_shards(tmp_path, batches).digest
 
 
-def test_categories_of_what_is_no_field(tmp_path):
-    batches = [("train", {"label": np.arange(3)})]
-    with pytest.raises(DataError, match="categories of 'x': there is no such field"):
-        write_shards(tmp_path, batches, categories={"x": ["a"]})
-    assert os.listdir(tmp_path) == []
-
-
-def test_shards_are_filled_up_to_the_size(tmp_path):
-    index = write_shards(tmp_path, [("train", {"x": np.arange(10)})], max_bytes=24)
-    assert [shard.count for shard in index.shards] == [3, 3, 3, 1]
-
-
-def test_a_sample_larger_than_a_shard_is_a_shard(tmp_path):
-    lengths = [1, 100, 1, 1]
-    text = [np.zeros(length, np.uint8) for length in lengths]
-    index = write_shards(tmp_path, [("train", {"text": text})], max_bytes=30)
-    assert [shard.count for shard in index.shards] == [1, 1, 2]
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from([*DTYPES]),
@@ -154,19 +134,6 @@ def test_statistics_beyond_float64_are_none(tmp_path, largest):
     values = write_shards(tmp_path, [("train", {"x": x})]).statistics["train"]["x"]
     assert (values.std, values.min, values.max) == (None, -largest, largest)
     assert Index.load(tmp_path).statistics["train"]["x"] == values
-
-
-def test_samples_are_copied(tmp_path):
-    buffer = np.zeros(4, np.int32)
-
-    def batches():
-        for value in range(3):
-            buffer[:] = value
-            yield "train", {"x": buffer}
-
-    write_shards(tmp_path, batches())
-    with h5py.File(tmp_path / "train-00000.h5") as file:
-        assert file["x"][:].tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
 BAD = [
@@ -211,17 +178,6 @@ def test_later_batches_have_the_schema_of_the_first(tmp_path, batch, words):
     assert words in str(error.value)
 
 
-def test_a_split_has_a_portable_name(tmp_path):
-    with pytest.raises(DataError, match=r"split '\.\./x'"):
-        write_shards(tmp_path, [("../x", {"x": np.zeros(2)})])
-
-
-def test_no_samples(tmp_path):
-    with pytest.raises(DataError, match="no samples"):
-        write_shards(tmp_path, [], fields={"x": Field("uint8")})
-    assert os.listdir(tmp_path) == []
-
-
 def test_an_exception_leaves_nothing_behind(tmp_path):
     def batches():
         yield "train", {"x": np.zeros(100)}
@@ -230,12 +186,6 @@ def test_an_exception_leaves_nothing_behind(tmp_path):
     with pytest.raises(RuntimeError, match="in the source"):
         write_shards(tmp_path, batches(), max_bytes=80)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot write"):
-        write_shards(tmp_path / "file" / "set", [("train", {"x": np.zeros(2)})])
 
 
 def test_two_writers_do_not_meet(tmp_path):
@@ -261,14 +211,6 @@ def test_nothing_is_removed_behind_a_link(tmp_path):
     with pytest.raises(StorageError, match="set: it is a link, or lies behind one"):
         commit.settle(folder)
     assert os.listdir(private) == []
-
-
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
 
 
 CRASH = """

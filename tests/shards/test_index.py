@@ -91,12 +91,6 @@ def test_categories(folder):
     )
 
 
-@pytest.mark.parametrize("categories", [3, {"label": 3}, [["label", ["a"]]]])
-def test_categories_that_are_none(folder, categories):
-    edit(folder, lambda content: content.update(categories=categories))
-    assert f"{folder}/index.json is damaged: $.categories" in refused(folder)
-
-
 def test_the_digest_of_a_data_set_does_not_change_with_our_versions():
     """Runs and staged copies store the digest, so no version of hpctrain may change it."""
     fields = {"x": Field("float32", (2,)), "t": Field("uint8", variable=True)}
@@ -128,18 +122,10 @@ def refused(folder):
     return str(error.value)
 
 
-def test_no_folder(tmp_path):
-    assert refused(tmp_path / "nowhere") == f"the data folder {tmp_path}/nowhere does not exist"
-
-
 def test_no_index(tmp_path):
     message = refused(tmp_path)
     assert f"{tmp_path} has no index.json" in message
     assert "run it again" in message
-
-
-def test_a_file_is_no_folder(folder):
-    assert "is a file; a data set is a folder" in refused(folder / "index.json")
 
 
 @pytest.mark.parametrize(
@@ -202,19 +188,6 @@ def test_a_shard_of_another_size(folder, change, word):
     assert str(error.value).endswith(f"lists {shard.bytes}")
 
 
-def test_a_failed_save_leaves_the_old_index_and_nothing_else(folder, monkeypatch):
-    index, before = Index.load(folder), sorted(os.listdir(folder))
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        Index(index.fields, index.shards[:1]).save(folder)
-    assert sorted(os.listdir(folder)) == before
-    assert Index.load(folder) == index
-
-
 @pytest.mark.parametrize("name", ["", ".x", "-x", "a/b", "a b", "é", "x\n"])
 def test_names_that_are_not_portable(name):
     with pytest.raises(DataError, match="a name has letters, digits"):
@@ -227,11 +200,6 @@ def test_the_login_node_needs_neither_torch_nor_h5py():
         "sys.exit(bool({'torch', 'h5py', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_hundred_thousand_shards_are_quick_to_look_up():
-    shards = tuple(Shard(f"t-{i}.h5", "train", 10**5, 1, "xxh3_128:0") for i in range(100_000))
-    assert Index({"x": Field("uint8")}, shards).split("train").count == 10**10
 
 
 @pytest.mark.parametrize("wrong", [1e30, [], "x"])

@@ -77,42 +77,12 @@ def test_ranks_run_on_four_hosts() -> None:
     assert sorted(hosts) == sorted(["node1", "node2", "node3", "node4"] * 2)
 
 
-def test_nodes_reach_each_other_by_name(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        """
-import os, socket, time
-if os.environ["SLURM_PROCID"] == "0":
-    with socket.create_server(("", 7000)) as server:
-        server.settimeout(20)
-        print(server.accept()[1][0])
-else:
-    for _ in range(100):
-        try:
-            socket.create_connection(("node1", 7000), timeout=1)
-            break
-        except OSError:
-            time.sleep(0.1)
-"""
-    )
-    said = cluster.slurm("srun", "-N2", "--nodelist=node[1-2]", "python3", str(program))
-    assert said == f"{subnet()}.12"
-
-
 def test_gpus_are_given_to_jobs() -> None:
     mask = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert cluster.slurm("srun", "--gpus-per-node=2", *mask) == "0,1"
     assert cluster.slurm("srun", "--gpus-per-node=1", *mask) == "0"
     with pytest.raises(AssertionError, match="Requested node configuration is not available"):
         cluster.slurm("srun", "--gpus-per-node=3", *mask)
-
-
-def test_accounting_knows_an_ended_job() -> None:
-    job = cluster.sbatch("exit 3", "--output=/dev/null", "--mem=1000", "--job-name=three")
-    cluster.wait_for(lambda: cluster.job_state(job) == "FAILED", 90, f"job {job} fails")
-    ask = ("sacct", "-X", "-n", "-P", "--jobs", job, "--format=JobName,ExitCode")
-    # If a job ends at once, sacct knows its name only some seconds after the job itself.
-    cluster.wait_for(lambda: cluster.slurm(*ask) == "three|3:0", 90, f"job {job} in sacct")
 
 
 def test_a_job_without_the_environment_finds_the_cluster(tmp_path: Path) -> None:
@@ -122,36 +92,6 @@ def test_a_job_without_the_environment_finds_the_cluster(tmp_path: Path) -> None
     job = cluster.sbatch(script, "--export=NONE", f"--output={out}", "--nodelist=node3")
     cluster.wait_for(lambda: cluster.job_state(job) == "COMPLETED", 90, f"job {job} ends")
     assert out.read_text() == "node3\n"
-
-
-def test_scratch_is_one_path_and_a_folder_per_node(tmp_path: Path) -> None:
-    scratch = Path(os.environ["SLURM_CONF"]).parent / "scratch"
-    program = f"echo $SLURMD_NODENAME > {scratch}/name; sleep 1; cat {scratch}/name"
-    assert sorted(cluster.slurm("srun", "-N2", "sh", "-c", program).split()) == ["node1", "node2"]
-
-
-@pytest.mark.slow
-def test_preempted_then_hurried(tmp_path: Path) -> None:
-    """A preempted job gets SIGTERM and is requeued, and `hurry` starts it again as restart 1."""
-    out = tmp_path / "out"
-    script = (
-        "trap 'echo terminated' TERM; echo start ${SLURM_RESTART_COUNT:-0};"
-        "while :; do sleep 0.2; done"
-    )
-    options = ("--partition=preemptible", f"--output={out}", "--open-mode=append", "-N2")
-    job = cluster.sbatch(f'exec srun --open-mode=append sh -c "{script}"', *options)
-    try:
-        cluster.wait_for(lambda: out.exists() and "start" in out.read_text(), 90, "the job starts")
-        done = cluster.tool("preempt", job)
-        assert done.returncode == 0, done.stderr
-        assert f"from job {job}" in done.stdout
-        cluster.wait_for(lambda: "terminated" in out.read_text(), 10, "SIGTERM")
-        done = cluster.tool("hurry", job)
-        assert done.returncode == 0, done.stderr
-        cluster.wait_for(lambda: "start 1" in out.read_text(), 90, "the second start")
-        assert "Restarts=1" in cluster.slurm("scontrol", "show", "job", job)
-    finally:
-        cluster.slurm("scancel", job)
 
 
 def test_preempt_and_hurry_refuse_other_jobs() -> None:
@@ -181,35 +121,6 @@ def test_a_killed_daemon_is_healed_and_its_job_goes_on() -> None:
         cluster.slurm("scancel", job)
 
 
-@pytest.mark.slow
-def test_a_cut_node_loses_its_job_and_is_healed() -> None:
-    job = cluster.sbatch("sleep 600", "--output=/dev/null", "--nodelist=node4", "--no-requeue")
-    cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 90, "the job starts")
-    assert cluster.tool("cut", "node4").returncode == 0
-    connect = "import socket; socket.create_connection(('node4', 6818), timeout=1)"
-    on_node1 = ("exec", "--node", "node1", "--", "python3", "-c", connect)
-    assert cluster.tool(*on_node1).returncode == 1
-    cluster.wait_for(lambda: cluster.job_state(job) == "NODE_FAIL", 180, "the node is given up")
-    done = cluster.tool("heal", "node4")
-    assert done.returncode == 0, done.stderr
-    assert cluster.tool(*on_node1).returncode == 0
-    assert cluster.slurm("srun", "--nodelist=node4", "hostname") == "node4"
-
-
-def test_up_again_changes_nothing() -> None:
-    before = cluster.tool("status").stdout.split("\n\n")[0]
-    done = cluster.tool("up")
-    assert (done.returncode, done.stdout) == (0, "already up: 4 nodes\n")
-    assert cluster.tool("status").stdout.split("\n\n")[0] == before
-    assert cluster.tool("up", "--nodes", "2").returncode == 1
-
-
-def test_env_names_the_configuration() -> None:
-    assert cluster.tool("env").stdout == f"export SLURM_CONF={os.environ['SLURM_CONF']}\n"
-    said = cluster.tool("exec", "--", "sh", "-c", "echo $SLURM_CONF", SLURM_CONF="elsewhere")
-    assert said.stdout.strip() == os.environ["SLURM_CONF"]
-
-
 @pytest.mark.parametrize("command", [["cut", "node9"], ["up", "--nodes", "0"], ["dance"], []])
 def test_usage_errors(command: list[str]) -> None:
     done = cluster.tool(*command)
@@ -222,15 +133,6 @@ def test_bad_settings_are_explained(setting: str) -> None:
     done = cluster.tool("check", HPCTRAIN_DEV_CLUSTER=setting)
     assert done.returncode == 2
     assert f"HPCTRAIN_DEV_CLUSTER={setting}: expected FOLDER[:SUBNET]" in done.stderr
-
-
-def test_a_subnet_in_use_is_refused() -> None:
-    done = cluster.tool("up", HPCTRAIN_DEV_CLUSTER=f"/tmp/x:{subnet()}.0/25")
-    assert done.returncode == 2
-    done = cluster.tool("up", HPCTRAIN_DEV_CLUSTER=f"/tmp/x:{subnet()}.0/24")
-    assert done.returncode == 1
-    assert f"{subnet()}.0/24 is already in use here" in done.stderr
-    assert cluster.slurm("sinfo", "--noheader")
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
@@ -254,16 +156,6 @@ def test_a_missing_right_is_named() -> None:
             called = [*nobody, str(copy / "dev-cluster"), command]
             done = subprocess.run(called, capture_output=True, text=True)
             assert (done.returncode, "needs root" in done.stderr) == (4, True), command
-
-
-@pytest.mark.slow
-def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    for command in ("up", "down"):
-        done = cluster.tool(command, HPCTRAIN_DEV_CLUSTER=f"{tmp_path}:10.78.0.0/24")
-        assert done.returncode == 1
-        assert "this tool has not made it" in done.stderr
-    assert (tmp_path / "thesis.tex").exists()
 
 
 @pytest.mark.slow
@@ -325,21 +217,6 @@ def test_from_up_to_down_nothing_is_left(
     assert not any(alive(pid) for pid in daemons)
     assert left_behind(tmp_path) == [f"{tmp_path}/second.logs"]
     assert (tmp_path / "second.logs" / "slurmctld-head").exists()
-
-
-@pytest.mark.slow
-def test_a_daemon_that_fails_is_shown_and_all_is_cleaned(
-    second: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
-    fake = tmp_path / "slurmd"
-    fake.write_text('#!/bin/sh\n[ "$1" = -V ] && echo slurm 22.05.8 && exit\necho boom\nexit 1\n')
-    fake.chmod(0o755)
-    code, said = second("up", "--nodes", "1", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert code == 1
-    assert "slurmd-node1 ended" in said
-    assert "boom" in said
-    assert "Traceback" not in said
-    assert left_behind(tmp_path) == []
 
 
 def test_a_copy_of_the_folder_works_from_anywhere(tmp_path: Path) -> None:

@@ -96,30 +96,3 @@ def test_a_part_that_fails_is_named_and_the_same_array_goes_on(here: Path) -> No
     assert as_the_reference(here)
     run_module("data_prep", "finalize", OUT, cwd=here)
     assert "--part" not in Index.load(here / OUT).provenance["command"]
-
-
-@pytest.mark.slow
-def test_arrays_that_are_not_all_the_parts(here: Path) -> None:
-    given = ("preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
-    for array in ("0-1", "2", "1-5:2"):
-        job = submit(here, f"--array={array}", *given)
-        tasks = cluster.slurm("squeue", "--array", "--noheader", "--format=%i", "--jobs", job)
-        tasks = tasks or cluster.slurm("sacct", "-X", "-n", "--format=JobID%20", "--jobs", job)
-        assert set(ended(here, *tasks.split())) == {"FAILED|2:0"}
-        assert "--array must have all parts, counted from 1" in output(here, tasks.split()[0])
-    assert not (here / OUT).exists()
-
-
-@pytest.mark.slow
-def test_a_task_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
-    """Slurm does not requeue a preempted task that ends by itself within the grace time."""
-    slow = script(here.parent / "python", f"sleep 60\n{HAND_ON}")
-    shape = ("--partition=preemptible", "--array=1", "preprocess.sbatch")
-    task = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow)) + "_1"
-    cluster.wait_for(lambda: cluster.job_state(task) == "RUNNING", 90, "the task")
-    assert cluster.tool("preempt", task).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(task) == "PENDING", 180, "the requeue")
-    script(slow, HAND_ON)
-    come_back(task)
-    assert ended(here, task) == ["COMPLETED|0:0"]
-    assert as_the_reference(here)

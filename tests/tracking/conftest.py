@@ -28,15 +28,18 @@ def python(*args: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A store that six processes have created at the same time, and their exit codes.
+    """A store that three processes have created at the same time, and their exit codes.
 
     Before, a process was killed while it created the store.
     """
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    killed = subprocess.Popen(
-        python("-m", "hpctrain.tracking.uploading.client", f"sqlite:///{path}", "exp"),
-        stderr=subprocess.DEVNULL,
+    code = (
+        "from hpctrain.tracking.store import write_lock\n"
+        "from hpctrain.tracking.uploading.client import *\n"
+        f"import_mlflow(); uri = 'sqlite:///{path}'\n"
+        "with write_lock(uri): experiment_id(connect(uri), uri, 'exp')"
     )
+    killed = subprocess.Popen(python("-c", code), stderr=subprocess.DEVNULL)
     unfinished = beside(path, "new")
     while not (unfinished.exists() and unfinished.stat().st_size):
         assert killed.poll() is None
@@ -44,11 +47,7 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
     killed.kill()
     killed.wait()
     assert not path.exists()
-    code = (
-        "import sys; from hpctrain.tracking.store import initialise;"
-        f"sys.exit(not initialise('sqlite:///{path}', 'exp') or 'mlflow' in sys.modules)"
-    )
-    processes = [subprocess.Popen(python("-c", code)) for _ in range(6)]
+    processes = [subprocess.Popen(python("-c", code)) for _ in range(3)]
     return path, [process.wait(120) for process in processes]
 
 

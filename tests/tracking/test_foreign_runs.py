@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.launch.sweeps.sweep_parent import adopt
-from hpctrain.run_record import RunRecord
 from hpctrain.tracking.artifact_place import check_of_server
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.store import check_uri, experiment_id, initialise
+from hpctrain.tracking.store import check_store, check_uri, experiment_id
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
 from tests.tracking.new_tracker import new_tracker
@@ -97,7 +95,7 @@ def test_sync_sends_nothing_to_a_store_that_only_others_name(
     assert requests == []
     said = capsys.readouterr().err
     assert f"this run belongs to {'nobody' if os.geteuid() == 0 else ''}" in said
-    assert f"sync --uri '{uri}/" in said
+    assert f"status --upload --uri '{uri}/" in said
     assert SECRET not in said
 
 
@@ -118,32 +116,6 @@ def test_a_store_that_the_user_names_is_used(
     assert Upload(run, pause, "http://mine:5000")._meta.uri == "http://mine:5000"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://evil:5000/")
     assert Upload(run, pause)._meta.uri == "http://evil:5000"
-
-
-def test_a_sweep_does_not_vouch_for_the_store_of_others(
-    planted: Callable[[str], Path], tmp_path: Path
-) -> None:
-    run = planted("http://evil:5000")
-
-    class Run:
-        path = run
-
-        def read(self) -> RunRecord:
-            return RunRecord()
-
-        def update(self, **_: object) -> None:
-            pass
-
-    class Entry:
-        before = RunRecord(state="finished")
-
-        def place_in(self, parent: object) -> dict[str, object]:
-            return {}
-
-    entry = Entry()
-    entry.run = Run()  # type: ignore[attr-defined]
-    assert adopt([entry], {"uid": "p", "name": "sweep"}, tmp_path) is None  # type: ignore[list-item]
-    assert not Meta.read(run).is_ours
 
 
 @pytest.mark.parametrize(
@@ -208,7 +180,7 @@ def test_a_database_cannot_lead_files_and_passwords_elsewhere(
             os.chown(database, OTHER, OTHER)
         if table == "experiments":
             with pytest.raises(TrackingError, match=r"is not in .*mlartifacts, so nothing is sent"):
-                initialise(f"sqlite:///{database}", "exp")
+                check_store(f"sqlite:///{database}", "exp")
         capsys.readouterr()
         with pytest.raises(TrackingError, match="not everything is uploaded"):
             sync([run])

@@ -209,7 +209,7 @@ def test_importing_the_package_is_light() -> None:
         "bad = {'mlflow', 'torch', 'numpy', 'hydra', 'sqlalchemy'} & set(sys.modules);"
         "ours = [n for n in sys.modules if n.startswith('hpctrain.')"
         " and not n.startswith(('hpctrain.tracking', 'hpctrain.errors', 'hpctrain.lock',"
-        " 'hpctrain.forks', 'hpctrain.child', 'hpctrain.mailbox',"
+        " 'hpctrain.forks', 'hpctrain.child', 'hpctrain.mailbox', 'hpctrain.mounts',"
         " 'hpctrain.disk', 'hpctrain.metric_names', 'hpctrain.record', 'hpctrain.run_record',"
         " 'hpctrain.secrets', 'hpctrain.secret_text', 'hpctrain.step_names',"
         " 'hpctrain.terminal'))];"

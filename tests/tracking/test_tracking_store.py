@@ -1,10 +1,8 @@
 """Tests of the tracking URI, and of stores that are new, damaged or do not answer."""
 
 import os
-import re
 import socket
 import sqlite3
-import sys
 import tempfile
 import time
 from contextlib import closing
@@ -12,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import child
 from hpctrain.config.schema.tracking import TrackingConfig
 from hpctrain.doctor.login import mlflow_store
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.store import (
     beside,
+    check_store,
     check_uri,
     experiment_id,
-    file_system,
-    initialise,
     resolve_uri,
 )
 from hpctrain.tracking.sync import sync
@@ -29,60 +25,15 @@ from hpctrain.tracking.uploading.client import explain
 from tests.tracking.new_tracker import new_tracker
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
-MOUNTS = r"""
-/dev/sda1 / ext4 rw 0 0
-mds1@tcp:/scratch /lustre/scratch lustre rw,flock 0 0
-nas:/home /home nfs4 rw 0 0
-/dev/nvme0n1 /home/local xfs rw 0 0
-nas:/odd /my\040data nfs rw 0 0
-/dev/sdb1 /stack ext4 rw 0 0
-srv:/x /stack fuse.sshfs rw 0 0
-tmpfs /lustre/scratchy tmpfs rw 0 0
-broken
-"""
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Path:
-    path = tmp_path / "mounts"
-    path.write_text(MOUNTS)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/lustre/scratch/me/mlflow.db", "lustre"),
-        ("/lustre/scratchy/mlflow.db", "tmpfs"),
-        ("/lustre/mlflow.db", "ext4"),
-        ("/home/me/a/b/mlflow.db", "nfs4"),
-        ("/home/local/me/mlflow.db", "xfs"),
-        ("/home/local/../me/mlflow.db", "nfs4"),
-        ("/my data/mlflow.db", "nfs"),
-        ("/stack/mlflow.db", "fuse.sshfs"),
-    ],
-)
-def test_the_longest_mount_decides(mounts: Path, path: str, kind: str) -> None:
-    assert file_system(Path(path), mounts) == kind
-    uri = f"sqlite:///{path}"
-    if kind in ("ext4", "xfs", "tmpfs"):
-        check_uri(uri, mounts)
-    else:
-        with pytest.raises(TrackingError, match=rf"\({re.escape(kind)}\).*mlflow server.*--upload"):
-            check_uri(uri, mounts)
-
 
 def test_a_link_to_a_network_file_system_is_seen_through(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to("far")
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"a / ext4 rw 0 0\nb {tmp_path}/far gpfs rw 0 0\n")
-    with pytest.raises(TrackingError, match="gpfs"):
+    mounts.write_text(f"8 1 0:8 / / rw - ext4 a rw\n9 8 0:9 / {tmp_path}/far rw - gpfs b rw\n")
+    with pytest.raises(TrackingError, match=r"\(gpfs\).*mlflow server.*--upload"):
         check_uri(f"sqlite:///{tmp_path}/near/mlflow.db", mounts)
-
-
-def test_no_mount_table_refuses_nothing(tmp_path: Path) -> None:
-    check_uri("sqlite:////x/mlflow.db", tmp_path / "absent")
+    check_uri(f"sqlite:///{tmp_path}/mlflow.db", mounts)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +59,7 @@ def test_a_loop_of_links_is_no_store(
     loop.symlink_to(loop)
     uri = f"sqlite:///{tmp_path}/{name}"
     with pytest.raises(TrackingError, match="a link in this path leads to itself"):
-        initialise(uri, "exp")  # a training
+        check_store(uri, "exp")  # a training
     tracking = TrackingConfig(uri=uri)
     assert "a link in this path leads to itself" in mlflow_store(tracking).found
     new_tracker(tmp_path / "run", uri).finish("FINISHED")
@@ -130,18 +81,13 @@ def test_relative_paths_become_absolute(tmp_path: Path) -> None:
     assert resolve_uri("http://h:5000", tmp_path) == "http://h:5000"
 
 
-def test_many_processes_initialise_a_fresh_store(
-    first_store: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_processes_make_a_fresh_store(first_store: tuple[Path, list[int]]) -> None:
     path, codes = first_store
-    assert codes == [0] * 6
-    assert {each.name for each in path.parent.iterdir()} == {
-        *("mlflow.db", ".mlflow.db.lock", ".mlflow.db.init.lock")
-    }
+    assert codes == [0] * 3
+    assert {each.name for each in path.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
     assert not experiment_id(f"sqlite:///{path}", "another")
-    # A store that exists is only looked at: no process is started, which would take seconds.
-    monkeypatch.setattr(child, "python_module", lambda *_: pytest.fail("started"))
-    assert initialise(f"sqlite:///{path}", "exp")
+    assert check_store(f"sqlite:///{path}", "exp")
+    assert check_store(f"sqlite:///{path}", "another"), "an uploader makes it"
 
 
 def test_a_store_that_is_not_one(tmp_path: Path) -> None:
@@ -150,13 +96,13 @@ def test_a_store_that_is_not_one(tmp_path: Path) -> None:
     (tmp_path / "not.db").write_text("this is not a database, whatever its name says" * 100)
     assert not experiment_id(f"sqlite:///{tmp_path}/not.db", "exp")
     with pytest.raises(TrackingError, match="file is not a database"):
-        initialise(f"sqlite:///{tmp_path}/not.db", "exp")
+        check_store(f"sqlite:///{tmp_path}/not.db", "exp")
 
 
 def test_the_store_of_another_user_is_named_with_the_cure() -> None:
     # Another user cannot enter pytest's own folder.
     with tempfile.TemporaryDirectory() as shared:
-        lock = beside(Path(shared, "mlflow.db"), "init.lock")
+        lock = beside(Path(shared, "mlflow.db"), "lock")
         lock.touch()
         lock.chmod(0o600 if os.geteuid() == 0 else 0)
         Path(shared).chmod(0o755)
@@ -164,7 +110,7 @@ def test_the_store_of_another_user_is_named_with_the_cure() -> None:
             os.seteuid(65534)
         try:
             with pytest.raises(TrackingError) as caught:
-                initialise(f"sqlite:///{shared}/mlflow.db", "exp")
+                check_store(f"sqlite:///{shared}/mlflow.db", "exp")
         finally:
             os.seteuid(os.getuid())
         owner = lock.owner()
@@ -179,25 +125,7 @@ def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:
         database.execute("CREATE TABLE experiments (experiment_id INTEGER, name TEXT)")
     assert not experiment_id(f"sqlite:///{path}", "exp")
     with pytest.raises(TrackingError, match=rf"^{path}: half of an MLflow store.* delete it"):
-        initialise(f"sqlite:///{path}", "exp")
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL has killed it"),
-        ("import os; os.kill(os.getpid(), 15); exit(3)", "cannot make the store: exit code 3"),
-        ("raise SystemExit(3)", "cannot make the store: exit code 3"),
-        ("print('a'); raise SystemExit('why')", "cannot make the store: why"),
-    ],
-)
-def test_a_maker_that_fails_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
-) -> None:
-    command = [sys.executable, "-c", code], dict(os.environ)
-    monkeypatch.setattr(child, "python_module", lambda *_: command)
-    with pytest.raises(TrackingError, match=f"{re.escape(reason)}"):
-        initialise(f"sqlite:///{tmp_path}/mlflow.db", "exp")
+        check_store(f"sqlite:///{path}", "exp")
 
 
 def test_errors_are_explained_in_one_line() -> None:
@@ -212,12 +140,12 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         unused.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert not experiment_id(uri, "exp")
-        assert initialise(uri, "exp") is False
+        assert check_store(uri, "exp") is False
         assert "hpctrain status --upload" in caplog.text
         # The port is open, but there is never an answer.
         unused.listen()
         begin = time.perf_counter()
-        assert initialise(uri, "exp") is False
+        assert check_store(uri, "exp") is False
         # MLflow alone would try for minutes.
         assert time.perf_counter() - begin < 60
 
@@ -225,13 +153,13 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
 def test_a_proxy_that_forbids_is_no_missing_password(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TokenProxy(target=9, status=403) as proxy:
-        assert initialise(proxy.uri, "exp") is False
+    with TokenProxy(403) as proxy:
+        assert check_store(proxy.uri, "exp") is False
         assert "HTTP 403: something before the server forbids it" in caplog.text
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("http_proxy", proxy.uri.replace("//", "//me:secret@"))
-        assert initialise("http://tracking.example:5000", "exp") is False
+        assert check_store("http://tracking.example:5000", "exp") is False
         cure = f"so says the proxy {proxy.uri}: `export no_proxy=tracking.example` goes past it"
         assert cure in caplog.text
         assert "PASSWORD" not in caplog.text
@@ -240,23 +168,23 @@ def test_a_proxy_that_forbids_is_no_missing_password(
 def test_a_wrong_token_and_a_deleted_experiment_are_told(
     database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TokenProxy(target=9) as proxy:
+    with TokenProxy() as proxy:
         for given, refused in (
             (None, "the lack of a password"),
             ("wrong-token", "the token (MLFLOW_TRACKING_TOKEN)"),
         ):
             if given:
                 monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", given)
-            assert initialise(proxy.uri, "exp") is False
+            assert check_store(proxy.uri, "exp") is False
             assert f"HTTP 401: it refuses {refused}; export MLFLOW_" in caplog.text
         # With the right one it comes to the server behind, which is down.
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
-        assert initialise(proxy.uri, "exp") is False
+        assert check_store(proxy.uri, "exp") is False
         assert "HTTP 502" in caplog.text
     uri = f"sqlite:///{database}"
-    assert initialise(uri, "exp")
+    assert check_store(uri, "exp")
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'exp'")
-    assert initialise(uri, "exp") is False
+    assert check_store(uri, "exp") is False
     cure = f"MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id 2"
     assert cure in caplog.text

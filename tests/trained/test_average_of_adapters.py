@@ -1,9 +1,7 @@
 """The moving average of adapters: it is right in checkpoints, evaluations and exported weights."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +16,8 @@ from hpctrain.models.lora import is_adapter
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.trained.commands.export import main as export
 from tests.bounds import EXACT
-from tests.conftest import Completed, only_run, run_module, runs, torchrun
-from tests.trained.test_evaluate import check_predictions, loss_of, predictions
+from tests.conftest import Completed, only_run
+from tests.trained.test_evaluate import loss_of
 
 Train = Callable[..., Completed]
 DECAY = 0.6
@@ -98,26 +96,3 @@ def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> 
     RunDir.open(run).freeze(loaded.config)
     with pytest.raises(ConfigError, match="the run has no average"):
         load_run(run).evaluate(ema=True)
-
-
-@pytest.mark.slow
-def test_adapters_of_two_ranks_are_used_by_any_number(
-    train: Train, digits: Path, tmp_path: Path
-) -> None:
-    run = adapted_run(train, tmp_path, "parallel=zero3", ranks=2)
-    loaded = load_run(run)
-    values: dict[int, Any] = {}
-    for ranks in (1, 3, 4):
-        said = torchrun(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout
-        values[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]["loss"]
-        torchrun(ranks, "predict", run.name, str(digits), f"out{ranks}", cwd=tmp_path)
-        assert values[ranks] == pytest.approx(loaded.result["val/loss"], rel=EXACT)
-        check_predictions(tmp_path / f"out{ranks}", predictions(tmp_path / "out1"))
-    whole = loss_of(loaded.model(ema=True), loaded, digits)
-    assert values[1] == pytest.approx(whole, rel=EXACT)
-    # Their merged weights are a start for another run, on one rank.
-    run_module("hpctrain", "export", str(run), str(tmp_path / "merged"), "--merge", "--ema")
-    start = (f"checkpoint.init_from={tmp_path}/merged", "optimizer.lr=1e-12")
-    train(*QUICK, *start, "train.max_steps=1")
-    (other,) = set(runs(tmp_path / "runs")) - {run}
-    assert load_run(other).result["val/loss"] == pytest.approx(whole, rel=EXACT)

@@ -232,7 +232,7 @@ LM = (
     *("experiment=stdlib_lm", "model.dim=32", "model.layers=2", "model.heads=4"),
     *("model.tied=false", "model.vocab_size=300", "data.windows.length=17"),
     *("train.max_steps=2", "train.global_batch_size=4", "train.log_every=2", "train.eval_every=2"),
-    *("train.sample_prompt=null", "monitor.enabled=false", "tracking=off", "precision=fp64"),
+    *("monitor.enabled=false", "tracking=off", "precision=fp64"),
 )
 
 

@@ -1,15 +1,10 @@
 """Optimizers as others write them, small but faithful, for tests."""
 
 import math
-import os
-import signal
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-
-from hpctrain.training import Hook, RunState
 
 
 class Own(Optimizer):
@@ -250,16 +245,3 @@ class RankNumber(Own):
 
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         p.sub_(grad, alpha=group["lr"])
-
-
-class Kills(Hook):
-    """Kills rank 0 after these steps, each once in a folder."""
-
-    def __init__(self, at: list[int]) -> None:
-        self.at = at
-
-    def after_step(self, state: RunState) -> None:
-        mark = Path(f"killed-{state.step}")
-        if state.step in self.at and torch.distributed.get_rank() == 0 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)

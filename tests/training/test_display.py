@@ -24,7 +24,7 @@ def last_line(monkeypatch: pytest.MonkeyPatch, width: int, encoding: str) -> str
     # As the command line sets it up: letters that the terminal lacks are written as escapes.
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    monkeypatch.setattr(display, "GuardedConsole", lambda stderr: console)
+    monkeypatch.setattr(display, "Console", lambda stderr: console)
     bar = display.Bar("val/mse")
     bar.start(123456, 198000)
     bar.report(123457, METRICS)
@@ -36,20 +36,14 @@ def last_line(monkeypatch: pytest.MonkeyPatch, width: int, encoding: str) -> str
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 @pytest.mark.parametrize(
-    ("width", "elapsed", "last"),
-    [
-        (60, "", "loss 0.1234"),
-        (80, "0:00:00 +", "loss 0.1234"),
-        (100, "0:00:00 +", "val acc 0.98"),
-        (140, "0:00:00 +", "12,345 samples/s"),
-    ],
+    ("width", "last"), [(60, "val mse 0.5"), (90, "val acc 0.98"), (140, "12,345 samples/s")]
 )
 def test_the_bar_is_one_line_and_has_the_main_metric(
-    monkeypatch: pytest.MonkeyPatch, width: int, elapsed: str, last: str, encoding: str
+    monkeypatch: pytest.MonkeyPatch, width: int, last: str, encoding: str
 ) -> None:
     line = last_line(monkeypatch, width, encoding)
     assert len(line) <= width
-    assert re.match(rf"[━╸-]+\S* +123456/198000 +{elapsed}ETA +\S+ +val mse 0\.5", line), line
+    assert re.match(r"[━╸-]+\S* +123456/198000 +ETA +\S+ +val mse 0\.5", line), line
     assert line.endswith(last), line
 
 

@@ -39,8 +39,7 @@ def test_a_gain_must_be_larger_than_min_delta_and_nan_is_none() -> None:
     assert "never finite" in follows.reason
 
 
-def test_the_mode_is_given_or_follows_from_the_name() -> None:
-    assert judged([1, 2], mode="max")[1] == [True, True]
+def test_the_mode_follows_from_the_name() -> None:
     up = Improvement("val/accuracy")
     assert [up.judge({"val/accuracy": v}, 0) for v in (0.5, 0.6, 0.55)] == [True, True, False]
     assert not up.is_over, "without patience nothing ends"
@@ -48,7 +47,7 @@ def test_the_mode_is_given_or_follows_from_the_name() -> None:
 
 def test_the_best_value_is_recorded_when_its_checkpoint_is_safe() -> None:
     said: list[dict[str, Any]] = []
-    best = Best("val/loss", None, said.append)
+    best = Best("val/loss", said.append)
     best.judge({"val/loss": 2.0}, 4)
     assert best.is_due(4)
     best.mark(3)
@@ -57,13 +56,13 @@ def test_the_best_value_is_recorded_when_its_checkpoint_is_safe() -> None:
     best.mark(4)
     assert said == [{"metric": "val/loss", "value": 2.0, "step": 4}]
     assert not best.is_due(4)
-    again = Best("val/loss", None, said.append, lambda step: step == 4)
+    again = Best("val/loss", said.append, lambda step: step == 4)
     again.load_state_dict(best.state_dict())
     assert (again.value, len(said)) == (2.0, 2)
-    other = Best("val/accuracy", None, said.append)
+    other = Best("val/accuracy", said.append)
     other.load_state_dict(best.state_dict())
     assert (other.value, len(said)) == (None, 2), "the value of another metric is not the best"
-    lost = Best("val/loss", None, said.append, lambda _: False)
+    lost = Best("val/loss", said.append, lambda _: False)
     lost.load_state_dict(best.state_dict())
     assert (lost.value, len(said)) == (None, 2), "a checkpoint that is gone is not the best"
 
@@ -84,12 +83,12 @@ class KillOnce(Hook):
 STOPS = (
     *("+hooks=[{_target_: kill.KillOnce}]", "train.max_steps=60", "train.eval_every=5"),
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
-    *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
+    *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
     "data.val_sets=[{name: train, split: train}]",
     "train.batch_size_ramp=[{global_batch_size: 16, steps: 12}, {global_batch_size: 32, steps: 4}]",
     *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
-    *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.5, factor: 0.5}"),
+    *("scheduler=plateau", "scheduler.plateau={metric: train/accuracy, patience: 1, factor: 0.5}"),
 )
 
 
@@ -133,7 +132,6 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(
         averages.append(torch.cat([p.flatten() for p in average.parameters()]))
         best = whole["best"]["step"]
         assert {best, whole["result"]["step"]} <= {*run.checkpoints}
-        assert all(step % 20 == 0 for step in run.checkpoints[:-2] if step != best)
         assert run.best == whole["best"]
         parameters = [
             [*model.parameters()] for model in (run.model(best=True), run.model(step=best))
@@ -152,17 +150,15 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(
         ("checkpoint.best=perf/samples_per_s", "checkpoint.best=perf/samples_per_s: it must be"),
         (
             "checkpoint.best=val/width task._target_=hpctrain.tasks.Mine",
-            "checkpoint.best=val/width: its name does not tell which values are better; give "
-            "checkpoint.best_mode=min or max",
+            "checkpoint.best=val/width: its name does not tell which values are better: it "
+            "needs a word such as loss",
         ),
         (
             "checkpoint.best=val/hard/los data.val_sets=[{name:hard,split:hard}]",
             "checkpoint.best=val/hard/los: did you mean val/hard/loss?",
         ),
-        (
-            "checkpoint.best=train/grad_norm checkpoint.best_mode=min train.local_sgd.every=2",
-            "checkpoint.best=train/grad_norm with train.local_sgd.every: each replica has",
-        ),
+        # With local SGD each replica has a norm of its own.
+        ("checkpoint.best=train/grad_norm", "checkpoint.best=train/grad_norm: its name does not"),
         (
             "train.early_stopping.metric=val/loss data.val_split=null",
             "train.early_stopping.metric=val/loss: ",

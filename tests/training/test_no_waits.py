@@ -143,7 +143,6 @@ MODELS: dict[str, Callable[[torch.device], tuple[nn.Module, Task, Batch]]] = {
     "transformer": language,
     "documents, dropout": functools.partial(language, documents=True, dropout=0.1),
     "experts": functools.partial(language, experts=4, shared_experts=1),
-    "experts with a capacity": functools.partial(language, experts=4, capacity=1.0),
     "images": images,
 }
 

@@ -33,13 +33,10 @@ def test_the_batch_scales_the_learning_rate(scaling: str, batch: int, lr: float)
     [
         (SchedulerConfig(), 0),
         (SchedulerConfig(warmup_steps=7), 7),
-        (SchedulerConfig(warmup_samples=640), 10),
-        (SchedulerConfig(warmup_samples=641), 11),
-        (SchedulerConfig(warmup_samples=0, warmup_steps=3), 3),
         (SchedulerConfig(warmup_epochs=2), 60),
         (SchedulerConfig(warmup_epochs=0.1), 3),
         (SchedulerConfig(warmup_epochs=0.001), 1),
-        (SchedulerConfig(warmup_epochs=0.0, warmup_samples=None), 0),
+        (SchedulerConfig(warmup_epochs=0.0), 0),
     ],
 )
 def test_the_warm_up_is_in_steps_samples_or_epochs(config: SchedulerConfig, steps: int) -> None:
@@ -52,7 +49,6 @@ def test_samples_become_steps_of_a_ramp_and_back() -> None:
     assert ramp.stages == ((16, 10), (32, 4))
     assert [ramp.samples(n) for n in (0, 10, 14, 16)] == [0, 160, 288, 416]
     assert [ramp.steps(n) for n in (0, 1, 160, 161, 288, 289, 416)] == [0, 1, 10, 11, 14, 15, 16]
-    assert warmup_steps(SchedulerConfig(warmup_samples=200), ramp, 5) == 12
     assert warmup_steps(SchedulerConfig(warmup_epochs=1), ramp, 5) == ramp.steps(320)
 
 
@@ -64,23 +60,19 @@ def test_the_warm_up_ends_at_the_peak() -> None:
     assert rates[20] == 0
 
 
-@pytest.mark.parametrize(
-    ("shape", "middle"), [("linear", 0.55), ("cosine", 0.55), ("sqrt", 1 - 0.9 * 0.5**0.5)]
-)
-def test_wsd_is_stable_and_then_falls(shape: str, middle: float) -> None:
-    config = SchedulerConfig("wsd", decay_fraction=0.2, decay_shape=shape, final_ratio=0.1)
+def test_wsd_is_stable_and_then_falls() -> None:
+    config = SchedulerConfig("wsd", decay_fraction=0.2, final_ratio=0.1)
     schedule = Schedule(2.0, config, max_steps=100, warmup=10)
     assert schedule(0) == pytest.approx(0.2)
     assert [schedule(step) for step in (9, 50, 80)] == [2.0] * 3
-    assert [schedule(step) for step in (90, 100)] == pytest.approx([2 * middle, 0.2])
+    assert [schedule(step) for step in (90, 100)] == pytest.approx([1.1, 0.2])
 
 
 def test_one_cycle_is_that_of_torch() -> None:
-    config = SchedulerConfig("one_cycle", rise_fraction=0.25, initial_ratio=0.1, final_ratio=0.01)
+    config = SchedulerConfig("one_cycle", final_ratio=0.01)
     schedule = Schedule(0.5, config, max_steps=40)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1, momentum=0.9)
-    options = {"pct_start": 0.25, "div_factor": 10, "final_div_factor": 10}
-    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 40, **options)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 40, final_div_factor=4)
     for step in range(40):
         assert schedule(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
         optimizer.step()
@@ -109,53 +101,8 @@ def halved(step: int, max_steps: int, by: float = 0.5) -> float:
     return by if step >= max_steps // 2 else 1.0
 
 
-def in_turn(optimizer: torch.optim.Optimizer, first: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """A scheduler of a user, which a config could not write down."""
-    one = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=100)
-    two = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    return torch.optim.lr_scheduler.SequentialLR(optimizer, [one, two], [first])
-
-
 def broken(step: int) -> str:
     return "fast"
-
-
-def no_scheduler(optimizer: torch.optim.Optimizer) -> int:
-    return 3
-
-
-def slower_decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    """A scheduler that also changes the weight decay, from its second step on."""
-
-    def factor(step: int) -> float:
-        optimizer.param_groups[0]["weight_decay"] = 0.1 * (step > 1)
-        return 1.0
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
-class ByMetric(torch.optim.lr_scheduler.LRScheduler):
-    """A scheduler of a user that follows a metric."""
-
-    def get_lr(self) -> list[Any]:
-        return self.base_lrs
-
-    def step(self, metric: float | None = None, *, of: str = "") -> None:
-        super().step()
-
-
-class NeedsMetric(ByMetric):
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.made = False
-        super().__init__(optimizer)
-        self.step = self.judge  # type: ignore[assignment]
-
-    def judge(self, metric: float) -> None:
-        super().step()
-
-
-def keyed(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.StepLR(optimizer, optimizer.param_groups[0]["betas"][0])
 
 
 def own(target: str, **options: Any) -> Schedule:
@@ -163,49 +110,21 @@ def own(target: str, **options: Any) -> Schedule:
     return build_schedule(SchedulerConfig(_target_=target, options=options), effective)
 
 
-def test_a_schedule_can_be_a_function_or_one_of_torch() -> None:
+def test_a_schedule_can_be_a_function() -> None:
     assert [own(f"{__name__}.halved")(step) for step in (0, 4, 5)] == [0.1, 0.1, 0.05]
     assert own(f"{__name__}.halved", by=0.25)(9) == 0.025
-    steps = own("torch.optim.lr_scheduler.StepLR", step_size=3, gamma=0.1)
-    assert steps(7) == pytest.approx(1e-3), "a run that is resumed begins anywhere"
-    assert steps(2) == 0.1
-    assert own(f"{__name__}.in_turn", first=2)(3) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
         (f"{__name__}.broken", {}, "it returns 'fast' for step 0; it must be a number"),
-        ("torch.optim.lr_scheduler.ReduceLROnPlateau", {}, "use scheduler.kind=plateau"),
-        (f"{__name__}.no_scheduler", {}, "it must make a scheduler of torch, not a int"),
-        ("torch.optim.lr_scheduler.StepLR", {}, "step_size"),
-        ("torch.optim.lr_scheduler.OneCycleLR", {"max_lr": 1.0}, "options.cycle_momentum=false"),
-        (
-            "torch.optim.lr_scheduler.CyclicLR",
-            {"base_lr": 0.1, "max_lr": 1.0},
-            "it also changes momentum of the optimizer",
-        ),
-        (
-            "torch.optim.lr_scheduler.OneCycleLR",
-            {"max_lr": 1.0, "total_steps": 5, "cycle_momentum": False},
-            "it has 5 steps, and the run has 10",
-        ),
-        (f"{__name__}.NeedsMetric", {}, r"its step\(\) needs metric"),
-        (f"{__name__}.keyed", {}, "KeyError: 'betas'"),
+        ("torch.optim.lr_scheduler.StepLR", {"step_size": 3}, "a function of the step, and"),
     ],
 )
 def test_what_is_no_schedule_is_refused(target: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         own(target, **options)(0)
-
-
-def test_a_scheduler_that_changes_more_than_the_rate_later_is_refused_then() -> None:
-    schedule = own(f"{__name__}.slower_decay")
-    assert schedule(1) == 0.1
-    with pytest.raises(ConfigError, match="it also changes weight_decay of the optimizer"):
-        schedule(2)
-    one_cycle = own("torch.optim.lr_scheduler.OneCycleLR", max_lr=1.0, cycle_momentum=False)
-    assert 0 < one_cycle(9) < 1e-4, "it has got the steps of the run"
 
 
 @pytest.mark.parametrize(

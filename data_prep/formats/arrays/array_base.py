@@ -125,14 +125,6 @@ class ArrayFile(ABC):
     def _rows(self, start: int, stop: int) -> Array:
         """Return rows along the axis. What a library raises for damage may pass."""
 
-    def check(self) -> None:
-        """Compare the content with the checksum that the file has of all of it, if it has one."""
-        with reading(self.where):
-            self._check()
-
-    def _check(self) -> None:  # noqa: B027
-        pass
-
     def unwritten(self) -> str:
         """Return how many of the rows have values that were never written, or ""."""
         with reading(self.where):

@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
-from data_prep.formats.samples import OWN_SHAPE, cast
+from data_prep.formats.samples import cast
 from data_prep.writing.limit import check_unpacked
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -41,7 +41,6 @@ class Column:
     parts: tuple[Part, ...]  # the arrays
     axis: int | None = 0  # the axis that counts the samples; None: each array is a sample
     cast: str = ""  # the dtype to cast to, or ""
-    external: bool = False  # whether HDF5 files may lead to other files
     text: bool = False  # whether the values are text, which is stored as UTF-8
     varies: int | None = None  # the axis of a sample whose length varies, or None
     nbytes: int = 0  # roughly the bytes of all samples
@@ -78,7 +77,7 @@ class OpenColumn:
         """Return the open file of a part; close the part that was open before."""
         if part is not self._part or self._file is None:
             self.close()
-            self._file = open_array(part.where, self.column.axis, external=self.column.external)
+            self._file = open_array(part.where, self.column.axis)
             self._part = part
             if self._file.shape[0] != part.rows or self._file.dtype.str != part.packing.stored:
                 raise DataError(f"{part.where} was changed while it was being read; run this again")
@@ -163,7 +162,6 @@ def open_parts(
     axis: int | None,
     to: str,
     *,
-    external: bool,
     unwritten: bool,
     max_output: int | None,
 ) -> tuple[Column, Field]:
@@ -175,13 +173,12 @@ def open_parts(
     kinds: list[_Kind] = []
     nbytes = 0
     for where in wheres:
-        with open_array(where, axis, external=external) as array:
+        with open_array(where, axis) as array:
             if lacks := array.unwritten():
                 check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
             if where.kind == "npz":
                 size = math.prod(array.shape) * array.dtype.itemsize
                 check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
-            array.check()
             packing = Packing.of(str(where), array.dtype, array.attributes, text=array.text)
             dtype = np.dtype(packing.dtype)
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)
@@ -201,7 +198,7 @@ def open_parts(
         f"{list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
     )
     column = Column(
-        *(name, tuple(parts), axis, to, external),
+        *(name, tuple(parts), axis, to),
         text=kinds[0].text,
         varies=varies,
         nbytes=nbytes,
@@ -223,8 +220,7 @@ def _schema(
         if not (whole and alike) or len(varying) > 1:
             can = f"; --cast {name}=DTYPE makes them one" if kind.shape == first.shape else ""
             if len(varying) > 1:
-                can = "; the length may vary along one axis. With `python -m data_prep python`: "
-                can += OWN_SHAPE
+                can = "; the length may vary along one axis; `data_prep python` keeps other shapes"
             raise DataError(f"{wheres[0]} holds samples of {first}, {where} of {kind}{can}")
     varies = min(varying, default=None)
     shape = first.shape if varies is None else first.shape[:varies] + first.shape[varies + 1 :]

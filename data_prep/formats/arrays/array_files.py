@@ -45,7 +45,7 @@ def natural(text: str) -> tuple[Any, ...]:
     return *((int(number or -1), other) for number, other in parts), text
 
 
-_Open = Callable[[Where, int | None, bool, ExitStack], ArrayFile]
+_Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
     "npz": array_npz.open_npz,
@@ -56,12 +56,12 @@ _FORMATS: dict[str, _Open] = {
 }
 
 
-def open_array(where: Where, axis: int | None = 0, *, external: bool = False) -> ArrayFile:
+def open_array(where: Where, axis: int | None = 0) -> ArrayFile:
     """Open an array; without an axis, the whole array is one sample."""
     _check_file(where)
     with ExitStack() as opened:
         with reading(where):
-            array = _FORMATS[where.kind](where, axis, external, opened)
+            array = _FORMATS[where.kind](where, axis, opened)
         if array.single and axis is not None:
             raise DataError(
                 f"{where} is a single value; an axis has to be the sample, or --axis NAME=none "
@@ -70,7 +70,7 @@ def open_array(where: Where, axis: int | None = 0, *, external: bool = False) ->
         return array.opened_by(opened)
 
 
-def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list[str]]:
+def expanded(where: Where) -> tuple[list[Where], list[str]]:
     """Return the arrays that a pattern in a key matches, and the groups that lack the array.
 
     Without a pattern this is the array itself.
@@ -79,7 +79,7 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
         return [where], []
     _check_file(where)
     with reading(where):
-        found, gone = array_hdf5.matching(where, external)
+        found, gone = array_hdf5.matching(where)
     if not found:
         raise ConfigError(f"nothing in {where.path} matches {where.key!r}")
     wheres = [Where(where.path, key, matched) for key, matched in found]
@@ -117,7 +117,7 @@ def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
 
 
 def addresses(
-    files: Sequence[Path], named: Sequence[str], *, external: bool
+    files: Sequence[Path], named: Sequence[str]
 ) -> tuple[dict[str, list[Where]], list[str]]:
     """Return the addresses of the arrays of each field, and notes on what patterns leave out."""
     wheres: dict[str, list[Where]] = {}
@@ -139,7 +139,7 @@ def addresses(
                 "--field to put one behind the other, or another NAME"
             )
         for where in parse_where(file):
-            several, gone = expanded(where, external=external)
+            several, gone = expanded(where)
             wheres.setdefault(name, []).extend(several)
             if gone:
                 notes.append(f"{where} has nothing at {few(gone, SHOWN)}: left out")

@@ -3,7 +3,6 @@
 A key is the path of a dataset, or PATH@NAME for an attribute.
 """
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +11,12 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
 from data_prep.formats.hdf5 import groups
-from data_prep.formats.hdf5.hdf5_storage import Links, Written, of_another_program
+from data_prep.formats.hdf5.hdf5_storage import (
+    Written,
+    check_dataset,
+    object_at,
+    of_another_program,
+)
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.types import Array
@@ -33,7 +37,7 @@ _FILLS = {
 }
 
 
-def open_hdf5(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_hdf5(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open an array in an HDF5 file; see `open_array`."""
     with open(where.path, "rb") as head:
         if head.read(3) == b"CDF":
@@ -42,16 +46,15 @@ def open_hdf5(where: Where, axis: int | None, external: bool, opened: ExitStack)
                 f"{where.path} NEW.nc` makes one that is"
             )
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
-    links = Links(where, external)
     # Walk to the given name: the list of names does not show what links lead to.
-    found = _find(links, file, where.key) if where.key else None
+    found = _find(where, file, where.key) if where.key else None
     if found is None:
-        if (value := _attribute(links, file, where)) is not None:
+        if (value := _attribute(file, where)) is not None:
             return _Held(where, np.asarray(value), axis)
-        found = _find(links, file, choose(where, names_of(file)))
+        found = _find(where, file, choose(where, names_of(file)))
     if problem := of_another_program(found):
         raise DataError(f"{where} {problem}")
-    return _HDF5Array(where, links.dataset(found), axis, links)
+    return _HDF5Array(where, check_dataset(where, found), axis)
 
 
 class _Held(ArrayFile):
@@ -68,13 +71,13 @@ class _Held(ArrayFile):
 class _HDF5Array(ArrayFile):
     """A dataset in an HDF5 file."""
 
-    def __init__(self, where: Where, dataset: h5py.Dataset, axis: int | None, links: Links) -> None:
+    def __init__(self, where: Where, dataset: h5py.Dataset, axis: int | None) -> None:
         try:
             plugins()  # Blosc, Zstd, LZ4, …
         except ImportError:
             self.hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
-        self._dataset, self._links, self._written = dataset, links, Written(dataset)
-        self.filled = self._written.filled and links.filled
+        self._dataset, self._written = dataset, Written(dataset)
+        self.filled = self._written.filled
         shape = dataset.shape
         if shape is None:
             raise DataError(f"{where} has no shape and no values (a null dataspace)")
@@ -88,8 +91,7 @@ class _HDF5Array(ArrayFile):
         super().__init__(where, dtype, shape, axis, chunks=dataset.chunks, attributes=attributes)
 
     def _unwritten(self) -> str:
-        count = self._written.unwritten(self.axis)
-        return never_written(count, self._rows_shape[0]) or self._links.unwritten
+        return never_written(self._written.unwritten(self.axis), self._rows_shape[0])
 
     def _rows(self, start: int, stop: int) -> Array:
         # Before reading: afterwards, HDF5 finds each chunk in its cache.
@@ -97,22 +99,18 @@ class _HDF5Array(ArrayFile):
             raise DataError(f"{self.where} {problem}")
         return self._cut(self._dataset, start, stop)
 
-    def _files(self, start: int, stop: int) -> Iterable[str]:
-        return self.where.path, *self._links.files
 
-
-def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str]]:
+def matching(where: Where) -> tuple[list[groups.Match], list[str]]:
     """Return what matches the pattern in a key, also by links; see `groups.matching`."""
     with h5py.File(where.path, "r", locking=False) as file:
-        links = Links(where, external)
 
         def names(path: str) -> list[str]:
-            found = links.find(file, path)
+            found = object_at(where, file, path)
             return list(found) if isinstance(found, h5py.Group) else []
 
         def has(path: str) -> bool:
-            there = links.find(file, path) is not None
-            return there or _attribute(links, file, Where(where.path, path)) is not None
+            there = object_at(where, file, path) is not None
+            return there or _attribute(file, Where(where.path, path)) is not None
 
         return groups.matching(where.key, names, has)
 
@@ -141,11 +139,11 @@ def names_of(file: h5py.File) -> dict[str, str]:
     return names
 
 
-def _find(links: Links, file: h5py.File, key: str) -> Any:
+def _find(where: Where, file: h5py.File, key: str) -> Any:
     """Return the object at a path, or None; of NetCDF4, the variable and not the dimension."""
     group, _, name = key.rpartition("/")
-    found = links.find(file, f"{group}/{_OTHER}{name}")
-    found = links.find(file, key) if found is None else found
+    found = object_at(where, file, f"{group}/{_OTHER}{name}")
+    found = object_at(where, file, key) if found is None else found
     return None if _is_dimension(found) else found
 
 
@@ -155,10 +153,10 @@ def _is_dimension(found: Any) -> bool:
     return isinstance(name, bytes) and name.startswith(_DIMENSION)
 
 
-def _attribute(links: Links, file: h5py.File, where: Where) -> Any:
+def _attribute(file: h5py.File, where: Where) -> Any:
     """Return the value of the attribute that a key PATH@NAME names, or None."""
     path, at, name = where.key.rpartition("@")
-    found = links.find(file, path) if at else None
+    found = object_at(where, file, path) if at else None
     return found.attrs[name] if found is not None and name in found.attrs else None
 
 

@@ -15,14 +15,14 @@ from data_prep.formats.arrays.array_base import (
     Where,
     check_dtype,
 )
-from data_prep.formats.opening import way
+from data_prep.formats.opening import OTHERS
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.types import Array
 
 VERSIONS = ((1, 0), (2, 0), (3, 0))  # of a .npy file
 
 
-def open_npy(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_npy(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open a .npy file."""
     if where.key:
         raise ConfigError(f"{where}: a .npy file holds one array, and takes no key")
@@ -34,11 +34,11 @@ def open_npy(where: Where, axis: int | None, external: bool, opened: ExitStack) 
     return _Flat(where, dtype, shape, axis, begin, fortran)
 
 
-def open_raw(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_raw(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open a file of raw numbers, whose key is DTYPE:SHAPE:SKIP."""
     if not where.key:
         raise ConfigError(
-            f"{where.path}: {way(where.path) or f'its name does not say what it is; {FORMS}'}"
+            f"{where.path}: its name does not say what it is; {FORMS}. For others, {OTHERS}"
         )
     match = re.fullmatch(r"([^:]+)(?::(\d+(?:x\d+)*)?)?(?::(\d+))?", where.key)
     try:
@@ -46,11 +46,9 @@ def open_raw(where: Where, axis: int | None, external: bool, opened: ExitStack) 
     except TypeError:
         match = None
     if match is None:
-        if convert := way(where.path):
-            raise ConfigError(f"{where.path}: {convert}")
         raise ConfigError(
             f"{where}: raw numbers are FILE:DTYPE:SHAPE of one sample, such as u.bin:float32:3x64 "
-            "(then :SKIP, bytes of a header); other formats go by the file's ending"
+            f"(then :SKIP, bytes of a header); other formats go by the file's ending. Or {OTHERS}"
         )
     if axis:
         raise ConfigError(f"--axis: in {where.path} samples follow each other, so it is 0")

@@ -22,7 +22,7 @@ from hpctrain.shards.types import Array
 _SPARSE = ("csr_matrix", "csc_matrix")  # AnnData's encoding-type
 
 
-def open_zarr(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+def open_zarr(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open an array in a Zarr store, which is a folder."""
     found, key = _store(where.path), ""
     if hasattr(found, "members"):

@@ -2,10 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 SHOWN = 3  # names that a message has
-_OPTIONS = 6  # that a command in a message has
 MANY = 10  # groups with the same array that look like samples
 _NUMBER = re.compile(r"\d+")
 _WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
@@ -87,11 +86,9 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
         ]
         if key and not any(expression(each).fullmatch(f"/{key.strip('/')}") for each in keys):
             continue
-        named = zip(_fields(keys[:_OPTIONS]), keys, strict=False)
-        options = " ".join(f"--field '{field}={path}:{each}'" for field, each in named)
         return len(most), (
             f"{len(most):,} arrays at {keys[0]}, which look like a group per sample: `python "
-            f"-m data_prep arrays OUT {options}` takes each as a sample"
+            f"-m data_prep arrays OUT --field 'NAME={path}:{keys[0]}'` takes each as a sample"
         )
     return 0, ""
 
@@ -101,24 +98,3 @@ def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[b
     many, text = looks_like_groups(path, names, key)
     said = f"{path}:{key} has {rows:,} rows, each of which would be a sample; the file has {text}"
     return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""
-
-
-def _fields(patterns: Sequence[str]) -> list[str]:
-    """Return a name for the field of each pattern: its last part, or as many as make it unique."""
-    names: list[str] = []
-    for pattern in patterns:
-        parts, count = pattern.strip("/").split("/"), 1
-        while (
-            count < len(parts)
-            and [_end(other, count) for other in patterns].count(_end(pattern, count)) > 1
-        ):
-            count += 1
-        name = _end(pattern, count)
-        names.append(f"{name}_{len(names)}" if name in names else name)
-    return names
-
-
-def _end(pattern: str, count: int) -> str:
-    """Return the last parts of a pattern as the name of a field."""
-    last = "_".join(pattern.strip("/").split("/")[-count:])
-    return re.sub(r"[^A-Za-z0-9_.-]", "", last).lstrip("-._") or "x"

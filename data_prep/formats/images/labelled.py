@@ -1,7 +1,6 @@
 """Files with labels, found in folders or named by a list, whatever the files contain."""
 
 import csv
-import json
 import os
 import re
 import stat
@@ -15,8 +14,7 @@ from typing import Any, TextIO
 
 import xxhash
 
-from data_prep.formats.files import Ignored, Inside, Part, scan
-from data_prep.formats.opening import open_parquet, parquet_rows, way
+from data_prep.formats.files import Ignored, Inside, scan
 from data_prep.formats.samples import Unusable
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile, content_of
@@ -27,7 +25,6 @@ from hpctrain.shards.index import FILE
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
-_LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
 _LONGEST = 2**24  # characters of a line of a list
 
 
@@ -148,7 +145,7 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take the files that a list names: CSV, JSON Lines or Parquet."""
+    """Take the files that a CSV file names."""
     root = path.parent
     found = Labelled(str(root))
     seen: dict[str, str] = {}
@@ -156,8 +153,8 @@ def by_list(
     inside = Inside(str(root), outside)
     for record, (name, *values) in _rows(path, columns):
         try:
-            if not isinstance(name, str) or not name:
-                raise Unusable(f"its {columns[0]!r} is {name!r}, no path")
+            if not name:
+                raise Unusable(f"it has no {columns[0]!r}")
             plain = os.path.normpath(name)
             if not outside and (os.path.isabs(plain) or plain.split(os.sep)[0] == os.pardir):
                 raise Unusable(f"{name!r} leads out of {root}; --allow-outside allows it")
@@ -166,10 +163,8 @@ def by_list(
             if plain in seen:
                 raise Unusable(f"{name!r} is in {seen[plain]} already")
             label = _label(values[0], columns[1], known) if labels else None
-            if split and (not isinstance(values[-1], str | int) or values[-1] == ""):
-                raise Unusable(
-                    f"its {columns[-1]!r} is {values[-1]!r}, no name of a split or group"
-                )
+            if split and not values[-1]:
+                raise Unusable(f"it has no {columns[-1]!r}, the name of its split or group")
             status = _status(os.path.join(root, plain), name)
         except Unusable as error:
             problems.bad(str(path), record, str(error))
@@ -180,39 +175,28 @@ def by_list(
     return found
 
 
-def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
+def _label(value: str, column: str, known: frozenset[str] | None) -> str:
     """Check a label from a list, and return it."""
-    if value is None or value == "":
+    if not value:
         raise Unusable(f"it has no {column!r}")
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise Unusable(f"its {column!r} is {value!r}, neither text nor a whole number")
-    if isinstance(value, int) and value not in WHOLE:
-        raise Unusable(f"its {column!r} is {value}, too large for int64")
-    if known is not None and str(value) not in known:
+    if known is not None and value not in known:
         raise Unusable(f"its {column!r} is {value!r}, which is not in --classes")
     return value
 
 
-def numbers(
-    path: Path, found: Labelled, fixed: Sequence[str] | None
-) -> tuple[list[str] | None, "array[int]"]:
+def numbers(found: Labelled, fixed: Sequence[str] | None) -> tuple[list[str] | None, "array[int]"]:
     """Return the names of the classes (None if labels are numbers), and each file's number."""
     texts = found.texts
     if fixed is None:
-        kinds = {type(text) for text in texts}
-        if len(kinds) > 1:
-            raise DataError(f"{path}: some labels are text, some are numbers")
         # The name of a folder is always text, also if it looks like a number.
         if found.records and all(_is_whole(text) for text in set(texts)):
             return None, array("q", map(int, texts))
         fixed = sorted(set(texts), key=os.fsencode)
     places = {name: i for i, name in enumerate(fixed)}
-    return list(fixed), array("q", (places[str(text)] for text in texts))
+    return list(fixed), array("q", (places[text] for text in texts))
 
 
-def _is_whole(text: str | int) -> bool:
-    if isinstance(text, int):
-        return True
+def _is_whole(text: str) -> bool:
     whole = re.fullmatch(r"0|-?[1-9][0-9]{0,18}", text)
     return whole is not None and int(text) in WHOLE
 
@@ -244,25 +228,22 @@ def _status(path: str, name: str) -> os.stat_result:
     return found
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of a list: a name for messages such as "line 3", and the values."""
-    reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
-    if reader is None:
-        raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
+    if path.suffix != ".csv":
+        raise DataError(f"{path}: a list of images is .csv")
     SourceFile.of(path)
     try:
-        yield from reader(path, columns)
+        yield from _csv(path, columns)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(
-            _lines(path, file), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True
-        )
+        reader = csv.reader(_lines(path, file), strict=True)
         try:
             header = next(reader, [])
             _check_columns(path, columns, header)
@@ -288,34 +269,6 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
         if len(line) > _LONGEST:
             raise DataError(f"{path}: line {number} has more than {_LONGEST:,} characters")
         yield line
-
-
-def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    with path.open(encoding="utf-8-sig") as file:
-        first = True
-        for number, line in enumerate(_lines(path, file), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: line {number} is not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}: line {number} is no object {{…}}")
-            if first:
-                _check_columns(path, columns, list(row))
-                first = False
-            yield f"line {number}", [row.get(name) for name in columns]
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    with open_parquet(str(path)) as file:
-        _check_columns(path, columns, file.schema_arrow.names)
-        for batch, number in parquet_rows(file, Part(str(path)), columns):
-            values = (batch.column(name).to_pylist() for name in columns)
-            for row in zip(*values, strict=True):
-                number += 1
-                yield f"row {number}", list(row)
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

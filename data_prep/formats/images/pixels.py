@@ -45,7 +45,6 @@ from hpctrain.shards.types import Array
 
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again
-FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 
 
 _OPTIONS = f"""
@@ -54,8 +53,6 @@ _OPTIONS = f"""
 --resize {{crop,pad,stretch}} = crop
     how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
     longer side, fill the rest; stretch: scale both sides
---filter {{{",".join(FILTERS)}}} = bilinear
-    the filter for resizing
 --mode {{{",".join(MODES)}}}
     mode of the pixels (default: MODE)
 --background COLOR =
@@ -79,7 +76,6 @@ class Pixels:
 
     size: tuple[int, int] | None = None  # height and width; None keeps the size of each file
     resize: str = "crop"  # one of _RESIZE
-    filter: str = "bilinear"  # one of FILTERS
     mode: str = "RGB"  # one of MODES; "" is L for grey images and RGB for all others
     background: str = ""  # the name of a colour that Pillow knows, or ""
     encoded: bool = False  # whether a sample is the bytes of the file
@@ -124,8 +120,8 @@ class Pixels:
         """Return the field of the samples, whose first one is `first`."""
         return self.field or Field(first.dtype.name, first.shape)
 
-    def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
-        """Return the sample of an image file, perhaps `out` itself.
+    def sample(self, content: bytes, field: Field | None = None) -> Array:
+        """Return the sample of an image file.
 
         It is uint8 or uint16 (channels, height, width); if encoded, uint8 (bytes,).
         """
@@ -134,7 +130,7 @@ class Pixels:
         with reasons(), opened(content, self.max_pixels) as image:
             if image.format == "PNG":
                 check_whole(image, "PNG", content)
-            pixels = self._array(self._resized(self._upright(image)), out)
+            pixels = self._array(self._resized(self._upright(image)))
         if field is not None and len(pixels) != field.shape[0]:
             raise Unusable(
                 f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
@@ -205,7 +201,7 @@ class Pixels:
         if self.size is None or (image.height, image.width) == self.size:
             return image
         height, width = self.size
-        resample = pillow().Resampling[self.filter.upper()]
+        resample = pillow().Resampling.BILINEAR  # which smooths when it shrinks
         if self.resize == "stretch":
             return image.resize((width, height), resample)
         if self.resize == "crop":
@@ -221,12 +217,10 @@ class Pixels:
         padded.paste(image.resize(inner[::-1], resample), place)
         return padded
 
-    def _array(self, image: Any, out: Array | None = None) -> Array:
+    def _array(self, image: Any) -> Array:
         if self.mode == "L16":
-            deep = np.asarray(image).clip(0, 2**16 - 1)  # a sharp filter may exceed the range
-            return deep.astype(np.uint16)[None]
-        shape = (len(image.getbands()), image.height, image.width)
-        return planes(image, out if out is not None and out.shape == shape else None)
+            return np.asarray(image).astype(np.uint16)[None]
+        return planes(image)
 
 
 def _channels(count: int) -> str:

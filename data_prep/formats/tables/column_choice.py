@@ -1,6 +1,5 @@
 """The command line's choice of columns: which ones become fields, and how."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -82,7 +81,6 @@ def _has(names: Sequence[str]) -> str:
 
 
 _MAX_CATEGORIES = 1_000_000
-NAMES = b"categories"  # key in a column's metadata, with a JSON list; `export` writes it
 
 
 def categorical(
@@ -116,20 +114,6 @@ def categorical(
                 null = Column.of(name, schema.field(name).type, null=choice.null[name]).null
                 values.add(null.as_py())
     return {name: sorted(values) for name, values in found.items()}
-
-
-def names_of(column: Column, schema: Any) -> list[str]:
-    """Return the names of a field's values 0, 1, …: its categories, or those in the metadata."""
-    if column.categories is not None:
-        return list(map(str, column.categories))
-    if column.field.variable or column.field.shape or "int" not in column.field.dtype:
-        return []
-    metadata = schema.field(column.name).metadata or {}
-    try:
-        names = json.loads(metadata.get(NAMES, b"[]"))
-    except ValueError:
-        return []
-    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
 
 
 def _is_string(kind: Any) -> bool:

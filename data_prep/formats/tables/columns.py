@@ -5,14 +5,13 @@ ints, floats              the same dtype; uint64 is stored as int64 if all value
 bool                      uint8
 dates, times, durations   int64, in the unit of the type
 string, binary            variable-length uint8; strings as UTF-8
-fixed-size list, tensor   shape (k, …)
+fixed-size list           shape (k, …)
 list of any of these      variable-length
 dictionary-encoded        the field of the values
 """
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,6 @@ from hpctrain.shards.types import Array, Int64s
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
-MANY = 16  # columns of one type that are converted together; fewer are converted one by one
 
 Taken = Callable[[Int64s | None], Any]
 """Returns the values of these rows, or of all."""
@@ -60,7 +58,7 @@ class Column:
         import pyarrow as pa
 
         kind = plain(kind)
-        inner, shape, variable = _layout(name, kind)
+        inner, shape, variable = _layout(kind)
         if cast and (cast not in DTYPES or _is_text(kind)):
             known = cast in DTYPES
             what = f"the column is {kind}" if known else f"the dtypes are {', '.join(DTYPES)}"
@@ -140,11 +138,9 @@ class Column:
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
 
     def _plain(self, array: Any) -> Any:
-        """Return the array without dictionaries and extensions; replace nulls if `null` is set."""
+        """Return the array without dictionaries; replace nulls if `null` is set."""
         import pyarrow as pa
 
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if self.null is not None and array.null_count:
@@ -193,16 +189,12 @@ def _mask(flags: Any) -> NDArray[np.bool_]:
     return np.asarray(flags.to_numpy(zero_copy_only=False))
 
 
-def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
+def _layout(kind: Any) -> tuple[Any, tuple[int, ...], bool]:
     """Return the type of the numbers, the shape, and whether the length varies."""
     import pyarrow as pa
 
     variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     inner, shape = kind.value_type if variable else kind, list[int]()
-    if isinstance(inner, pa.FixedShapeTensorType):
-        if inner.permutation not in (None, list(range(len(inner.shape)))):
-            raise DataError(f"the column {name!r} has permuted tensors, which are not supported")
-        return inner.value_type, tuple(inner.shape), variable
     while pa.types.is_fixed_size_list(inner):
         shape.append(inner.list_size)
         inner = inner.value_type
@@ -242,13 +234,9 @@ def _flat(array: Any) -> tuple[Any, Int64s]:
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         found = compute.list_value_length(array).to_numpy(zero_copy_only=False)
         array, lengths = array.flatten(), found.astype(np.int64)
-    while True:
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
-        kind = array.type
-        if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
-            return array, lengths
+    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
+    return array, lengths
 
 
 def _numbers(array: Any) -> Array:
@@ -273,31 +261,3 @@ def _text(array: Any) -> Ragged:
     ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     values = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
     return Ragged(values[ends[0] : ends[-1]], ends - ends[0])
-
-
-def numbers_of(batch: Any, columns: Sequence[Column]) -> dict[str, Array]:
-    """Return an array (n,) of the field's dtype for each column that can be converted together.
-
-    These are columns of single numbers, without nulls, that the fields can hold. `Column.problems`
-    would find nothing in them, and `Column.values` would return the same. A table may have 100,000
-    columns: what a call for each column and batch costs would then be all of the time.
-    """
-    from pyarrow import types
-
-    places = {name: place for place, name in enumerate(batch.schema.names)}
-    groups = defaultdict[tuple[Any, str], list[str]](list)
-    for column in columns if len(columns) >= MANY and batch.num_rows else ():
-        number = types.is_integer(column.type) or types.is_floating(column.type)
-        if number and column.categories is None and not batch[places[column.name]].null_count:
-            groups[column.type, column.field.dtype].append(column.name)
-    found: dict[str, Array] = {}
-    for (_, dtype), names in groups.items():
-        if len(names) < MANY:
-            continue
-        tensor = batch.select([places[name] for name in names]).to_tensor(row_major=False)
-        matrix = tensor.to_numpy()
-        bad = np.any(lost(matrix, np.dtype(dtype)), axis=0)
-        with np.errstate(all="ignore"):  # the columns with such values are left out
-            matrix = matrix.astype(dtype, copy=False)
-        found |= {name: matrix[:, i] for i, name in enumerate(names) if not bad[i]}
-    return found

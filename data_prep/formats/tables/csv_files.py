@@ -8,7 +8,7 @@ many values. A file that is not UTF-8 cannot be read.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -19,12 +19,7 @@ from data_prep.formats.tables.csv_text import NotTextError, Utf8, may_be_rounded
 from data_prep.show.console import size
 from hpctrain.errors import DataError
 
-BLOCK = 4 * 2**20
-FIRST = 2**20  # bytes at the beginning of a file; their values decide the types
-# A file whose first line is long has many columns. Its blocks have about LINES lines, so that the
-# time that each column of a block costs does not dominate; but at least FEW lines, whatever fits.
-LONG, LINES, FEW, LARGE = 2**14, 64, 8, 2**26
-LONGEST = 2**24  # bytes of the first line that are looked at
+BLOCK = 4 * 2**20  # bytes that are parsed at once; those of the first block decide the types
 SHOWN = 60  # characters of a value in a message
 _ROW = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
 
@@ -43,24 +38,14 @@ class Csv:
 
     delimiter: str = ""  # the character between values; "" is a comma, or a tab in .tsv files
     names: tuple[str, ...] = ()  # names of the columns, if the first row does not have them
-    # Bytes of text that are parsed at once; 0 is BLOCK, and FIRST for the first rows.
-    block: int = 0
     # Types of the columns, once they are known.
     types: Mapping[str, Any] = field(default_factory=dict)
     exact: frozenset[str] = frozenset()  # columns of floats that must not round integers
 
-    def for_width(self, path: str) -> "Csv":
-        """Return the same with larger blocks if the file has many columns."""
-        with opened(Part(path)) as stream:
-            line = len(stream.readline(LONGEST))
-        if line <= LONG:
-            return self
-        return replace(self, block=max(BLOCK, min(LINES * line, LARGE), FEW * line))
-
 
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
     """Return the schema of the first rows, and these rows, or None if there are no rows."""
-    with _csv(Part(path), csv, {}, max(FIRST, csv.block)) as reader:
+    with _csv(Part(path), csv, {}) as reader:
         return reader.schema, next(iter(reader), None)
 
 
@@ -108,9 +93,10 @@ def _refused(part: Part, csv: Csv, error: str) -> DataError:
     if column is None:
         return DataError(f"{where}: {why[:200]}")
     name = list(csv.types)[int(column)]  # its place in the file
+    value = why.rpartition(": ")[2][:200]
     return DataError(
-        f"{where}: column {name!r}: {why.rpartition(': ')[2][:200]} for {csv.types[name]}, the type "
-        f"of the first rows; --cast {name}=text takes all as text, --cast {name}=float64 all as floats"
+        f"{where}: column {name!r}: {value} for {csv.types[name]}, the type of the first rows; "
+        f"--cast {name}=text takes all as text, --cast {name}=float64 all as floats"
     )
 
 
@@ -132,7 +118,6 @@ def _csv(part: Part, csv: Csv, types: Mapping[str, Any], block: int = 0) -> Iter
     pa = pyarrow()
     from pyarrow import csv as library
 
-    block = block or csv.block or BLOCK
     names = list(csv.names) or (list(csv.types) if part.start else [])
     tabs = ".tsv" in PurePath(part.path).suffixes
     begin, end = lines_of(part)
@@ -145,7 +130,7 @@ def _csv(part: Part, csv: Csv, types: Mapping[str, Any], block: int = 0) -> Iter
             reader = library.open_csv(
                 text,
                 library.ReadOptions(
-                    use_threads=False, column_names=names or None, block_size=block
+                    use_threads=False, column_names=names or None, block_size=BLOCK
                 ),
                 library.ParseOptions(
                     delimiter=csv.delimiter or ("\t" if tabs else ","),
@@ -164,7 +149,7 @@ def _csv(part: Part, csv: Csv, types: Mapping[str, Any], block: int = 0) -> Iter
         except pa.ArrowException as error:
             if "straddling" in str(error):
                 raise DataError(
-                    f"{part.path} cannot be read as CSV: a row has more than {size(block)} of "
+                    f"{part.path} cannot be read as CSV: a row has more than {size(BLOCK)} of "
                     "text, or a quote in it is not closed; `data_prep python` converts longer rows"
                 ) from None
             raise _refused(part, csv, one_line(error)) from None

@@ -16,12 +16,12 @@ import numpy as np
 from data_prep.formats.files import Part, ranges
 from data_prep.formats.opening import (
     GROWTH,
+    OTHERS,
     ROWS,
     one_line,
     open_parquet,
     parquet_rows,
     pyarrow,
-    way,
 )
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
@@ -46,7 +46,7 @@ def format_of(path: str) -> str:
     packed = name.suffix in GROWTH
     kind = SUFFIXES.get(PurePath(name.stem).suffix if packed else name.suffix, "")
     if not kind or (packed and kind != "csv"):
-        raise ConfigError(f"{path}: {way(path) or 'table reads ' + ', '.join(PATTERNS)}")
+        raise ConfigError(f"{path}: table reads {', '.join(PATTERNS)}; for others, {OTHERS}")
     return kind
 
 

@@ -14,7 +14,7 @@ from threading import Thread
 
 from hpctrain.checkpoint.files import manifest
 from hpctrain.disk import sync
-from hpctrain.step_names import step_name, step_of
+from hpctrain.step_names import step_name
 
 
 class Committed:
@@ -29,11 +29,10 @@ class Committed:
         self,
         folder: Path,
         keep: int,
-        keep_every: int | None,
         kept: Callable[[], Collection[int]],
     ) -> None:
         self.folder, self.damaged, self.in_background = folder, set[Path](), False
-        self._keep, self._keep_every, self._kept = keep, keep_every, kept
+        self._keep, self._kept = keep, kept
         self._removing = list[Thread]()
 
     def path(self, step: int) -> Path:
@@ -59,7 +58,7 @@ class Committed:
         kept = {healthy, self.path(best), *map(self.path, self._kept())}
         found = [path for path in manifest.checkpoints(self.folder) if path not in self.damaged]
         for path in found[self._keep :]:
-            if path in kept or (self._keep_every and step_of(path) % self._keep_every == 0):
+            if path in kept:
                 continue
             # Renamed first, since a half-removed folder must not look like a checkpoint.
             self._remove(path.rename(path.with_suffix(".tmp")))

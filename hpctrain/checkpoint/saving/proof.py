@@ -61,7 +61,7 @@ def prove(saves: Saves, ranks: RankInfo, weights: float, part: float, staging: f
     elif ranks.is_main:
         log.warning(
             "saves stop the training: a copy takes about %s of each rank, of which %s may be used "
-            "(checkpoint.staging_gb, and half of the free memory of the node)",
+            "(64 GiB of the node, and half of its free memory)",
             *map(readable, tight[0]),
         )
 

@@ -65,7 +65,7 @@ class Writer:
         """Make the memory as large as that; return False, and say why, if it cannot be."""
         if self.nbytes >= size:
             return True
-        why = f"checkpoint.staging_gb leaves this rank {readable(self._limit)}"
+        why = f"64 GiB of a node leave this rank {readable(self._limit)}"
         try:
             if size <= self._limit:
                 # The next pickle may be a little longer, and memory is made once.

@@ -14,14 +14,12 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
 )
-from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -43,8 +41,6 @@ def compose(argv: list[str]) -> Config | None:
     StorageError.
     """
     store_schema()
-    # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
-    base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
     is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
@@ -55,16 +51,8 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
-        run = hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)
         with our_launchers():
-            try:
-                with _one_composition(RunMode.RUN if is_run else None):
-                    run()
-            except (AssertionError, HydraException) as error:
-                several = isinstance(error, AssertionError) or "Ambiguous value" in str(error)
-                if not is_run or not several:
-                    raise
-                run()  # perhaps a config says `hydra: {mode: MULTIRUN}`, and this is a sweep
+            hydra.main(str(conf_dir()), "config", "1.3")(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except ValueError as error:
@@ -124,21 +112,6 @@ def extending(override: str) -> str:
     return f"++{override}" if value.lstrip().startswith("{") and name in free else override
 
 
-@contextmanager
-def _one_composition(mode: RunMode | None) -> Iterator[None]:
-    """Keep Hydra from composing the whole config a first time, only to read `hydra.mode` of it.
-
-    With `-m`, which decides alone, the mode is None; otherwise RUN. If the config says another
-    mode, Hydra then raises an error before it does anything.
-    """
-    original = Hydra.get_mode
-    Hydra.get_mode = lambda *args, **kwargs: mode  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Hydra.get_mode = original  # type: ignore[method-assign]
-
-
 def _is_raised_by_hydra(error: ValueError) -> bool:
     """Return whether Hydra itself refuses the command line, as `model=null` or `-m --cfg job`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -148,7 +121,7 @@ def _is_raised_by_hydra(error: ValueError) -> bool:
 def store_schema() -> None:
     """Make the schema known to Hydra."""
     store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:  # Hydra 1.4 warns if it is stored twice
+    if "schema.yaml" not in store.repo:
         store.store(name="schema", node=Config)
 
 
@@ -165,7 +138,6 @@ def our_launchers() -> Iterator[None]:
     before, readers = dict(stored), dict(sources)
     try:
         for name, node in _SUBMITIT.items():
-            stored.pop(f"{name}.yaml", None)  # Hydra 1.4 warns if it is stored twice
             store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
         sources.update(file=_Files, pkg=_Packages)
         yield

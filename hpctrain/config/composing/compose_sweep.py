@@ -8,31 +8,23 @@ once. Then Hydra's own function writes the values into it, in the order of the c
 
 import copy
 import functools
-import re
-from contextlib import suppress
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import Overrides
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import launcher_keys
 from hpctrain.config.composing.compose import as_asked
-from hpctrain.config.composing.template import Template
-from hpctrain.config.composing.text_values import is_text, quoted
+from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-
-# What runs have in common that differ only in plain values: the other overrides, and the keys.
-Kind = tuple[tuple[str, ...], tuple[str, ...]]
-_KEPT = 64  # templates; each holds a whole config
-_NUMBER = re.compile(r"((?!hydra\b)[a-z_][\w.]*)=(-?(?:0|[1-9]\d*)(\.\d+)?)", re.ASCII)
 
 
 class Composer:
@@ -47,9 +39,6 @@ class Composer:
         self._read: dict[str, str] = {}  # of the keys of `hydra.launcher`, by our key: the line
         self._undo: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._parse = functools.cache(self._parse_one)
-        self._plain = functools.cache(self._plain_value)
-        self._templates: dict[Kind, Template | None] = {}
-        self._met: set[Kind] = set()
 
     def __call__(self, overrides: list[str]) -> DictConfig:
         """Return the config of these overrides, without its `hydra` section.
@@ -77,54 +66,9 @@ class Composer:
     def typed(self, overrides: list[str]) -> Config:
         """Return the typed config; a wrong key, value or choice is a ConfigError."""
         try:
-            kind, values = self._split(overrides)
-            if (template := self._templates.get(kind)) is not None:
-                # Where a template refuses a value, Hydra below finds the words for the error.
-                with suppress(OmegaConfBaseException):
-                    return as_asked(template.config(values))
-            tree = self(overrides)
-            config = as_asked(from_omegaconf(tree))
+            return as_asked(from_omegaconf(self(overrides)))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(explain(error, known_keys())) from error
-        if kind not in self._met:  # perhaps the only run of its kind
-            self._met.add(kind)
-        elif kind not in self._templates:
-            self._templates[kind] = self._template(kind, tree)
-            made = [kind for kind, template in self._templates.items() if template is not None]
-            self._templates |= dict.fromkeys(made[:-_KEPT])
-        return config
-
-    def _split(self, overrides: list[str]) -> tuple[Kind, dict[str, Any]]:
-        """Return the kind of a run, and its plain values by their keys."""
-        found = [(text, self._plain(text)) for text in overrides]
-        values = [plain for _, plain in found if plain is not None]
-        others = tuple(text for text, plain in found if plain is None)
-        return (others, tuple(name for name, _ in values)), dict(values)
-
-    def _template(self, kind: Kind, tree: DictConfig) -> Template | None:
-        """Return the template of a kind; None if one of its values is not just a plain value."""
-        others, names = kind
-        changed = [value.key_or_group for text in others if (value := self._parse(text))]
-        for place, name in enumerate(names):
-            for other in (*changed, *names[:place]):
-                if f"{name}.".startswith(f"{other}.") or other.startswith(f"{name}."):
-                    return None
-        with suppress(LookupError):
-            return Template(copy.deepcopy(tree), names)
-        return None
-
-    def _plain_value(self, text: str) -> tuple[str, Any] | None:
-        """Return key and value of an override that only sets a plain value, otherwise None."""
-        number = _NUMBER.fullmatch(text)
-        if number and not is_text(number[1]):  # Hydra's parser takes a millisecond
-            return number[1], (float if number[3] else int)(number[2])
-        parsed = self._parse(text)
-        if parsed is None or parsed.type is not OverrideType.CHANGE or parsed.package is not None:
-            return None
-        value = None if parsed.is_sweep_override() else parsed.value()
-        is_special = isinstance(value, str) and ("${" in value or value == "???")
-        is_plain = isinstance(value, str | int | float) and not is_special
-        return (parsed.key_or_group, value) if is_plain else None
 
     def _compose(self, choices: list[str]) -> DictConfig:
         config = self._loader.load_sweep_config(self._master, choices)

@@ -1,4 +1,4 @@
-"""Check the arguments of a `_target_` by the signature in its source, without importing it.
+"""Check the arguments of a `_target_` by its signature, which its source shows without an import.
 
     model: {_target_: hpctrain.models.MLP, hidden: 256, nap: 1}
         model.hidden=256: hpctrain.models.MLP takes hidden: Sequence[int], such as [256]
@@ -9,26 +9,31 @@ checked. Only builtin types are compared, since Python itself does not check ann
 """
 
 import ast
+import collections.abc
 import difflib
 import functools
+import inspect
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.rules.targets import bound, definition
+import msgspec
 
-_LISTS = {"Sequence", "list", "List", "tuple", "Tuple", "Iterable", "Collection"}
-_DICTS = {"Mapping", "dict", "Dict", "MutableMapping"}
-_SCALARS = {"int", "float", "str", "bool"}
+from hpctrain.config.rules.targets import definition
+
+_TYPES = {name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Iterable")}
+_TYPES |= {name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union")}
+_TYPES |= {each.__name__: each for each in (int, float, str, bool, list, tuple, dict)}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a function: its name, and the expressions of its annotation and default."""
+    """A parameter of a function; its annotation is "" without one, or if it is not compared."""
 
     name: str
-    annotation: ast.expr | None
-    default: ast.expr | None
+    annotation: str
+    required: bool
 
 
 @dataclass(frozen=True)
@@ -38,41 +43,52 @@ class Signature:
     parameters: tuple[Parameter, ...]
     anything: bool
 
+    @classmethod
+    def of(cls, found: inspect.Signature) -> "Signature | None":
+        """Return that of an object that was imported, without types; None if it has `*args`."""
+        by_kind = {each.kind for each in found.parameters.values()}
+        if by_kind & {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}:
+            return None
+        anything = inspect.Parameter.VAR_KEYWORD in by_kind
+        named = [e for e in found.parameters.values() if e.kind != inspect.Parameter.VAR_KEYWORD]
+        return cls(tuple(Parameter(e.name, "", e.default is e.empty) for e in named), anything)
+
 
 def problems(
-    section: str, node: Mapping[str, Any], positional: int = 0, inner: Mapping[str, str] = {}
+    section: str,
+    node: Mapping[str, Any],
+    known: Signature | None,
+    positional: int = 0,
+    inner: Mapping[str, str] = {},
 ) -> Iterator[str]:
-    """Yield what is wrong with the arguments of a section, whose `_target_` exists.
+    """Yield what is wrong with the arguments of a section, whose `_target_` has this signature.
 
     Names with a leading underscore are Hydra's; `positional` arguments are given by hpctrain
     itself. `inner` has the config keys of arguments that are not in `section` itself. They may come
     from an experiment that chooses another class, so the error says how to remove them.
     """
-    target = str(node["_target_"])
-    known = signature(target)
     if known is None or "_args_" in node:
         return
-
-    def key(name: str) -> str:
-        return inner.get(name, f"{section}.{name}")
-
-    rest = known.parameters[positional:]
+    target, rest = node["_target_"], known.parameters[positional:]
     given = {name: value for name, value in node.items() if not name.startswith("_")}
+    keys = {name: inner.get(name, f"{section}.{name}") for name in given}
     for parameter in rest:
+        kind = parameter.annotation
         if parameter.name not in given:
-            if parameter.default is None and not node.get("_partial_"):
-                kind = f" ({ast.unparse(parameter.annotation)})" if parameter.annotation else ""
-                yield f"{section}.{parameter.name} is missing: {target} needs it{kind}"
+            if parameter.required and not node.get("_partial_"):
+                needs = f" ({kind})" if kind else ""
+                yield f"{section}.{parameter.name} is missing: {target} needs it{needs}"
             continue
         value = given.pop(parameter.name)
-        if wrong := _mismatch(parameter, value):
-            yield f"{key(parameter.name)}={value}: {target} takes {wrong}"
+        if not _allows(kind, value):
+            such = f", such as [{value}]" if _allows(kind, [value]) else ""
+            yield f"{keys[parameter.name]}={value}: {target} takes {parameter.name}: {kind}{such}"
     names = [parameter.name for parameter in rest]
     for name, value in {} if known.anything else given.items():
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         yield (
-            f"{key(name)}={value}: {target} has no argument {name}; {hint}"
+            f"{keys[name]}={value}: {target} has no argument {name}; {hint}"
             f"it has {', '.join(names) or 'none'}"
             + (f"; '~{inner[name]}' removes it" if name in inner else "")
         )
@@ -83,21 +99,18 @@ def signature(target: str) -> Signature | None:
     """Return the signature of a function, or of the constructor of a class, or None if unknown."""
     base: str | None = None
     for _ in range(5):  # a class, and base classes
-        found = definition(target)
-        match found:
+        match definition(target):
             case _, ast.FunctionDef(decorator_list=[], args=args) if base is None:
                 return _signature(args)
             case module, ast.ClassDef(decorator_list=[], keywords=[]) as kind:
-                names = set(bound(ast.Module(kind.body, [])))
+                own = [each for each in kind.body if getattr(each, "name", "") == "__init__"]
             case _:
                 return None
-        own = [each for each in kind.body if getattr(each, "name", "") == "__init__"]
+        names = [getattr(each, "name", "") for each in ast.walk(kind)]
         if own and isinstance(own[-1], ast.FunctionDef) and "__new__" not in names:
             return None if own[-1].decorator_list else _signature(own[-1].args, skip=1)
-        if {"__init__", "__new__", "*"} & names:
-            return None
         match kind.bases:
-            case [ast.Name(id=base)]:
+            case [ast.Name(id=base)] if not {"__init__", "__new__"} & {*names}:
                 target = f"{module}.{base}"
             case _:
                 return None
@@ -110,71 +123,39 @@ def _signature(given: ast.arguments, skip: int = 0) -> Signature | None:
     missing = [None] * (len(given.args) - len(given.defaults))
     defaults: list[ast.expr | None] = [*missing, *given.defaults, *given.kw_defaults]
     parameters = [
-        Parameter(each.arg, each.annotation, default)
+        Parameter(each.arg, _annotation(each.annotation, default), default is None)
         for each, default in zip([*given.args, *given.kwonlyargs], defaults, strict=True)
     ]
     return Signature(tuple(parameters[skip:]), given.kwarg is not None)
 
 
-def _mismatch(parameter: Parameter, value: Any) -> str:
-    """Return what the parameter takes, if the value is none of it; otherwise ""."""
-    annotation = parameter.annotation
-    if annotation is None or _allows(annotation, value):
+def _annotation(given: ast.expr | None, default: ast.expr | None) -> str:
+    """Return an annotation, unless it contradicts its default, as in `width: int = 0.5`."""
+    text = ast.unparse(given) if given else ""
+    if isinstance(default, ast.Constant) and not _allows(text, default.value):
         return ""
-    # Some annotations contradict their default, as in `width: int = 0.5`. Then a value of the type
-    # of the default is taken, too.
-    match parameter.default:
-        case ast.Constant(value=default) if not _allows(annotation, default):
-            if type(value) is type(default):
-                return ""
-    text = f"{parameter.name}: {ast.unparse(annotation)}"
-    return f"{text}, such as [{value}]" if _allows(annotation, [value]) else text
+    return text
 
 
-def _allows(annotation: ast.expr, value: Any) -> bool:
+def _allows(annotation: str, value: Any) -> bool:
     """Return whether a value may have this type; True where that is not known."""
-    if isinstance(value, dict) and "_target_" in value:
+    if not annotation or (isinstance(value, dict) and "_target_" in value):
         return True
-    match annotation:
-        case ast.Constant(value=None):
-            return value is None
-        case ast.Constant(value=str(text)):
-            try:
-                return _allows(ast.parse(text, mode="eval").body, value)
-            except SyntaxError:
-                return True
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _allows(left, value) or _allows(right, value)
-        case ast.Subscript(value=generic, slice=inner):
-            return _generic_allows(ast.unparse(generic).rpartition(".")[2], inner, value)
-    name = ast.unparse(annotation).rpartition(".")[2]
-    if name in _LISTS:
-        return isinstance(value, list | tuple)
-    if name in _DICTS:
-        return isinstance(value, dict)
-    if name not in _SCALARS:
+    if (kind := _type(annotation)) is None:
         return True
-    if isinstance(value, bool):  # Python would count with True as with 1
-        return name in ("bool", "str")
-    kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool, int)}
-    # A number where a text is annotated usually works: the text is only printed.
-    return isinstance(value, kinds[name]) or (name == "str" and isinstance(value, int | float))
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        # A number where a text is annotated usually works: the text is only printed.
+        return kind is str and isinstance(value, int | float)
+    except TypeError:  # a type that is not compared
+        return True
+    return True
 
 
-def _generic_allows(name: str, inner: ast.expr, value: Any) -> bool:
-    items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-    if name == "Optional":
-        return value is None or _allows(inner, value)
-    if name == "Union":
-        return any(_allows(item, value) for item in items)
-    if name == "Annotated":
-        return _allows(items[0], value)
-    if name == "Literal":
-        return value in [getattr(item, "value", value) for item in items]
-    if name in _LISTS:
-        if not isinstance(value, list | tuple):
-            return False
-        if len(items) == 1 or (items and ast.unparse(items[-1]) == "..."):
-            return all(_allows(items[0], each) for each in value)
-        return len(items) == len(value) and all(map(_allows, items, value))
-    return name not in _DICTS or isinstance(value, dict)
+@functools.cache
+def _type(annotation: str) -> Any:
+    try:
+        return eval(annotation, {"__builtins__": {}}, _TYPES)
+    except Exception:  # a name of its module
+        return None

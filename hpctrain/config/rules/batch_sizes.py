@@ -170,7 +170,6 @@ def weight_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         f"train.local_sgd.every={train.local_sgd.every}": train.local_sgd.every is not None,
         f"train.compression.kind={train.compression.kind}": train.compression.kind != "none",
         "train.micro_batch_size=auto": train.micro_batch_size == "auto",
-        "parallel.ddp.static_graph=true": parallel.ddp.static_graph,
         "data.collate=pack": config.data.collate == "pack",
     }
     for other in (other for other, given in refused.items() if given):

@@ -22,9 +22,6 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what does not fit together in `parallel`, `precision` and `train`."""
     parallel, train, precision = config.parallel, config.train, config.precision
     sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-    parts = BatchSizes.of(config, degrees).accumulate
-    if parallel.ddp.static_graph and (parts > 1 or train.micro_batch_size == "auto"):
-        yield "parallel.ddp.static_graph=true with several micro-batches: torch cannot have both"
     kept = parallel.fsdp.reshard_after_forward
     if kept is not None:
         if parallel.zero != 3:
@@ -79,36 +76,15 @@ def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
 def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what does not fit tensor parallel."""
     parallel, compiled = config.parallel, config.train.compile
-    if parallel.async_tp:
-        yield from async_tp_problems(config, degrees)
     if degrees.tp > 1 and parallel.device == "cpu" and compiled != "off":
         yield f"train.compile={compiled} with tp {degrees.tp} on CPUs: torch fails; use off"
     if degrees.tp > 1 and config.precision.compute == "fp8":
         yield f"precision.compute=fp8 with tp {degrees.tp}: use bf16, or tp 1"
-    if parallel.ddp.static_graph and degrees.ranks != degrees.dp_replicate:
-        yield f"parallel.ddp.static_graph=true with {degrees}: it is an option of DDP"
     if parallel.ep > 1 and config.train.activation_checkpointing == "selective":
         yield (
             f"train.activation_checkpointing=selective with parallel.ep={parallel.ep}: torch fails "
             "where experts are sharded apart from their block; use full or none"
         )
-    if parallel.ddp.static_graph and parallel.ep > 1:
-        yield f"parallel.ddp.static_graph=true with parallel.ep={parallel.ep}: it is one of DDP"
-
-
-def async_tp_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield why `parallel.async_tp=true` would overlap nothing."""
-    parallel, key = config.parallel, "parallel.async_tp=true with"
-    if degrees.tp == 1:
-        yield f"{key} tp 1: there is no communication that could overlap"
-    elif config.train.compile == "off":
-        yield f"{key} train.compile=off: the compiler does it; use blocks"
-    if not parallel.sequence_parallel:
-        yield f"{key} parallel.sequence_parallel=false: torch overlaps no sums; use true"
-    if parallel.device == "cpu":
-        yield f"{key} parallel.device=cpu: it needs GPUs"
-    if parallel.backend == "gloo":
-        yield f"{key} parallel.backend=gloo: GPUs exchange through NVLink; use nccl or auto"
 
 
 def _context(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -150,8 +126,6 @@ def _replicas(config: Config, degrees: Degrees) -> Iterator[str]:
                 f"train.nonfinite=skip with {key}: what a NaN leaves in the replicas, or in the "
                 "errors of the compression, cannot be undone; use stop or rollback"
             )
-    if local.every is not None and parallel.ddp.static_graph:
-        yield f"parallel.ddp.static_graph=true with {chosen[-1]}: torch cannot have both"
 
 
 def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -227,10 +201,7 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         return
     experts = config.model.get("experts")
     if isinstance(experts, int):
-        limited = config.model.get("capacity") is not None
-        yield from division.expert_problems(
-            "model.experts", experts, degrees, config.parallel, capacity=limited
-        )
+        yield from division.expert_problems("model.experts", experts, degrees, config.parallel)
     if degrees.ranks == degrees.dp:
         return
     heads = config.model.get("heads")

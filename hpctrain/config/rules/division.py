@@ -15,12 +15,9 @@ from hpctrain.config.schema import ParallelConfig
 
 
 def expert_problems(
-    name: str, experts: int, degrees: Degrees, parallel: ParallelConfig, *, capacity: bool
+    name: str, experts: int, degrees: Degrees, parallel: ParallelConfig
 ) -> Iterator[str]:
-    """Yield why the experts of a model cannot be computed with these degrees.
-
-    `name` holds `experts` of them in a layer; `capacity` is whether the tokens of one are limited.
-    """
+    """Yield why the experts of a model, `name` in each layer, cannot be computed like this."""
     ep, schedule = parallel.ep, parallel.pipeline.schedule
     if ep > 1 and degrees.tp > 1:
         yield (
@@ -31,13 +28,6 @@ def expert_problems(
         yield (
             f"{name}={experts} with parallel.pipeline.schedule={schedule}: use gpipe, 1f1b or "
             "interleaved, experts need a backward pass in one piece"
-        )
-    parts = degrees.cp * (degrees.tp if parallel.sequence_parallel else 1)
-    if capacity and parts > 1:
-        yield (
-            f"{name}={experts} with a capacity, which limits the tokens of whole samples, but "
-            f"these are divided into {parts} parts: use model.capacity=null, or cp 1 and "
-            "parallel.sequence_parallel=false"
         )
     if experts % ep:
         near = either(neighbours(factors(experts), ep))

@@ -91,7 +91,7 @@ def _container(container: ContainerConfig) -> Iterator[str]:
     if container.runtime == "command":
         if not container.args:
             yield f"{name} needs site.container.args, the words before Python: [shifter, …]"
-        for key in ("image", "binds", "nv"):
+        for key in ("image", "binds"):
             if value := getattr(container, key):
                 yield f"{name} has no use for site.container.{key}={value}: say it in args"
     elif container.runtime is not None and not container.image:

@@ -40,33 +40,28 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
     """
     if config.metric != Config().metric or needed:
         yield from _problems(config, "metric", config.metric)
-    for key, metric, mode in _deciding(config):
+    for key, metric in _deciding(config):
         if metric.startswith("perf/"):
             yield f"{key}={metric}: it must be train/NAME or val/NAME; ranks differ in their speed"
-        elif metric == "train/grad_norm" and config.train.local_sgd.every is not None:
-            yield f"{key}={metric} with train.local_sgd.every: each replica has a norm of its own"
         elif wrong := [*_problems(config, key, metric)]:
             yield from wrong
-        elif mode is None and better(metric) is None:
-            where = key.removesuffix(".metric")
+        elif better(metric) is None:
             yield (
-                f"{key}={metric}: its name does not tell which values are better; give "
-                f"{where}{'.mode' if where != key else '_mode'}=min or max"
+                f"{key}={metric}: its name does not tell which values are better: it needs a word "
+                "such as loss, error or distance (lower), or accuracy, score or reward (higher)"
             )
 
 
-def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
-    """Yield each key that names a metric by which the run decides, the metric, and the mode."""
-    stopping, checkpoint = config.train.early_stopping, config.checkpoint
-    plateau = config.scheduler.plateau
+def _deciding(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield each key that names a metric by which the run decides, and the metric."""
     lowers = config.scheduler.kind == "plateau" and config.scheduler._target_ is None
-    for key, metric, mode in (
-        ("train.early_stopping.metric", stopping.metric, stopping.mode),
-        ("checkpoint.best", checkpoint.best, checkpoint.best_mode),
-        ("scheduler.plateau.metric", plateau.metric if lowers else None, plateau.mode),
+    for key, metric in (
+        ("train.early_stopping.metric", config.train.early_stopping.metric),
+        ("checkpoint.best", config.checkpoint.best),
+        ("scheduler.plateau.metric", config.scheduler.plateau.metric if lowers else None),
     ):
         if metric is not None:
-            yield key, metric, mode
+            yield key, metric
 
 
 def _problems(config: Config, key: str, metric: str) -> Iterator[str]:
@@ -105,7 +100,7 @@ class RequestedMetric:
     def of(cls, config: Config) -> list[RequestedMetric]:
         """Return what is left to check of a config without `problems`."""
         asked = [] if config.metric == Config().metric else [cls(config.metric)]
-        asked += [cls(metric, key) for key, metric, _ in _deciding(config)]
+        asked += [cls(metric, key) for key, metric in _deciding(config)]
         return [one for one in asked if names(config) is None and not one._is_fixed]
 
     @property

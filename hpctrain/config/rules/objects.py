@@ -2,44 +2,98 @@
 
 model, task ── and the objects among their arguments       optimizer, scheduler ── `options`
 data.transforms, data.batch_transforms, data.val_..., hooks, tracking.also ── one by one
+
+Those of hpctrain and torch are looked up in their source, here. The others are imported once, in a
+process of its own, before a submission (`hpctrain.launch.sweeps.foreign_targets`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.config.rules import arguments, parameter_rules, targets
-from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
+from hpctrain.config.rules.arguments import Signature
+from hpctrain.config.schema import Config
+
+_CLASS = "it must be package.module.Class"
 
 
-def nested(section: str, node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with an object, and with those among its arguments."""
-    if wrong := _target(section, node.get("_target_"), _choose(section)):
-        yield wrong
-        return
-    yield from arguments.problems(section, node)
-    for where, part in _inside(section, node):
-        yield from _called(where, part, "it must be package.module.Class")
+@dataclass(frozen=True)
+class Called:
+    """An object of the config, and how it is called."""
+
+    key: str
+    node: Mapping[str, Any]  # its `_target_` and arguments
+    advice: str = _CLASS
+    positional: int = 0  # arguments that hpctrain gives before them
+    inner: Mapping[str, str] = field(default_factory=dict)  # config keys of arguments elsewhere
+    maybe: tuple[str, ...] = ()  # arguments that hpctrain gives to those who have them
+
+    @property
+    def problem(self) -> str:
+        """Why its target cannot be there, or ""."""
+        target = self.node.get("_target_")
+        where = f"{self.key}._target_={target}"
+        if not isinstance(target, str) or "." not in target:
+            return f"{where}: {self.advice}"
+        wrong = targets.problem(target)
+        return f"{where}: {wrong}" if wrong else ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of hpctrain or torch."""
+        return targets.is_own(self.node["_target_"])
+
+    def misfits(self, known: Signature | None) -> Iterator[str]:
+        """Yield what is wrong with its arguments, if the target has this signature."""
+        node = self.node
+        if known:
+            has = {each.name for each in known.parameters}
+            node = {name: 1 for name in self.maybe if name in has} | dict(node)
+        yield from arguments.problems(self.key, node, known, self.positional, self.inner)
 
 
-def listed(key: str, nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is wrong with the objects of a list."""
-    advice = "it must be package.module.Class, or package.module.function and _partial_: true"
-    for i, node in enumerate(nodes):
-        yield from _called(f"{key}[{i}]", node, advice)
+def called(config: Config) -> Iterator[Called]:
+    """Yield the objects of a config."""
+    for section, node in (("model", config.model), ("task", config.task)):
+        yield Called(section, node, _choose(section))
+        yield from (Called(where, part) for where, part in _inside(section, node))
+    own = config.optimizer
+    node = {"_target_": own._target_, "lr": own.lr, **own.options}
+    node |= parameter_rules.weight_decay_of(own)
+    inner = {name: f"optimizer.options.{name}" for name in own.options}
+    yield Called("optimizer", node, _choose("optimizer"), positional=1, inner=inner)
+    schedule = config.scheduler
+    if schedule._target_ is not None:
+        yield Called(
+            "scheduler",
+            {"_target_": schedule._target_, **schedule.options},
+            "it must be package.module.function",
+            positional=1,
+            inner={name: f"scheduler.options.{name}" for name in schedule.options},
+            maybe=("max_steps",),
+        )
+    data = config.data
+    names = ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
+    lists = {f"data.{name}": getattr(data, name) or [] for name in names}
+    lists |= {"hooks": config.hooks, "tracking.also": config.tracking.also}
+    advice = f"{_CLASS}, or package.module.function and _partial_: true"
+    for key, nodes in lists.items():
+        yield from (Called(f"{key}[{i}]", node, advice) for i, node in enumerate(nodes))
 
 
-def _called(where: str, node: Mapping[str, Any], advice: str, **given: Any) -> Iterator[str]:
-    if wrong := _target(where, node.get("_target_"), advice):
-        yield wrong
-    else:
-        yield from arguments.problems(where, node, **given)
-
-
-def _target(where: str, target: Any, advice: str) -> str:
-    if not isinstance(target, str) or "." not in target:
-        return f"{where}._target_={target}: {advice}"
-    problem = targets.problem(target)
-    return f"{where}._target_={target}: {problem}" if problem else ""
+def problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong with the objects of a config, as far as nothing has to be imported."""
+    for one in called(config):
+        if wrong := one.problem:
+            yield wrong
+        elif one.is_own:
+            yield from one.misfits(arguments.signature(one.node["_target_"]))
+    yield from parameter_rules.problems(config.optimizer)
+    schedule = config.scheduler
+    if schedule._target_ is None and schedule.options:
+        given = f"scheduler.options={schedule.options}"
+        yield f"{given}: they are for scheduler._target_, which is null"
 
 
 def _choose(section: str) -> str:
@@ -55,27 +109,3 @@ def _inside(key: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(value, dict) and "_target_" in value:
             yield where, value
         yield from _inside(where, value)
-
-
-def optimizer(own: OptimizerConfig) -> Iterator[str]:
-    """Yield what is wrong with the optimizer and its groups."""
-    decay = parameter_rules.weight_decay_of(own)
-    node = {"_target_": own._target_, "lr": own.lr, **decay, **own.options}
-    inner = {name: f"optimizer.options.{name}" for name in own.options}
-    yield from _called("optimizer", node, _choose("optimizer"), positional=1, inner=inner)
-    yield from parameter_rules.problems(own)
-
-
-def schedule(scheduler: SchedulerConfig) -> Iterator[str]:
-    """Yield what is wrong with a schedule of the user."""
-    target, options = scheduler._target_, scheduler.options
-    if target is None:
-        if options:
-            yield f"scheduler.options={options}: they are for scheduler._target_, which is null"
-        return
-    advice, given = "it must be package.module.function", {"_target_": target, **options}
-    known = None if _target("scheduler", target, advice) else arguments.signature(target)
-    if known and any(parameter.name == "max_steps" for parameter in known.parameters):
-        given = {"max_steps": 1} | given
-    inner = {name: f"scheduler.options.{name}" for name in options}
-    yield from _called("scheduler", given, advice, positional=1, inner=inner)

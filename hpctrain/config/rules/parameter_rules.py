@@ -112,4 +112,4 @@ def _options(key: str, options: Any, target: str) -> Iterator[str]:
         case _, ast.ClassDef():
             given = {n: v for n, v in options.items() if n not in ("lr", "weight_decay")}
             node = {"_target_": target, "_partial_": True, **given}
-            yield from arguments.problems(key, node, positional=1)
+            yield from arguments.problems(key, node, arguments.signature(target), positional=1)

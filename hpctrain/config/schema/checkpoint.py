@@ -37,7 +37,7 @@ class CheckpointConfig:
     )
     branch_digest: str | None = key(
         None,
-        "The run goes on from the checkpoint of another run with this digest. The command `branch` "
+        "The run goes on from the checkpoint of another run with this digest. `resume --branch` "
         "fills it in.",
     )
     every_steps: int | None = key(
@@ -68,31 +68,9 @@ class CheckpointConfig:
         at_least=2,
         identity=False,
     )
-    keep_every: int | None = key(
-        None,
-        "The checkpoints of each multiple of this step are kept as well.",
-        count="steps",
-        identity=False,
-    )
     best: str | None = key(
         None,
         "An evaluation in which this metric is better than ever before, such as val/loss, saves a "
         "checkpoint, which is kept and marked as the best. Null keeps no best checkpoint.",
-        identity=False,
-    )
-    best_mode: str | None = key(
-        None,
-        "Lower values of best are better (min), or higher ones (max). Null takes it from the name.",
-        choices=(None, "min", "max"),
-        identity=False,
-    )
-    staging_gb: float | None = key(
-        64.0,
-        "While the training goes on, a process of each rank writes a copy of its part of a "
-        "checkpoint. The copies of a node take at most this much of its memory, and at most half "
-        "of what is free. Larger checkpoints, those below about 200 MB a rank, and all with 0 or "
-        "null are written while the training waits.",
-        unit="GiB",
-        at_least=0,
         identity=False,
     )

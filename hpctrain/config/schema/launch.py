@@ -127,17 +127,9 @@ class LaunchConfig:
         "submission fails), or never (off).",
         choices=("auto", "git", "off"),
     )
-    snapshot_max_mb: float = key(
-        50.0, "A copy of the code has at most this size.", unit="MB", above=0
-    )
     wait: bool = key(
         False,
         "The command waits for the jobs and returns the metric, as sweepers such as Optuna need.",
-    )
-    check: bool = key(
-        True,
-        "The scheduler is asked first whether, and when, it would run the jobs: once for each set "
-        "of resources, at most 10 seconds.",
     )
     preflight: str = key(
         "quick",

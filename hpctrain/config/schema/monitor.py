@@ -13,17 +13,11 @@ class MonitorConfig:
 
     enabled: bool = key(True, "Sensors are read, for the run directory and for MLflow.")
     every_s: float = key(10.0, "The sensors are read this often.", unit="seconds", at_least=0.1)
-    idle_percent: float = key(
-        5.0,
-        "A GPU is idle in a sample if less than this part of it is used.",
-        unit="percent",
-        between=(0, 100),
-    )
     idle_minutes: float = key(
         30.0,
-        "A warning names a GPU of the job that was idle in every sample of this time. Without GPUs "
-        "the cores of the job are watched. The time before the second step of an attempt does not "
-        "count.",
+        "A warning names a GPU of the job that was used below 5 % in every sample of this time. "
+        "Without GPUs the cores of the job are watched. The time before the second step of an "
+        "attempt does not count.",
         unit="minutes",
         above=0,
     )

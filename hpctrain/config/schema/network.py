@@ -36,21 +36,8 @@ class NetworkConfig:
         "as ^mlx5_3 (NCCL_IB_HCA).",
         check=_check_infiniband,
     )
-    p2p_level: str | None = key(
-        None,
-        "GPUs at most this far apart exchange data directly: never (LOC), over NVLink (NVL), one "
-        "PCI switch (PIX), several (PXB), the CPU (PHB) or the whole system (SYS), by "
-        "NCCL_P2P_LEVEL. Null leaves the choice to NCCL.",
-        choices=(None, "LOC", "NVL", "PIX", "PXB", "PHB", "SYS"),
-    )
     debug: str | None = key(
         None,
         "NCCL prints this much about its work (NCCL_DEBUG). Null prints nothing.",
         choices=(None, "VERSION", "WARN", "INFO", "TRACE"),
-    )
-    torch_debug: str | None = key(
-        None,
-        "torch.distributed logs and checks this much (TORCH_DISTRIBUTED_DEBUG). DETAIL compares "
-        "the collective operations of all ranks, which takes time.",
-        choices=(None, "INFO", "DETAIL"),
     )

@@ -77,14 +77,6 @@ class PlateauConfig:
         "evaluation, train/NAME one for each train.log_every steps.",
         at_least=1,
     )
-    mode: str | None = key(
-        None,
-        "Lower values are better (min), or higher ones (max). Null takes it from the name.",
-        choices=(None, "min", "max"),
-    )
-    min_delta: float = key(
-        0.0, "A value is better only if it is better by more than this.", at_least=0
-    )
 
 
 @dataclass
@@ -94,19 +86,13 @@ class SchedulerConfig:
     kind: str = key(
         "cosine",
         "After warm-up the learning rate stays constant, or falls linearly or along a cosine. wsd "
-        "falls only in the last part of the run (decay_fraction, decay_shape). one_cycle rises and "
-        "falls along cosines (rise_fraction, initial_ratio), without another warm-up. plateau "
+        "falls only in the last part of the run (decay_fraction). one_cycle rises in 30 % of the "
+        "steps and falls along cosines, without another warm-up. plateau "
         "falls when a metric does not get better (scheduler.plateau).",
         choices=("constant", "linear", "cosine", "wsd", "one_cycle", "plateau"),
     )
     warmup_steps: int = key(
         0, "The learning rate rises from 0 over this many steps.", unit="steps", at_least=0
-    )
-    warmup_samples: int | None = key(
-        None,
-        "The warm-up has this many samples, in place of warmup_steps. Null or 0 is not used.",
-        unit="samples",
-        at_least=0,
     )
     warmup_epochs: float | None = key(
         None,
@@ -119,17 +105,6 @@ class SchedulerConfig:
     )
     decay_fraction: float = key(
         0.2, "kind=wsd falls in this last part of the steps.", between=(0, 1)
-    )
-    decay_shape: str = key(
-        "linear",
-        "kind=wsd falls linearly, along a cosine, or with the square root of the steps (sqrt).",
-        choices=("linear", "cosine", "sqrt"),
-    )
-    rise_fraction: float = key(
-        0.3, "kind=one_cycle rises in this first part of the steps.", between=(0, 1)
-    )
-    initial_ratio: float = key(
-        0.04, "kind=one_cycle begins at this fraction of the learning rate.", between=(0, 1)
     )
     plateau: PlateauConfig = section(PlateauConfig)
     _target_: str | None = key(

@@ -43,14 +43,6 @@ class DDPConfig:
     bucket_mb: float = key(
         25.0, "Gradients are reduced in buckets of this size.", unit="MB", above=0
     )
-    static_graph: bool = key(
-        False,
-        "Every step uses the same parameters in the same order, which torch can exploit. It needs "
-        "train.accumulate=1.",
-    )
-    gradient_as_bucket_view: bool = key(
-        True, "Gradients are views of the buckets, which saves a copy and its memory."
-    )
     find_unused_parameters: bool = key(
         False, "A step may leave out parameters of the model. Finding them takes time."
     )
@@ -66,13 +58,6 @@ class FSDPConfig:
         "a factor of dp_shard. Null means over all of them.",
         unit="ranks",
         at_least=2,
-    )
-    prefetch: int = key(
-        0,
-        "The parameters of this many blocks are gathered ahead of the block that needs them. 0 "
-        "leaves it to torch.",
-        unit="blocks",
-        at_least=0,
     )
     offload: bool = key(
         False,
@@ -190,11 +175,6 @@ class ParallelConfig:
     )
     loss_parallel: bool = key(
         True, "Tensor parallel computes the loss from logits that stay divided by the vocabulary."
-    )
-    async_tp: bool = key(
-        False,
-        "The communication of tensor parallel overlaps with matrix products. It needs "
-        "train.compile, sequence_parallel, and NVLink between GPUs that every rank of a node sees.",
     )
     pipeline: PipelineConfig = section(PipelineConfig)
     ddp: DDPConfig = section(DDPConfig)

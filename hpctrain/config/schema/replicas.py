@@ -21,21 +21,9 @@ class CompressionConfig:
         "bits, onebit the signs. All but int8 add to the next gradient what they did not send.",
         choices=("none", "powersgd", "topk", "int8", "onebit"),
     )
-    start_step: int = key(
-        0, "Until this many steps are made, gradients are sent whole.", unit="steps", at_least=0
-    )
     rank: int = key(4, "powersgd sends two matrices of this rank for each.", at_least=1)
     ratio: float = key(
         0.01, "topk sends this part of the elements of each parameter.", check=_check_ratio
-    )
-    final_ratio: float | None = key(
-        None,
-        "The ratio of topk changes from ratio to final_ratio, by the same factor in each step. "
-        "Null keeps ratio.",
-        check=_check_ratio,
-    )
-    ratio_steps: int = key(
-        1000, "final_ratio is reached this many steps after start_step.", count="steps"
     )
 
 
@@ -52,12 +40,6 @@ class LocalSGDConfig:
         "step of the run. Until then, evaluations and clipping see each rank's own replica. Null "
         "reduces the gradients of each step.",
         count="steps",
-    )
-    start_step: int = key(
-        0,
-        "Until this many steps are made, the gradients of each step are reduced (post-local SGD).",
-        unit="steps",
-        at_least=0,
     )
     outer_lr: float = key(
         1.0,

@@ -29,11 +29,6 @@ class ContainerConfig:
         "These folders are visible inside, as FROM[:TO[:OPTIONS]]; the folders of the run always "
         "are.",
     )
-    nv: bool | None = key(
-        None,
-        "apptainer gets --nv, or --rocm on nodes with AMD's GPUs. Null means that it does when "
-        "the job has GPUs.",
-    )
     args: list[str] = key(
         [],
         "`apptainer exec`, or with pyxis srun, gets these arguments too. With runtime=command they "
@@ -50,8 +45,6 @@ class SiteConfig:
     account: str | None = key(None, "Jobs are billed to this account.")
     qos: str | None = key(None, "Jobs have this quality of service.")
     constraint: str | None = key(None, "Jobs need nodes with these features.")
-    reservation: str | None = key(None, "Jobs use this reservation.")
-    licenses: str | None = key(None, "Jobs need these licenses.")
     memory_option: str = key(
         "mem",
         "launch.mem_gb is requested by this sbatch option; none does not request memory.",
@@ -67,13 +60,6 @@ class SiteConfig:
     gpu_type: str | None = key(
         None, "GPUs are requested by this type: a100 gives gpu:a100:4 (gres) or a100:4."
     )
-    mail_user: str | None = key(None, "Mails go to this user. Null means the one who submits.")
-    mail_type: str | None = key(
-        None,
-        "Mails are sent for these events, such as FAIL,TIME_LIMIT. With ARRAY_TASKS each run of a "
-        "sweep sends its own.",
-    )
-    login_shell: bool = key(False, "The job's script runs in a login shell, `bash -l`.")
     modules: list[str] = key(
         [],
         "The script first loads these modules. purge, reset and what has a space, such as use "
@@ -81,15 +67,11 @@ class SiteConfig:
     )
     env: dict[str, str] = key({}, "Every rank has these variables, and so has the script.")
     setup: list[str] = key([], "These shell commands run before srun. If one fails, the job ends.")
-    teardown: list[str] = key([], "These shell commands run after srun, however srun ended.")
-    distribution: str | None = key(
-        "block:block",
-        "Ranks are placed like this (--distribution). block:block puts the first ranks of a node "
-        "on its first socket, where its first GPUs usually are. Null leaves it to Slurm, which "
-        "changes the socket from rank to rank.",
+    sbatch: dict[str, Any] = key(
+        {},
+        "sbatch gets these options too, such as {reservation: NAME, mail-type: FAIL}. distribution "
+        "is block:block by default: the first ranks of a node are on its first socket, where its "
+        "first GPUs usually are. Null leaves an option to Slurm.",
     )
-    cpu_bind: str | None = key(None, "srun gets this --cpu-bind: cores, none, ...")
-    kill_on_bad_exit: bool = key(True, "A rank that fails ends the others.")
-    sbatch: dict[str, Any] = key({}, "sbatch gets these options too.")
-    srun: list[str] = key([], "srun gets these arguments too.")
+    srun: list[str] = key([], "srun gets these arguments too, such as [--cpu-bind=cores].")
     container: ContainerConfig = section(ContainerConfig)

@@ -57,11 +57,6 @@ class EarlyStoppingConfig:
         "evaluation, train/NAME one for each train.log_every steps.",
         at_least=1,
     )
-    mode: str | None = key(
-        None,
-        "Lower values are better (min), or higher ones (max). Null takes it from the name.",
-        choices=(None, "min", "max"),
-    )
     min_delta: float = key(
         0.0, "A value is better only if it is better by more than this.", at_least=0
     )
@@ -104,23 +99,11 @@ class TrainConfig:
         choices=("none", "full", "selective"),
         identity=False,
     )
-    activation_checkpointing_every: int = key(
-        1,
-        "Of this many successive blocks, activation_checkpointing applies to the first.",
-        count="blocks",
-        identity=False,
-    )
     compile: str = key(
         "off",
         "torch.compile translates the whole model (model), or each block (blocks), which takes "
         "less time because blocks are alike.",
         choices=("off", "blocks", "model"),
-        identity=False,
-    )
-    expandable_segments: bool = key(
-        False,
-        "torch's memory on a GPU grows in place, so that less of it is lost in gaps "
-        "(PYTORCH_ALLOC_CONF=expandable_segments:True).",
         identity=False,
     )
     deterministic: bool = key(
@@ -158,19 +141,6 @@ class TrainConfig:
         choices=("stop", "skip", "rollback"),
         identity=False,
     )
-    nonfinite_budget: int = key(
-        10,
-        "skip and rollback leave out at most this many steps of nonfinite_window, then the run "
-        "fails.",
-        count="steps",
-        identity=False,
-    )
-    nonfinite_window: int = key(
-        1000,
-        "nonfinite_budget counts the steps that were left out within this many steps.",
-        count="steps",
-        identity=False,
-    )
     watch: str = key(
         "note",
         "What happens when all numbers are finite, but the run seems to learn nothing: its loss "
@@ -188,17 +158,8 @@ class TrainConfig:
     )
     eval_every: int | None = key(
         None,
-        "The model is evaluated every this many steps. Null means after every epoch, or with "
-        "eval_every_s not by steps.",
+        "The model is evaluated every this many steps. Null means after every epoch.",
         count="steps",
-    )
-    eval_every_s: float | None = key(
-        None,
-        "The model is evaluated when this much time has passed since the last evaluation, by the "
-        "clock of rank 0. With eval_every both ask for evaluations. Null does not look at the "
-        "time.",
-        unit="seconds",
-        above=0,
     )
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     ema: float | None = key(
@@ -206,15 +167,6 @@ class TrainConfig:
         "Beside the parameters the run keeps their exponential moving average, which keeps this "
         "part of itself in each step, such as 0.999. Null keeps none.",
         check=_check_ema,
-    )
-    ema_evaluation: bool = key(
-        True, "With train.ema, evaluations use the average in place of the parameters."
-    )
-    sample_prompt: str | None = key(
-        None,
-        "At the end of the run rank 0 prints how the language model continues this text. The whole "
-        "model must fit into its memory. Null prints nothing.",
-        identity=False,
     )
     profile: str | None = key(
         None,
@@ -224,7 +176,6 @@ class TrainConfig:
         check=_check_profile,
         identity=False,
     )
-    profile_ranks: list[int] = key([0], "These ranks are recorded.", unit="ranks", identity=False)
     from_scratch: bool = key(
         False,
         "If the checkpoints of a run are gone, or are of another model or of other code than that "

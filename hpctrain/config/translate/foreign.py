@@ -37,7 +37,7 @@ _NUMBERED = {str(n): value for n, value in enumerate(_STRATEGIES.values(), 1)}
 _RESHARD = {"true": ("zero3", 3), "false": ("zero2", 2)} | _STRATEGIES | _NUMBERED
 _ZERO, _FSDP, _DS = "zero_optimization.", "fsdp_config.fsdp_", "deepspeed_config."
 _OPTIMIZER, _SCHEDULER = "optimizer.params.", "scheduler.params."
-_DEGREES, _MEGATRON = "parallelism_config.parallelism_config_", "megatron_lm_config.megatron_lm_"
+_DEGREES = "parallelism_config.parallelism_config_"
 # What a value must be (a type, or what each choice becomes), and our key that gets it as it is.
 KEYS: dict[str, tuple[Any, str]] = {
     "train_batch_size": (float, "train.global_batch_size"),
@@ -70,7 +70,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     # Accelerate
     "compute_environment": ({"local_machine": ""}, ""),
     "distributed_type": (
-        {n: n for n in ("no", "multi_gpu", "multi_cpu", "fsdp", "deepspeed", "megatron_lm", "tp")},
+        {n: n for n in ("no", "multi_gpu", "multi_cpu", "fsdp", "deepspeed")},
         "",
     ),
     "num_machines": (float, ""),
@@ -93,11 +93,6 @@ KEYS: dict[str, tuple[Any, str]] = {
     "dynamo_config.dynamo_use_regional_compilation": (bool, ""),
     **{f"{_DEGREES}{n}_size": (float, f"parallel.{n}") for n in ("dp_replicate", "dp_shard", "cp")},
     f"{_DEGREES}tp_size": (float, "parallel.tp"),
-    "tp_config.tp_size": (float, "parallel.tp"),
-    f"{_MEGATRON}tp_degree": (float, "parallel.tp"),
-    f"{_MEGATRON}pp_degree": (float, "parallel.pp"),
-    f"{_MEGATRON}num_micro_batches": (float, "train.accumulate"),
-    f"{_MEGATRON}gradient_clipping": (float, "train.clip_norm"),
 }
 _SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _OPTIMIZERS = {
@@ -134,7 +129,7 @@ class _Source:
             kind is float and isinstance(value, bool)
         ):
             raise ConfigError(f"{where}: it must be a {_NOUNS[kind]}")
-        if ours and (value != 1 or ours not in ("parallel.tp", "parallel.pp", "parallel.cp")):
+        if ours and (value != 1 or ours not in ("parallel.tp", "parallel.cp")):
             self.made.values[ours] = value
         return value
 
@@ -173,8 +168,6 @@ def translate(content: dict[str, Any], file: Path, ranks: int | None = None) -> 
 
 
 def _deepspeed(content: dict[str, Any], file: str, ranks: int | None) -> Translation:
-    if isinstance(content.get("zero_optimization"), bool):  # the form before there were stages
-        content = content | {"zero_optimization": {"stage": int(content["zero_optimization"])}}
     source = _Source(file, content, made := Translation())
     values, choices = made.values, made.choices
     stage = source.take(f"{_ZERO}stage", 0)
@@ -291,11 +284,6 @@ def _scheduler(source: _Source, made: Translation) -> None:
 
 
 def _accelerate(content: dict[str, Any], path: Path) -> Translation:
-    content = dict(content)
-    if "dynamo_backend" in content:  # older files have these keys
-        content["dynamo_config"] = {"dynamo_backend": content.pop("dynamo_backend")}
-    if content.pop("fp16", False):
-        content.setdefault("mixed_precision", "fp16")
     source = _Source(str(path), content, made := Translation())
     source.take("compute_environment")
     kind, precision = source.take("distributed_type", "no"), source.take("mixed_precision")

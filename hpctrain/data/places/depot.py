@@ -38,9 +38,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.data.places.filesystem import free_bytes, job_memory, kind_of
+from hpctrain.data.places.filesystem import free_bytes, job_memory
 from hpctrain.data.places.origin import digest_of
 from hpctrain.errors import StorageError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.index import Shard
 
 PART = ".part"

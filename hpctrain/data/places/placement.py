@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpctrain.data.places.filesystem import kind_of
 from hpctrain.data.places.origin import is_url
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.mounts import kind_of
 from hpctrain.shards.index import Shard
 from hpctrain.units import readable
 

@@ -13,11 +13,11 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from hpctrain.data.places.filesystem import Kind, kind_of
 from hpctrain.data.places.placement import Place
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.watch import Watch
 from hpctrain.errors import DataError
+from hpctrain.mounts import Kind, kind_of
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard
 from hpctrain.shards.storage.layout import Layout

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.data.places.filesystem import kind_of
 from hpctrain.disk import temporary
 from hpctrain.doctor import finding
 from hpctrain.doctor.checks.clocks import skew
 from hpctrain.doctor.finding import Finding, bounded, good, worst
+from hpctrain.mounts import kind_of
 from hpctrain.units import GIB
 
 _FAIL_FREE, _WARN_FREE = 1 * GIB, 10 * GIB

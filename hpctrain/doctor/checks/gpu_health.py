@@ -7,32 +7,17 @@ What a GPU does not tell is said to be unknown.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rich.filesize import decimal
 
-from hpctrain.doctor.checks import gpu_judgements
-from hpctrain.doctor.checks.gpu_judgements import pcie_bandwidth
+from hpctrain.doctor.checks.gpu_judgements import CHECKS, pcie_bandwidth, reserved
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import gpus
 from hpctrain.monitor.gpu_library import NOT_LOADED, Library
-
-OTHERS = "other processes"
-_CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
-    "ECC": ("ecc_if_on", gpu_judgements.ecc),
-    "retired memory": ("retired", gpu_judgements.retired),
-    "throttling": ("slowdowns", gpu_judgements.throttling),
-    "temperature": ("heat", gpu_judgements.temperature),
-    "MIG": ("mig", gpu_judgements.mig),
-    "power limit": ("limits", gpu_judgements.power_limit),
-    OTHERS: ("processes", gpu_judgements.processes),
-    "PCIe": ("pcie", gpu_judgements.pcie),
-    "NVLink": ("nvlinks", gpu_judgements.nvlink),
-    "NUMA": ("bus", gpu_judgements.numa),
-}
 
 
 @dataclass(frozen=True)
@@ -118,7 +103,7 @@ def _taken(library: Library, uuids: Sequence[str]) -> Iterator[str]:
         gpu = library.find(uuid)
         part = library.is_part(gpu)
         *_, used, size = library.read("memory" if part else "processes", gpu)
-        if used >= gpu_judgements.reserved(size):
+        if used >= reserved(size):
             yield f"{decimal(used)} of {decimal(size)} of GPU {uuid} are in use"
 
 
@@ -145,11 +130,11 @@ def _findings(library: Library, gpu: Any, label: str) -> Iterator[Finding]:
     if library.is_part(gpu):
         yield unknown(label, "a MIG instance: its health is that of the whole GPU, not shown")
         return
-    for name, (reading, judge) in _CHECKS.items():
-        if reading not in library.readings:
+    for name, check in CHECKS.items():
+        if check.reading not in library.readings:
             continue
         try:
-            yield judge(f"{label}: {name}", *library.read(reading, gpu))
+            yield check.finding(f"{label}: {name}", *library.read(check.reading, gpu))
         except library.errors as error:
             yield unknown(f"{label}: {name}", f"{library.NAME} does not tell it ({error})")
     for name, why in library.UNSEEN.items():

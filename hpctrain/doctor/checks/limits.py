@@ -35,8 +35,8 @@ def cores_of_rank(cpus_per_task: int) -> Finding:
 def cpus(count: int, real: int, asked: int) -> Finding:
     """Judge the CPUs that a rank may use against `launch.cpus_per_task`; `real` are its cores."""
     cure = (
-        "Unset SLURM_CPU_BIND in your shell and set site.cpu_bind=cores, so that srun gives each "
-        "rank its own."
+        "Unset SLURM_CPU_BIND in your shell and set site.srun=[--cpu-bind=cores], so that srun "
+        "gives each rank its own."
     )
     found, expected = f"{count} CPUs, {real} cores", f"{asked} (launch.cpus_per_task)"
     otherwise: Verdict = "fail" if 2 * count <= asked else "warn"

@@ -15,6 +15,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError
+from hpctrain.estimates.memory_fit import STAGED
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
 from hpctrain.generators import seed_generators
@@ -45,7 +46,6 @@ from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Trainer
-from hpctrain.units import GIB
 
 log = logging.getLogger(__name__)
 LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
@@ -90,7 +90,7 @@ def build(
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
-    average = Average(model, train.ema, evaluates=train.ema_evaluation)
+    average = Average(model, train.ema)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average)
 
     log_every = report_every(train, effective.max_steps)
@@ -106,7 +106,6 @@ def build(
         micro_batches=micro_batches,
         base_lr=config.optimizer.lr,
         average=average,
-        timer=Timer(train.eval_every_s, decides=ranks.is_main),
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
         silent=SilentLayers(log_every if train.watch != "off" else 0),
@@ -143,15 +142,13 @@ def build(
         max_steps=effective.max_steps,
         every=Every(
             log=log_every,
-            # With a time instead of steps, the last step of the run is evaluated in any case.
-            evaluate=train.eval_every
-            or (None if train.eval_every_s is None else effective.max_steps),
+            evaluate=train.eval_every,
             checkpoint=config.checkpoint.every_steps,
             at_end=config.checkpoint.at_end,
         ),
         meter=meter,
         asked=RequestedMetric.of(config),
-        patience=Improvement(stopping.metric, stopping.mode, stopping.min_delta, stopping.patience),
+        patience=Improvement(stopping.metric, stopping.min_delta, stopping.patience),
         best=observers.build_best(config.checkpoint, run, ranks, checkpointer),
         notes=notes,
         watch=watch,
@@ -209,8 +206,7 @@ def _micro_batches(
     config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel, sizes: BatchSizes
 ) -> MicroBatches | None:
     """Return the micro-batches of the config, or of what an earlier attempt has found."""
-    fixed = config.data.collate == "pack" or config.parallel.ddp.static_graph
-    if fixed or model.mesh.degrees.pp > 1:  # a pipeline has their number
+    if config.data.collate == "pack" or model.mesh.degrees.pp > 1:  # a pipeline has their number
         return None
     share = sizes.share * model.mesh.weight
     found = run.read().micro_batch_rows if ranks.is_main else None
@@ -244,10 +240,9 @@ def _checkpointer(
 ) -> Checkpointer:
     return Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
-        keep_every=config.checkpoint.keep_every,
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
         states=optimizer_states(config.optimizer),
-        staging=(config.checkpoint.staging_gb or 0) * GIB / ranks.local_world_size,
+        staging=STAGED / ranks.local_world_size,
     )

@@ -75,7 +75,7 @@ def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None
     if adapters:
         check_base(config, checkpoint)
         _load_base(config, model.module, _stages(model))
-    ema = config.train.ema is not None and config.train.ema_evaluation
+    ema = config.train.ema is not None
     load_weights(model.module, checkpoint, ema=ema, trained_only=adapters)
 
 

@@ -1,4 +1,4 @@
-"""Builds the learning rate over the steps, also from a function or a torch scheduler of a user.
+"""Builds the learning rate over the steps, also from a function of a user.
 
 optimizer.lr, lr_scaling ──┐
 scheduler.warmup_*         ├── Effective ─┬─ one log line, and params `effective.*` in MLflow
@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.schema import Config, SchedulerConfig
@@ -92,78 +88,18 @@ def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int]
         names = []
     if "max_steps" in names and "max_steps" not in config.options:
         made = partial(made, max_steps=max_steps)
-    if "total_steps" in names and not {"total_steps", "epochs"} & config.options.keys():
-        made = partial(made, total_steps=max_steps)  # the same, as OneCycleLR calls it
+    if names[:1] == ["optimizer"]:
+        raise ConfigError(
+            f"scheduler._target_={target}: a schedule is a function of the step, and this one "
+            "wants an optimizer, as torch's schedulers do: use a kind of ours (scheduler=cosine, "
+            "wsd, one_cycle, plateau), or a function of yours that returns the factor of a step"
+        )
     try:
-        if names[:1] == ["optimizer"]:
-            return _Stepped(made, target, max_steps)
-        function: Callable[[int], float] = made
-        function(0)
+        made(0)
     except ConfigError:
         raise
     except Exception as error:
         reason = " ".join(f"{error}".split())
         name = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
         raise ConfigError(f"scheduler._target_={target}: {name}{reason}") from error
-    return function
-
-
-class _Stepped:
-    """A torch scheduler as a function of the step: one for an optimizer whose rate is 1."""
-
-    def __init__(
-        self, make_scheduler: Callable[[torch.optim.Optimizer], Any], target: str, max_steps: int
-    ) -> None:
-        self._target = target
-        self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        self._others = self._besides()
-        made = make_scheduler(self._optimizer)
-        if isinstance(made, ReduceLROnPlateau):
-            raise ValueError("it needs a metric: use scheduler.kind=plateau")
-        if not isinstance(made, LRScheduler):
-            kind = type(made).__name__
-            raise ValueError(f"with an optimizer it must make a scheduler of torch, not a {kind}")
-        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        given = inspect.signature(made.step).parameters.values()
-        needed = [p.name for p in given if p.default is p.empty and p.kind not in kinds]
-        if needed:
-            raise ValueError(
-                f"its step() needs {', '.join(needed)}, and a schedule here gets the step alone"
-            )
-        if (length := getattr(made, "total_steps", None) or max_steps) < max_steps:
-            raise ValueError(f"it has {length} steps, and the run has {max_steps}")
-        self._scheduler = made
-        self._check()
-        self._factors = array("d", [self._optimizer.param_groups[0]["lr"]])
-
-    def __call__(self, step: int) -> float:
-        while len(self._factors) <= step:
-            self._optimizer.step()  # else torch warns; without a gradient it does nothing
-            try:
-                self._scheduler.step()
-            except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                number = len(self._factors)
-                raise ConfigError(
-                    f"scheduler._target_={self._target}: at step {number}: {reason}"
-                ) from error
-            self._check()
-            self._factors.append(float(self._optimizer.param_groups[0]["lr"]))
-        return float(self._factors[step])
-
-    def _besides(self) -> dict[str, Any]:
-        group = self._optimizer.param_groups[0]
-        return {key: group[key] for key in self._optimizer.defaults if key != "lr"}
-
-    def _check(self) -> None:
-        """Refuse a scheduler that changes more than the learning rate, which would be lost."""
-        now = self._besides()
-        changed = [key for key, value in self._others.items() if now[key] != value]
-        if changed:
-            cure = ""
-            if "momentum" in changed and hasattr(self._scheduler, "cycle_momentum"):
-                cure = ": give ++scheduler.options.cycle_momentum=false"
-            raise ConfigError(
-                f"scheduler._target_={self._target}: it also changes {changed[0]} of the "
-                f"optimizer, and a schedule here is a factor of the learning rate alone{cure}"
-            )
+    return made

@@ -3,7 +3,6 @@
 import functools
 import os
 import traceback
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,9 +26,7 @@ def instantiate(key: str, node: Mapping[str, Any], *args: Any, seed: int | None 
     number = None if seed is None else xxhash.xxh64_intdigest(f"{seed} {key}".encode()) >> 1
     drawing = nullcontext() if number is None else seeded_generators(number)
     try:
-        with drawing, warnings.catch_warnings():
-            # Hydra 1.4 warns when there is no list of allowed targets. Ours may be anything.
-            warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
+        with drawing:
             made = hydra.utils.instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:
         cause: BaseException = error.__cause__ or error

@@ -49,8 +49,6 @@ def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch)
     record = recorder(run, ranks)
     return Health(
         train.nonfinite,
-        budget=train.nonfinite_budget,
-        window=train.nonfinite_window,
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=lambda left_out: record(left_out=left_out),
@@ -72,7 +70,7 @@ def build_best(
         if ranks.is_main and run.read().best != convert(BestValue, best, "best"):
             run.update(best=best)
 
-    return Best(config.best, config.best_mode, record, checkpointer.exists)
+    return Best(config.best, record, checkpointer.exists)
 
 
 def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
@@ -80,7 +78,7 @@ def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     needed = "a class that inherits from hpctrain.training.Hook"
     made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
     steps = config.train.profile
-    if steps is None or ranks.rank not in config.train.profile_ranks:
+    if steps is None or not ranks.is_main:
         return Hooks(made)
     return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
 

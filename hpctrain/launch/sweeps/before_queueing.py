@@ -50,12 +50,11 @@ class Room:
         self._checked: set[str] = set()
 
     def check(self, entries: Sequence[Entry]) -> None:
-        """Raise a LaunchError if the scheduler would not run a job with `launch.check`."""
+        """Raise a LaunchError if the scheduler would not run a job."""
         requests: dict[str, list[Entry]] = {}
         for entry in entries:
-            if entry.config.launch.check:
-                request = repr((entry.config.launch, entry.config.site))
-                requests.setdefault(request, []).append(entry)
+            request = repr((entry.config.launch, entry.config.site))
+            requests.setdefault(request, []).append(entry)
         for request, group in requests.items():
             if request in self._checked:
                 continue

@@ -21,7 +21,7 @@ def take_copies(entries: Sequence[Entry]) -> None:
             continue
         config = entry.config
         where = config.output_dir, config.data.path
-        key = *where, config.launch.snapshot, config.launch.snapshot_max_mb
+        key = *where, config.launch.snapshot
         if key not in taken:
             taken[key] = snapshot.take(config.launch, *where)
         entry.code, entry.keeps_code = taken[key], False
@@ -44,7 +44,7 @@ def say_copies(entries: Sequence[Entry]) -> None:
 
 
 def say_copy(code: Snapshot) -> None:
-    """Tell where a code snapshot is, what is not in it, and which secrets are."""
+    """Tell where a code snapshot is, what is not in it."""
     say(f"code: a copy, {code.path}")
     for folder in code.unfrozen:
         say(
@@ -55,8 +55,6 @@ def say_copy(code: Snapshot) -> None:
         )
     for line in code.left_out:
         say(f"  not copied: {line}", style="yellow")
-    for line in code.telling:
-        say(f"  whoever may read the copy reads a secret: {line}", style="yellow")
 
 
 def say_changed(entries: Sequence[Entry]) -> None:

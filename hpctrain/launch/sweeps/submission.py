@@ -163,10 +163,10 @@ def _withdraw(entry: Entry, archived: Path | None) -> None:
 
 
 def _prepare_tracking(todo: list[Entry]) -> None:
-    """Check the stores, and create experiments; the first job makes a SQLite store."""
+    """Check the stores."""
     for uri, experiment in stores(todo):
         if store.is_server(uri) or store.sqlite_path(uri).exists():
-            store.initialise(uri, experiment)
+            store.check_store(uri, experiment)
 
 
 def stores(entries: Sequence[Entry]) -> dict[tuple[str, str], None]:

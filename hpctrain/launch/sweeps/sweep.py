@@ -24,10 +24,9 @@ from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
-from hpctrain.launch.sweeps.queued_changes import say_changes
+from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.submission import Submission, stores
-from hpctrain.launch.sweeps.sweep_parent import Parent, adopt
-from hpctrain.launch.sweeps.unmatched import unmatched
+from hpctrain.launch.sweeps.sweep_parent import Parent
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
@@ -35,7 +34,6 @@ from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.tracking import store
 from hpctrain.tracking.page.links import experiment_page
-from hpctrain.tracking.pending_upload import left_behind
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",
@@ -110,14 +108,11 @@ class Sweep:
                 raise
             raise type(error)(f"{self._queued()}: {error}") from error
         submission.write_list()
-        if parent := self._parent.of(self.entries):
-            self._adoption = adopt(self.entries, parent, self.folder)
         if not cluster:
             local_runs.run_all([entry for entry in self.entries if entry.status is Status.FROZEN])
             submission.write_list()
         show(self.entries)
-        say_changes(self.entries)
-        self._say_left_behind()
+        self._say_under_way()
         run_code.say_copies(self.entries)
         if cluster and self._any("wait"):
             try:
@@ -152,8 +147,8 @@ class Sweep:
     def _checked(self, cluster: bool) -> list[str]:
         """Check all runs, name them and give them their code; return the batch scripts."""
         self._refuse_wrong()
-        # Patterns that match nothing: this takes longer than all other checks.
-        self._wrong = [(entry.overrides, error) for entry, error in unmatched(self.entries)]
+        # What must be imported: this takes longer than all other checks.
+        self._wrong = [(entry.overrides, error) for entry, error in refused(self.entries)]
         self._refuse_wrong(len(self._wrong))
         name_apart(self.entries)
         swept = sweep_overrides.values_of([entry.overrides for entry in self.entries])
@@ -233,14 +228,15 @@ class Sweep:
         for note in notes(self.entries, cluster):
             say(note, style="yellow")
 
-    def _say_left_behind(self) -> None:
-        """Name finished runs of which not everything is in MLflow; to upload takes mlflow."""
-        before = [entry.run for entry in self.entries if entry.status is Status.DONE]
-        left = [(run, line) for run in before if (line := left_behind(run.path))]
-        for run, line in left[:3]:
-            say(f"{run.name}: {line}", style="yellow")
-        if len(left) > 3:
-            say(f"… and {len(left) - 3} more (see status)", style="yellow")
+    def _say_under_way(self) -> None:
+        """Tell that a queued job keeps its values and its code, whatever was typed now."""
+        known = [entry for entry in self.entries if entry.status is Status.UNDER_WAY]
+        if any(entry.detail == "pending" for entry in known):
+            say(
+                f"{runs(len(known))} under way with the resources and the code of their "
+                "submission; launch.rerun=queued replaces jobs that wait",
+                style="yellow",
+            )
 
 
 def name_apart(entries: list[Entry]) -> None:

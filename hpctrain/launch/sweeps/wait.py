@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.output import Bars, say
+from hpctrain.launch.output import say
 from hpctrain.slurm.queue import Job, UnreachableError, queue_of
 
 _POLL_S = (2.0, 30.0)
@@ -21,31 +21,25 @@ def wait(
     """
     pause, printed = _POLL_S[0], -1
     most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed
-    with Bars("waiting for", more="runs") as progress:
-        shown = progress.add_task("", total=len(entries), note="")
-        while True:
-            try:
+    while True:
+        try:
+            jobs = _jobs(entries)
+            if left and (len(jobs) < most or not jobs):
+                left = submit(left)
                 jobs = _jobs(entries)
-                if left and (len(jobs) < most or not jobs):
-                    left = submit(left)
-                    jobs = _jobs(entries)
-                    most = len(jobs)
-            except UnreachableError as error:
-                # The controller may be restarting. The jobs go on, so keep waiting for them.
-                say(f"{error}; trying again", style="yellow")
-                time.sleep(pause)
-                continue
-            running = sum(job.state == "RUNNING" for job in jobs)
-            ended = len(entries) - len(jobs) - len(left)
-            note = f"{running} running, {len(jobs) - running + len(left)} waiting"
-            progress.update(shown, completed=ended, note=note)
-            if ended != printed and progress.disable:
-                say(f"{ended} of {len(entries)} runs have ended")
-            printed = ended
-            if not jobs and not left:
-                break
+                most = len(jobs)
+        except UnreachableError as error:
+            # The controller may be restarting. The jobs go on, so keep waiting for them.
+            say(f"{error}; trying again", style="yellow")
             time.sleep(pause)
-            pause = min(_POLL_S[1], pause * 1.2)
+            continue
+        if (ended := len(entries) - len(jobs) - len(left)) != printed:
+            say(f"{ended} of {len(entries)} runs have ended")
+        printed = ended
+        if not jobs and not left:
+            break
+        time.sleep(pause)
+        pause = min(_POLL_S[1], pause * 1.2)
     for entry in entries:
         entry.read_end()
 

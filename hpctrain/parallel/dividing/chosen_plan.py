@@ -51,8 +51,7 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
             raise ConfigError(f"parallel.{key}={degree}: {kind} has no {_MISSING[key]}")
     for name, module in matching(model, plan.experts) if plan.experts else ():
         rows = {len(p) for p in module.parameters()}
-        limited = any(getattr(m, "capacity", None) is not None for m in model.modules())
-        for problem in expert_problems(name, min(rows), degrees, parallel, capacity=limited):
+        for problem in expert_problems(name, min(rows), degrees, parallel):
             raise ConfigError(problem)
     if degrees.tp > 1:
         _check(model, plan, degrees.tp)

@@ -8,14 +8,12 @@ The styles are those of torch (`torch.distributed.tensor.parallel`), which follo
 (Shoeybi et al. 2019; Korthikanti et al. 2022).
 """
 
-import warnings
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -95,23 +93,6 @@ def _divide_adapter(layer: Adapted, mesh: DeviceMesh) -> None:
 def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:
     """Return whether the sequence is divided outside of attention and MLP."""
     return config.sequence_parallel and "sequence_parallel" in plan.tensor.values()
-
-
-def overlap(mesh: DeviceMesh) -> None:
-    """Let the compiler overlap the communication of a group with its products (async TP).
-
-    It rewrites only what is sent in groups with symmetric memory. torch 2.11 to 2.13 call the
-    function that enables it deprecated, and need it (pytorch #193115).
-    """
-    if torch.cuda.device_count() == 1 and mesh.size() > 1:  # torch compares the indices of GPUs
-        raise ConfigError(
-            "parallel.async_tp=true: this rank sees one GPU, and torch's symmetric memory needs "
-            "those of the other ranks, too; do not hide them by CUDA_VISIBLE_DEVICES, srun's "
-            "--gpu-bind or site.gpu_option=gpus-per-task"
-        )
-    torch._inductor.config._micro_pipeline_tp = True  # until `hpctrain.job.worker.forget`
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
-        enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 class _WholeInput(ParallelStyle):

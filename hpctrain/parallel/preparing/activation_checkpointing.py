@@ -36,15 +36,15 @@ _KEPT = {
 }
 
 
-def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -> None:
+def checkpoint_activations(blocks: Sequence[nn.Module], mode: str) -> None:
     """Let blocks compute activations again in the backward pass instead of keeping them.
 
     The mode is "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
-    results of matrix products and attention too. Of `every` so many blocks the first is changed.
+    results of matrix products and attention too.
     """
     if mode == "none":
         return
-    for block in blocks[::every]:
+    for block in blocks:
         forward: Callable[..., Any] = block.forward
         options: dict[str, Any] = {"use_reentrant": False}
         if mode == "selective":

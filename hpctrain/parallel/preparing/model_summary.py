@@ -26,8 +26,7 @@ from hpctrain.models.lora import plain_class
 from hpctrain.parallel.preparing.blocks import find_blocks, path_of
 from hpctrain.units import MIB
 
-_WIDTH = 80
-_MOST = 40  # lines; the last of them stands for all that are left
+_MOST = 40  # lines
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -40,7 +39,6 @@ class _Line:
     shape: tuple[int, ...] = ()
     count: int = 1
     parameters: int = 0
-    trained: int = 0
     bytes: int = 0
 
 
@@ -82,7 +80,7 @@ class ModelSummary:
             lines.append(f"  {self.trained:,} are trained, {frozen:,} are frozen")
         if self.buffer_bytes >= MIB / 100:
             lines.append(f"  its buffers have {_mib(self.buffer_bytes)} MiB")
-        return "\n".join((*lines, *_table(self.lines, with_trained=bool(frozen))))
+        return "\n".join((*lines, *_table(self.lines)))
 
 
 class _Counter:
@@ -121,9 +119,8 @@ class _Counter:
         shape = tuple(max(direct, key=torch.Tensor.numel).shape) if is_leaf else ()
         new = [parameter for parameter in every if id(parameter) not in self._counted]
         self._counted |= {*map(id, new)}
-        trained = sum(p.numel() for p in new if p.requires_grad)
         count = sum(parameter.numel() for parameter in new)
-        return _Line(name, kind, shape, 1, count, trained, sum(p.nbytes for p in new))
+        return _Line(name, kind, shape, 1, count, sum(p.nbytes for p in new))
 
 
 def _holders(model: nn.Module, classes: list[str]) -> tuple[set[str], set[str]]:
@@ -151,65 +148,31 @@ def _folded(name: str, members: Sequence[tuple[str, list[_Line]]]) -> Iterator[_
 
 def _together(keys: Sequence[str]) -> str:
     """Return the names of members of a list as one: `0-31`, or `0,2,...,62`."""
-    if len(keys) > 1 and all(key.isdecimal() for key in keys):
-        numbers = [*map(int, keys)]
-        if numbers == [*range(numbers[0], numbers[-1] + 1)]:
-            return f"{keys[0]}-{keys[-1]}"
+    numbers = [*map(int, keys)] if all(key.isdecimal() for key in keys) else []
+    if len(keys) > 1 and numbers and numbers == [*range(numbers[0], numbers[-1] + 1)]:
+        return f"{keys[0]}-{keys[-1]}"
     return ",".join(keys if len(keys) <= 3 else (*keys[:2], "...", keys[-1]))
 
 
-def _table(lines: Sequence[_Line], *, with_trained: bool) -> list[str]:
-    """Return the table, at most 80 characters wide where the names of classes allow it."""
-    if len(lines) > _MOST:
-        lines = [*lines[: _MOST - 1], _rest(lines[_MOST - 1 :])]
-    rows = [["layer", "class", "shape", "parameters", "trained", "MiB"], *map(_cells, lines)]
-    columns = [*zip(*rows, strict=True)]
-    if not with_trained:
-        del columns[4]
-    if _width(columns) > _WIDTH:
-        del columns[2]
-    if (room := _WIDTH - _width(columns[1:]) - 2) < _width(columns[:1]):
-        columns[0] = tuple(_end_of(name, max(room - 2, 16)) for name in columns[0])
-    widths = [max(map(len, column)) for column in columns]
-    left = 2 if len(columns) < 5 + with_trained else 3  # further columns are numbers
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if n < left else cell.rjust(width)
+def _table(lines: Sequence[_Line]) -> list[str]:
+    rows = [("layer", "class", "shape", "parameters", "MiB"), *map(_cells, lines[:_MOST])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = [
+        "  ".join(
+            cell.ljust(width) if n < 3 else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in zip(*columns, strict=True)
+        )
+        for row in rows
     ]
+    more = [f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+    return [f"  {line}".rstrip() for line in (*text, *more)]
 
 
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(2 + max(map(len, column)) for column in columns)
-
-
-def _end_of(name: str, width: int) -> str:
-    return name if len(name) <= width else f"...{name[3 - width :]}"
-
-
-def _rest(lines: Sequence[_Line]) -> _Line:
-    every = sum(line.count for line in lines)
-    sums = {
-        name: sum(line.count * getattr(line, name) for line in lines)
-        for name in ("parameters", "trained", "bytes")
-    }
-    return _Line(f"{every} more", "", **sums)
-
-
-def _cells(line: _Line) -> list[str]:
+def _cells(line: _Line) -> tuple[str, ...]:
     each = f"{line.count} x " if line.count > 1 else ""
-    trained = {0: "no", line.parameters: "yes"}.get(line.trained, each + _count(line.trained))
-    return [
-        line.name,
-        line.kind,
-        " x ".join(map(str, line.shape)),
-        each + _count(line.parameters) if line.parameters else "shared",
-        trained if line.parameters else "",
-        _mib(line.count * line.bytes),
-    ]
+    size = f"{each}{_count(line.parameters)}" if line.parameters else "shared"
+    shape = " x ".join(map(str, line.shape))
+    return line.name, line.kind, shape, size, _mib(line.count * line.bytes)
 
 
 def _count(number: int) -> str:

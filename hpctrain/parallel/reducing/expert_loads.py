@@ -1,7 +1,7 @@
 """Loads of experts: each step balances them, and reports how uneven they are.
 
 backward passes ── loads of this rank ── sum over all ranks ──┬── bias of each expert
-(the reduction of the step's sums)                            └── expert_load_max, expert_dropped
+(the reduction of the step's sums)                            └── expert_load_max
 """
 
 from collections.abc import Mapping
@@ -53,28 +53,25 @@ class Loads:
     def balance(self, total: Scalars, names: list[str], sums: Scalars) -> tuple[list[str], Scalars]:
         """Balance the experts by what `joined` has appended, added over all ranks.
 
-        Returns the names and the sums of the step (a sum and a count for each name) with two more:
-        the largest load of an expert over the mean one, in the layer where it is largest, and the
-        fraction of dropped choices.
+        Returns the names and the sums of the step (a sum and a count for each name) with one more:
+        the largest load of an expert over the mean one, in the layer where it is largest.
         """
         if not self._modules:
             return names, sums
         loads = torch.as_tensor(total).split(list(self._sizes.values()))
         for module, load in zip(self._modules, loads, strict=True):
             if module is not None:
-                module.move_balance(load[:-1])
-        largest = torch.stack([load[:-1].max() / load[:-1].mean() for load in loads]).max()
-        dropped = torch.stack([load[-1] for load in loads]).sum()
-        chosen = torch.stack([load[:-1].sum() for load in loads]).sum()
-        more = torch.stack([largest, torch.ones_like(largest), dropped, chosen])
+                module.move_balance(load)
+        largest = torch.stack([load.max() / load.mean() for load in loads]).max()
+        more = torch.stack([largest, torch.ones_like(largest)])
         joined = [*sums, *more.tolist()] if isinstance(sums, list) else torch.cat([sums, more])
-        return [*names, "expert_load_max", "expert_dropped"], joined
+        return [*names, "expert_load_max"], joined
 
 
 def load_sizes(model: nn.Module) -> dict[str, int]:
-    """Return the number of elements of the loads of each module that has experts, by its name."""
+    """Return the number of experts of each module that has some, by its name."""
     named = model.named_modules()
-    return {name: module.load_size for name, module in named if isinstance(module, Experts)}
+    return {name: module.experts for name, module in named if isinstance(module, Experts)}
 
 
 def compute_eagerly(model: nn.Module) -> None:

@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import pad
 
 from hpctrain.config.schema import CompressionConfig
@@ -62,8 +61,6 @@ class Compression(ABC):
 
     def reduce(self, bucket: dist.GradBucket) -> Future:
         """Replace the gradients of a bucket by their mean over the ranks, compressed."""
-        if self._step() < self.config.start_step:
-            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
         return self._reduce(bucket)
 
     @abstractmethod
@@ -108,20 +105,11 @@ class TopK(Compression):
     """The largest elements of each parameter, with error feedback.
 
     Stich et al., "Sparsified SGD with Memory" (2018); Lin et al., "Deep Gradient Compression"
-    (2018), whose ratio falls exponentially in the first steps.
+    (2018).
     """
 
-    @property
-    def ratio(self) -> float:
-        """The part of the elements that the present step sends."""
-        config = self.config
-        if config.final_ratio is None:
-            return config.ratio
-        done = min((self._step() - config.start_step) / config.ratio_steps, 1.0)
-        return float(config.ratio ** (1 - done) * config.final_ratio**done)
-
     def _reduce(self, bucket: dist.GradBucket) -> Future:
-        total, ratio = self._with_errors(bucket), self.ratio
+        total, ratio = self._with_errors(bucket), self.config.ratio
         chosen, start = [], 0
         for part in total.split(_sizes(bucket.parameters())):
             count = max(1, round(ratio * len(part)))

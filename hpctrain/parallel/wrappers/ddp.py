@@ -2,16 +2,14 @@
 
 With local SGD the replicas train by themselves, and are averaged every so many steps:
 
-    steps 1 .. start_step     plain DDP: the gradients of each step are averaged
-    steps after it            each replica takes its own gradient
+    each step                 each replica takes its own gradient
     every `every` steps       change = common parameters - mean of the replicas
                               momentum = outer_momentum * momentum + change
                               common parameters -= outer_lr * (change + outer_momentum * momentum)
                               every replica continues from the common parameters
 
-Stich, "Local SGD Converges Fast and Communicates Little" (2019); with start_step Lin et al.,
-"Don't Use Large Mini-Batches, Use Local SGD" (post-local SGD, 2020); with momentum Douillard et
-al., "DiLoCo" (2023). The optimizer state of each replica stays its own.
+Stich, "Local SGD Converges Fast and Communicates Little" (2019); with momentum
+Douillard et al., "DiLoCo" (2023). The optimizer state of each replica stays its own.
 """
 
 # Annotations are not postponed here, because torch looks at those of a hook.
@@ -55,8 +53,7 @@ class DDPModel(ParallelModel):
             init_sync=False,  # `fill` has given all ranks the same values
             device_ids=[precision.device.index] if precision.device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_mb,
-            static_graph=options.static_graph,
-            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            gradient_as_bucket_view=True,  # which saves a copy and its memory
             find_unused_parameters=options.find_unused_parameters,
         )
         if precision.reduce != precision.params:
@@ -80,8 +77,7 @@ class DDPModel(ParallelModel):
             known = (text for start, text in _REFUSALS.items() if start in str(error))
             if (text := next(known, None)) is None:
                 raise
-            fixed = "parallel.ddp.static_graph=false and " if self._ddp.static_graph else ""
-            raise ConfigError(text.format(fixed=fixed)) from error
+            raise ConfigError(text) from error
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""
@@ -117,8 +113,6 @@ class LocalSGDModel(DDPModel):
         return bool(self._common)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
-        if self.step < self._local.start_step:
-            return super()._reduced(last)
         if not self._common:
             common = [p.detach().clone() for p in self.parameters]
             self._begin(common, [torch.zeros_like(p) for p in common])
@@ -145,7 +139,7 @@ class LocalSGDModel(DDPModel):
     def _since_average(self) -> int:
         """The steps since the replicas were averaged."""
         assert self._local.every is not None
-        return (self.step - self._local.start_step) % self._local.every
+        return self.step % self._local.every
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -186,12 +180,11 @@ class LocalSGDModel(DDPModel):
 _REFUSALS = {
     "Expected to have finished reduction": "parallel.ddp: parameters that are trained had no "
     "gradient in the step before, because the model did not use them, or computed them under "
-    "torch.no_grad(). Use {fixed}parallel.ddp.find_unused_parameters=true, or freeze them by "
+    "torch.no_grad(). Use parallel.ddp.find_unused_parameters=true, or freeze them by "
     "optimizer.groups",
     "Expected to mark a variable ready only once": "parallel.ddp: parameters had several gradients "
     "in one backward pass, as with torch.utils.checkpoint and use_reentrant=True. Use "
-    "use_reentrant=False there; or, if all steps use the same parameters, "
-    "parallel.ddp.static_graph=true with train.accumulate=1",
+    "use_reentrant=False there",
 }
 
 

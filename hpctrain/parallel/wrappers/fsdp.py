@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from hpctrain.config.schema import FSDPConfig, ParallelConfig
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.models.ties import ties
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
@@ -156,7 +156,6 @@ def shard(
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
     if not compiled:
         _forget_wrapper(model)
-    _prefetch(blocks, fsdp)
 
 
 _OF_FSDP = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -223,12 +222,3 @@ def _divided_over(mesh: DeviceMesh) -> dict[str, Any]:
         return Shard(1) if uneven else None
 
     return {"mesh": mesh, "shard_placement_fn": placement}
-
-
-def _prefetch(blocks: Sequence[nn.Module], config: FSDPConfig) -> None:
-    """Gather the parameters of the next blocks of each pass ahead."""
-    divided: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for i, block in enumerate(divided if config.prefetch else ()):
-        block.set_modules_to_forward_prefetch(divided[i + 1 : i + 1 + config.prefetch])
-        before = divided[max(0, i - config.prefetch) : i]
-        block.set_modules_to_backward_prefetch(before[::-1])

@@ -47,8 +47,6 @@ from hpctrain.shards.types import Batch
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm needs two, and transformers looks for documents in a single row
 _TOKENS = 4096
-# A model that needs values is called with some, if its steps have no more operations than these.
-_MOST_FLOPS = 10**12
 _NEED_VALUES = (
     *(DataDependentOutputException, DynamicOutputShapeException, NotImplementedError),
     *(UnsupportedFakeTensorException, UnsupportedOperatorException),
@@ -121,41 +119,21 @@ class Measured:
                 return self._step(model, rows)
 
         try:
-            with used_evenly(model):
+            with explained(self._called, _NEED_VALUES), used_evenly(model):
                 return _per_sample(model, step, self._tokens)
-        except Exception as error:  # an operation needs values, or the sample does not fit
-            del model
-            return self._with_values(error, train)
-
-    def _with_values(self, error: Exception, train: TrainConfig) -> Activations:
-        """Return those of a small model whose tensors have values; `error` fails without."""
-        with torch.device("meta"):
-            size = sum(p.numel() for p in self._build().parameters())
-        rows = 1 if self._tokens else _ROWS
-        if 36 * size * max(1, self._tokens) * rows > _MOST_FLOPS:
-            if isinstance(error, _NEED_VALUES):
-                log.info("activations cannot be measured: %s", error)
-                return Activations(0, 0, 0, 0, exact=False)
-            with explained(self._called):
-                raise error
-        model = self._build()
-        self._prepare(model, train)
-        with explained(self._called):
-            step = partial(self._step, model, values=_values)
-            return _per_sample(model, step, self._tokens, by_block=False)
+        except _NEED_VALUES as error:
+            log.info("activations cannot be measured: %s", error)
+            return Activations(0, 0, 0, 0, exact=False)
 
     def _prepare(self, model: nn.Module, train: TrainConfig) -> None:
-        mode, every = train.activation_checkpointing, train.activation_checkpointing_every
-        if mode != "none":
+        if (mode := train.activation_checkpointing) != "none":
             blocks = [block for _, block in find_blocks(model, self._classes)]
-            checkpoint_activations(blocks, mode, every)
+            checkpoint_activations(blocks, mode)
         model.train()
 
-    def _step(
-        self, model: nn.Module, rows: int, values: Callable[..., Any] = torch.empty
-    ) -> _StepBytes:
+    def _step(self, model: nn.Module, rows: int) -> _StepBytes:
         sample = self._sample.items()
-        batch = {name: values((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample}
+        batch = {name: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample}
         return _step_bytes(model, self._task, batch, self._compute)
 
     @property
@@ -191,9 +169,7 @@ def _lowered(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> A
     return tree_map(one, args), tree_map(one, kwargs)
 
 
-def _per_sample(
-    model: nn.Module, step: Callable[[int], _StepBytes], tokens: int, *, by_block: bool = True
-) -> Activations:
+def _per_sample(model: nn.Module, step: Callable[[int], _StepBytes], tokens: int) -> Activations:
     """Return the bytes of a sample, from steps of some samples and of twice as many.
 
     Sums after the same operation are compared: what does not grow with the batch are gradients on
@@ -215,16 +191,10 @@ def _per_sample(
         working.append(max((b - a for a, b in zip(*sums, strict=True)), default=0) // rows)
         return ((more.saved - few.saved) // rows,)
 
-    saved = measured_by_block(model, measure)[0] if by_block else measure()[0]
+    saved = measured_by_block(model, measure)[0]
     outside = (losses[2 * rows] - losses[rows]) // rows
     part = max(0, losses[rows] - rows * outside)
     return Activations(saved, max(working), outputs[-1], outside, part, losses[least] // least)
-
-
-def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    if dtype.is_floating_point:
-        return torch.rand(shape, dtype=dtype)
-    return torch.full(shape, int(dtype == torch.bool), dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ def _again(
     model: nn.Module, task: Any, batch: Batch, flops: Flops, blocks: Sequence[nn.Module]
 ) -> int:
     """Return the operations that full checkpointing adds: not the last product of a block."""
-    checkpoint_activations(blocks, "full", 1)
+    checkpoint_activations(blocks, "full")
     try:
         counted = count_flops(model, task, batch)
     finally:
@@ -233,11 +233,13 @@ def _again(
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Raise a ConfigError with the line that fails in place of an error within."""
+def explained(what: str, others: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise a ConfigError with the line that fails in place of an error within, but of `others`."""
     try:
         yield
     except HpctrainError:
+        raise
+    except others:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)

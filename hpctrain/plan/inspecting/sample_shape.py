@@ -42,7 +42,7 @@ def parse_shape(text: str) -> _Shapes:
 def task_and_sample(config: Config, shape: str | None = None) -> tuple[Any, Batch]:
     """Return the task of a config, and a sample; `shape` is the value of `--sample-shape`."""
     task = instantiate("task", config.task)
-    return task, of_data(config.data) if shape is None else of_shape(task, parse_shape(shape))
+    return task, _of_data(config.data) if shape is None else of_shape(task, parse_shape(shape))
 
 
 def of_shape(task: Any, shapes: _Shapes) -> Batch:
@@ -86,7 +86,7 @@ def _sample(fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Batch:
     return {"mask": torch.empty(1, dtype=torch.bool, device="meta"), **made}
 
 
-def of_data(data: DataConfig) -> Batch:
+def _of_data(data: DataConfig) -> Batch:
     """Return a sample by the index of the data set; a ConfigError if a field's length varies."""
     path = data.mixture[0]["path"] if data.mixture else data.path
     fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}

@@ -33,7 +33,6 @@ from hpctrain.tasks.task import check_arguments
 # A layout that was compared with nothing published is ranked as if its steps took so many times as
 # long: predictions of the largest class, dense bf16, are 11 % off in the median, a tenth over 22 %.
 _SLOWER = 1.15
-_LITTLE = 0.5  # the efficiency below which a sentence says it: half of the GPUs do nothing
 
 
 @dataclass(frozen=True)
@@ -129,16 +128,6 @@ class Estimate:
         """The samples of all ranks in a second."""
         return None if self.time is None else self.layout.batch.global_size / self.time.step_s
 
-    def efficiency(self, other: Self) -> float | None:
-        """Return the speed of a GPU as a part of that in another layout."""
-        if not self.samples_per_s or not other.samples_per_s:
-            return None
-        return self.samples_per_s / self.layout.ranks / other.samples_per_s * other.layout.ranks
-
-    def gains_little(self, other: Self) -> bool:
-        """Return whether most of what its GPUs could do is lost, compared with another layout."""
-        return (self.efficiency(other) or 1.0) < _LITTLE
-
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
         """The tokens of a rank in a second."""
@@ -225,10 +214,10 @@ class Estimator:
         if self.calibration is not None:
             time = time and self.calibration.time(time)
             memory = self.calibration.bytes(memory)
-        saves, saved = layout.config.checkpoint, self.checkpoint_bytes(layout.config)
+        saved = self.checkpoint_bytes(layout.config)
         launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
         copy, kept = saved / layout.nodes, ranks * memory.host
-        staged = staged_bytes(copy, kept, ranks, saves.staging_gb, launch.mem_gb)
+        staged = staged_bytes(copy, kept, ranks, launch.mem_gb)
         complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),

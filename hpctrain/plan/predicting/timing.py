@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from hpctrain.config.rules.combinations import async_tp_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
@@ -240,8 +239,7 @@ class _Step:
         passes = 3 if config.train.activation_checkpointing == "full" else 2
         times, total = passes * facts.blocks / degrees.pp * batch.accumulate, 0.0
         if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
-            exposed = 0.5 if self._overlaps() else 1.0
-            total += gather_s(residual, degrees.tp, self.link(1, degrees.tp)) * 4 * times * exposed
+            total += gather_s(residual, degrees.tp, self.link(1, degrees.tp)) * 4 * times
         if degrees.cp > 1:  # a gather of keys and values, and a scatter of their gradients
             keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
             total += gather_s(keys, degrees.cp, self.link(degrees.tp, degrees.cp)) * times
@@ -255,12 +253,6 @@ class _Step:
             # Half of what two ranks gather goes from one to the other.
             total += gather_s(2 * residual / degrees.tp, 2, link) * batch.accumulate
         return total
-
-    def _overlaps(self) -> bool:
-        """Return whether tensor parallel overlaps with products, which takes GPUs of one node."""
-        on_gpus = self.parallel.async_tp and self.hardware.name != "cpu"
-        inside = on_gpus and self.degrees.tp <= self.per_node
-        return inside and not any(async_tp_problems(self.config, self.degrees))
 
 
 def gather_s(nbytes: float, ranks: int, link: Link) -> float:

@@ -10,7 +10,6 @@ from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import SlowHost, slow_host
 from hpctrain.units import GIB
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
@@ -23,7 +22,7 @@ class _Seen:
 
     account: RunAccount
     share: dict[str, float]
-    slow: SlowHost | None  # the host that the others wait for
+    slow: list[str]  # the run's own notes on a slow rank
     memory: float  # the most of a GPU, in percent; NaN if no sensor tells it, as below
     use: float  # of the GPUs, in percent
     idle: float  # of the GPU-hours
@@ -42,21 +41,14 @@ class _Seen:
         found = cures(kind, config, self.account.spans[-1].facts.world_size, power)
         return "; or ".join(filter(None, (found, otherwise)))
 
-    def saves(self, factor: float) -> str:
-        """Return when checkpoints are written, as keys, for `factor` times the distance."""
-        given = {"every_steps": self.account.value("checkpoint.every_steps", 200)}
-        given["every_s"] = self.account.value("checkpoint.every_s")
-        keys = {f"checkpoint.{key}": max(1, int(factor * v)) for key, v in given.items() if v}
-        return ", ".join(f"`{key}={value}`" for key, value in keys.items())
+    def times(self, factor: float, **keys: int | None) -> str:
+        """Return keys (with their defaults, `__` for a dot) at so many times their values."""
+        named = {key.replace("__", "."): default for key, default in keys.items()}
+        found = {key: self.account.value(key, default) for key, default in named.items()}
+        return ", ".join(f"`{k}={max(1, int(factor * v))}`" for k, v in found.items() if v)
 
-    def evaluations(self) -> str:
-        steps = self.account.value("train.eval_every")
-        seconds = self.account.value("train.eval_every_s")
-        if steps or not seconds:
-            return (
-                f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
-            )
-        return f"`train.eval_every_s={2 * float(seconds):g}`"
+    def saves(self, factor: float) -> str:
+        return self.times(factor, checkpoint__every_steps=200, checkpoint__every_s=None)
 
     def room(self) -> str:
         """Return what uses more of the memory, or fewer GPUs."""
@@ -82,11 +74,14 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str]], ...] = (
         ),
     ),
     (
-        lambda run: run.slow is not None,
-        lambda run: _host(run.slow),
+        lambda run: bool(run.slow),
+        lambda run: (
+            f"{'; '.join(run.slow)}: look at what it does there, or leave its node out "
+            "(`+site.sbatch.exclude=NODE`)"
+        ),
     ),
     (
-        lambda run: run.share["checkpoint"] > max(0.05, run.share["lost"]),
+        lambda run: 0.05 < run.share["checkpoint"] >= run.share["lost"],
         lambda run: (
             f"{run.percent('checkpoint')} went into checkpoints: "
             f"{run.saves(math.ceil(run.share['checkpoint'] / 0.02))}"
@@ -101,7 +96,10 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str]], ...] = (
     ),
     (
         lambda run: run.share["evaluation"] > 0.2,
-        lambda run: f"{run.percent('evaluation')} went into evaluations: {run.evaluations()}",
+        lambda run: (
+            f"{run.percent('evaluation')} went into evaluations: "
+            + (run.times(2, train__eval_every=None) or "fewer of them")
+        ),
     ),
     (
         lambda run: run.memory < 50,
@@ -132,7 +130,7 @@ def notes(account: RunAccount) -> list[str]:
     time = account.time
     if not account.spans:
         return ["the run has not begun: there is no time to account for"]
-    found = [*account.facts.record.noted("slow_rank")]
+    found = []
     if account.spans[-1].runs:
         found.append(f"the run is in progress: this is how it stands at step {account.step:,}")
     if not account.step:
@@ -152,9 +150,9 @@ def notes(account: RunAccount) -> list[str]:
     seen = _Seen(
         account,
         {name: seconds / time["allocated"] for name, seconds in time.items()},
-        slow_host(account),
-        _known(account.usage.gpu_memory),
-        _known(account.usage.gpu_use),
+        account.facts.record.noted("slow_rank"),
+        _known(account.usage.peak("memory_usage_percentage")),
+        _known(account.usage.mean("utilization_percentage")),
         idle / hours if idle and hours else math.nan,
         [*_requests(account)],
     )
@@ -165,28 +163,21 @@ def _known(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _host(slow: SlowHost | None) -> str:
-    if slow is None:
-        return ""
-    return (
-        f"{slow.host} had the slowest rank in {100 * slow.slowest:.0f}% of the reports: "
-        f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "
-        f"it, `+site.sbatch.exclude={slow.host}` avoids it"
-    )
-
-
 def _requests(account: RunAccount) -> Iterator[str]:
     """Yield what the job asked Slurm for and did not need."""
     usage, launch = account.usage, account.value("launch", {})
     if any(span.facts.launcher != "slurm" for span in account.spans):
         return
     asked, gpus = launch.get("mem_gb") or 0, int(launch.get("gpus_per_node") or 0)
-    used = _known(usage.memory_gb) * 1e9 / GIB
+    used = _known(usage.peak("system_memory_usage_megabytes", GIB / 1e6))
     if used < asked / 2:
         least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * used))
         if least < asked:
             yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
-    cores, load = int(launch.get("cpus_per_task") or 1), _known(usage.cores_use)
+    cores, load = (
+        int(launch.get("cpus_per_task") or 1),
+        _known(usage.mean("cpu_utilization_percentage")),
+    )
     if load < 50:
         of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
         need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))

@@ -28,6 +28,7 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
+from hpctrain.units import GIB
 
 
 @dataclass
@@ -204,7 +205,7 @@ class RunAccount:
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
-        return most or self.usage.gpu_memory_gib
+        return most or self.usage.peak("memory_usage_megabytes", GIB / 1e6)
 
     @property
     def idle_gpu_hours(self) -> float | None:
@@ -287,8 +288,6 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
         )
     if account.history.damaged:
         found.append(f"{account.history.damaged} damaged places in the journal")
-    if account.gpu_hours and account.kwh is None:
-        found.append("energy: not every GPU tells its energy or its power")
     if account.gpu_hours and account.cost is None:
         machine = account.hardware
         if machine is None:
@@ -298,6 +297,4 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
                 f"cost: {machine.name} has no price; trainings with hardware={machine.name} "
                 "hardware.price.own='1.20 EUR' have yours"
             )
-    elif account.spans and not account.gpu_hours:
-        found.append("GPU-hours, energy and cost: the run has no GPUs")
     return found

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 
 from hpctrain.tracking import samples
-from hpctrain.units import GIB
 
 _GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
 _JOULES = 3.6e6  # in a kWh
@@ -125,41 +124,22 @@ class Usage:
             seconds += sum(duration for value, duration in pairs if value < idle_percent)
         return seconds / 3600
 
-    @property
-    def gpu_use(self) -> float | None:
-        """The mean use of the GPUs in percent; None where no sensor tells it, as below."""
-        return _mean(self.of_gpus("utilization_percentage").values())
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a sensor over all GPUs or nodes; None where none has it, as below."""
+        return _mean(self._all(name))
 
-    @property
-    def cores_use(self) -> float | None:
-        """The mean use of the cores of the job in percent."""
-        return _mean(self.of_nodes("cpu_utilization_percentage").values())
+    def peak(self, name: str, unit: float = 1.0) -> float | None:
+        """Return the most of a sensor of any GPU or node, in units of the sensor's."""
+        values = [value for each in self._all(name) for value in each.values]
+        return max(values) / unit if values else None
 
-    @property
-    def gpu_memory(self) -> float | None:
-        """The most memory of a GPU in percent."""
-        return _peak(self.of_gpus("memory_usage_percentage").values())
-
-    @property
-    def gpu_memory_gib(self) -> float | None:
-        """The most memory of a GPU in GiB."""
-        peak = _peak(self.of_gpus("memory_usage_megabytes").values())
-        return None if peak is None else peak * 1e6 / GIB
-
-    @property
-    def memory_gb(self) -> float | None:
-        """The most memory of a node in GB."""
-        peak = _peak(self.of_nodes("system_memory_usage_megabytes").values())
-        return None if peak is None else peak / 1000
+    def _all(self, name: str) -> list[Sensor]:
+        return [*self.of_gpus(name).values(), *self.of_nodes(name).values()]
 
 
 def _mean(sensors: Iterable[Sensor]) -> float | None:
     values = [value for each in sensors for value in each.values]
     return sum(values) / len(values) if values else None
-
-
-def _peak(sensors: Iterable[Sensor]) -> float | None:
-    return max((value for each in sensors for value in each.values), default=None)
 
 
 def _rises(values: list[float]) -> float:

@@ -8,7 +8,6 @@ n01   cores   75%  ▅▆▇▇▆▇▇█▇▇    31%
 """
 
 import argparse
-import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from hpctrain.report.views import terminal_view
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
 
+_EVERY_S = 2.0
 _SPARK = 12  # samples
 _NAME = 16  # characters of a node's name; longer ones are shortened in the middle
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -48,9 +48,6 @@ def main(argv: list[str]) -> int:
     add_dir(parser)
     parser.add_argument("--once", action="store_true", help="show it once, as into a file or pipe")
     parser.add_argument("--json", action="store_true", help="print JSON once, for programs")
-    parser.add_argument(
-        "--every", type=_seconds, default=2.0, metavar="SECONDS", help="how often (default: 2)"
-    )
     options = parser.parse_args(argv)
     run = _chosen(options.dir, options.run)
     console = Console()
@@ -59,11 +56,11 @@ def main(argv: list[str]) -> int:
     elif options.once or not console.is_terminal:
         console.print(picture(snapshot(run)))
     else:
-        _live(run, console, options.every)
+        _live(run, console)
     return 0
 
 
-def _live(run: RunDir, console: Console, every_s: float) -> None:
+def _live(run: RunDir, console: Console) -> None:
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
@@ -71,7 +68,7 @@ def _live(run: RunDir, console: Console, every_s: float) -> None:
                 live.update(picture(seen), refresh=True)
                 if seen.state not in ("created", "queued", "running", "lost"):  # it may come back
                     return
-                time.sleep(every_s)
+                time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         pass
 
@@ -86,16 +83,6 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
     return RunDir.open(newest(runs))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.2 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0.2 to 3600")
-    return seconds
 
 
 def picture(seen: Snapshot) -> RenderableType:

@@ -1,10 +1,4 @@
-"""The parameters of a sweep against its metric: which runs are best, and what mattered.
-
-The importance of a parameter is the part of the variance of the metric that its values explain
-alone: the correlation ratio of Fisher (Statistical Methods for Research Workers, 1925), the first
-order of a functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014). For a parameter whose values
-hardly repeat, as in a random search, it is the square of Spearman's rank correlation.
-"""
+"""The runs of a sweep: which are best by its metric, and why others have no result."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import correlation, fmean
 
 from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
@@ -21,7 +14,6 @@ from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs import sweep_overrides
 from hpctrain.units import duration
 
-_LEAST_RUNS = 3  # fewer say nothing about importance
 _LONGEST = 120  # characters of a cause
 
 
@@ -61,7 +53,7 @@ class Sweep:
         ]
 
     def answer(self) -> list[str]:
-        """Return in sentences which run is best, and what mattered."""
+        """Return in sentences which run is best."""
         if not self.finished:
             return [f"No run has a value of {self.metric}."]
         best = self.finished[0]
@@ -70,30 +62,9 @@ class Sweep:
             + (f" ({label(best.swept)})" if best.swept else "")
             + f": {self.metric} is {best.final(self.metric):.5g}."
         ]
-        if shares := self.importance():
-            parts = [f"`{key}` {100 * share:.0f}%" for key, share in shares.items()]
-            parts[0] = parts[0].replace("` ", "` alone explains ") + " of the variance"
-            lines.append(f"What mattered: {', '.join(parts)}.")
         if count := len(self.others):
             lines.append("1 run has no result." if count == 1 else f"{count} runs have no result.")
         return lines
-
-    def importance(self) -> dict[str, float]:
-        """Return how much of the variance each key explains alone, from 0 to 1, largest first.
-
-        It is empty with less than three finished runs, or if they are all equally good.
-        """
-        if len(self.finished) < _LEAST_RUNS:
-            return {}
-        scores = [account.final(self.metric) for account in self.finished]
-        if max(scores) == min(scores):
-            return {}
-        found = {}
-        for key in self.keys:
-            values = [account.swept.get(key, "") for account in self.finished]
-            if len(set(values)) > 1:
-                found[key] = _explained(values, scores)
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def label(values: Mapping[str, str]) -> str:
@@ -117,36 +88,3 @@ def cause(account: RunAccount) -> str:
         return "its metric is not there or not finite"
     text = " ".join((account.state.reason or account.facts.attempt.error).split())
     return f"{account.state.name}: {shortened(text, _LONGEST)}" if text else account.state.name
-
-
-def _explained(values: list[str], scores: list[float]) -> float:
-    if len(set(values)) > len(values) / 2 and all(map(_is_number, values)):
-        return rank_correlation([float(value) for value in values], scores) ** 2
-    groups: dict[str, list[float]] = defaultdict(list)
-    for value, score in zip(values, scores, strict=True):
-        groups[value].append(score)
-    mean = fmean(scores)
-    total = sum((score - mean) ** 2 for score in scores)
-    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups.values())
-    return between / total
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal values share the mean of their ranks."""
-    order = sorted(values)
-    first = {value: order.index(value) for value in set(values)}
-    return [first[value] + (order.count(value) - 1) / 2 for value in values]
-
-
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return Spearman's rank correlation; 0 if one side does not vary."""
-    if min(len({*left}), len({*right})) < 2:
-        return 0.0
-    return correlation(_ranks(left), _ranks(right))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.tree import Fact
 from hpctrain.runs.sweep_overrides import flat
 
 _GOOD, _ACCEPTABLE = 0.95, 0.81
@@ -16,11 +18,8 @@ _FREE = (
     *("launch.", "parallel.", "network.", "site.", "tracking.", "checkpoint.", "monitor."),
     *("name", "output_dir", "train.accumulate", "train.micro_batch_size"),
 )
-_PARTS = {
-    "compute": "computation, which did not shrink with the ranks",
-    "communication": "communication: ranks wait for each other",
-    "data_wait": "data: ranks wait for their batches",
-}
+# Of the time of a step, with the titles of their columns.
+_PARTS = {"compute": "compute", "communication": "communication", "data_wait": "wait for data"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class _Point:
     ranks: int
     nodes: int
     rate: float
-    parts: dict[str, float]
+    parts: list[float]
 
 
 @dataclass
@@ -66,46 +65,28 @@ class Scaling:
         """Return the speed-up divided by the factor of the ranks."""
         return self.speedup(point) / (point.ranks / self.points[0].ranks)
 
-    def lines(self) -> list[str]:
-        """Return what the series says: table and verdict."""
-        if len(self.points) < 2:
-            return [
-                f"{self.kind} scaling: it needs runs with two numbers of ranks",
-                *self.left_out,
+    def rows(self) -> list[list[Fact]]:
+        """Return a row for each number of ranks; the seconds of a step by part say what holds."""
+        return [
+            [
+                Fact("ranks", point.ranks, "ranks", str(point.ranks)),
+                Fact("nodes", point.nodes, "nodes", str(point.nodes)),
+                Fact("samples_per_s", point.rate, "samples/s", f"{point.rate:,.0f}"),
+                Fact("speedup", self.speedup(point), "speed-up", f"{self.speedup(point):.2f}"),
+                Fact("", None, "ideal", f"{point.ranks / self.points[0].ranks:g}"),
+                Fact("efficiency", share := self.efficiency(point), "efficiency", _judged(share)),
+                *(
+                    Fact(name, value, title, f"{1000 * value:.3g} ms")
+                    for (name, title), value in zip(_PARTS.items(), point.parts, strict=True)
+                ),
             ]
-        found = [f"{self.kind} scaling, from {self.points[0].ranks} ranks:"]
-        found += [
-            f"{point.ranks} ranks on {point.nodes} nodes: {point.rate:,.0f} samples/s, speed-up "
-            f"{self.speedup(point):.2f} (ideal {point.ranks / self.points[0].ranks:g}), "
-            f"efficiency {100 * self.efficiency(point):.0f}%"
             for point in self.points
         ]
-        return [*found, self.verdict, *self.left_out]
 
-    @property
-    def verdict(self) -> str:
-        """Whether the largest run is efficient, and if not, what the bottleneck is."""
-        last = self.points[-1]
-        value = self.efficiency(last)
-        text = f"verdict: {100 * value:.0f}% with {last.ranks} ranks is"
-        if value >= _GOOD:
-            return f"{text} good"
-        return f"{text} {'acceptable' if value >= _ACCEPTABLE else 'poor'}; {self._bottleneck()}"
 
-    def _bottleneck(self) -> str:
-        first, last = self.points[0], self.points[-1]
-        if not (first.parts and last.parts):
-            return "the bottleneck is not known, as the runs have no record of time by part"
-        ideal = last.ranks / first.ranks if self.kind == "strong" else 1.0
-        excess = {name: last.parts[name] - first.parts[name] / ideal for name in _PARTS}
-        worst = max(excess, key=lambda name: excess[name])
-        more = ""
-        if worst == "compute" and last.parts["communication"] == 0:
-            more = "; on GPUs communication is in it"
-        return (
-            f"the bottleneck is {_PARTS[worst]} ({1000 * first.parts[worst]:.3g} ms of a step with "
-            f"{first.ranks} ranks, {1000 * last.parts[worst]:.3g} ms with {last.ranks}{more})"
-        )
+def _judged(share: float) -> str:
+    word = "good" if share >= _GOOD else "acceptable" if share >= _ACCEPTABLE else "poor"
+    return f"{100 * share:.0f}%, {word}"
 
 
 def _comparable(accounts: Sequence[RunAccount], series: Scaling) -> list[RunAccount]:
@@ -149,9 +130,5 @@ def _point(ranks: int, group: list[tuple[RunAccount, float]]) -> _Point:
     account = min(group, key=lambda each: abs(each[1] - rate))[0]
     steps, time = account.step, account.time
     known = steps and not time["unknown"]
-    return _Point(
-        ranks,
-        account.spans[-1].facts.nodes,
-        rate,
-        {name: time[name] / steps for name in _PARTS} if known else {},
-    )
+    parts = [time[name] / steps if known else math.nan for name in _PARTS]
+    return _Point(ranks, account.spans[-1].facts.nodes, rate, parts)

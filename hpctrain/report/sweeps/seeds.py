@@ -104,22 +104,6 @@ def _value(text: str) -> tuple[float, str]:
     return math.inf, text
 
 
-def ranking(found: Sequence[Setting]) -> list[str]:
-    """Return in a sentence which setting is best, and how sure that is; none without two."""
-    if len(found) < 2 or not found[1].runs:
-        return []
-    metric = next(iter(found[0].estimates))
-    best, second = (each.estimates[metric] for each in found[:2])
-    sure = "one run says nothing about how sure that is"
-    if best.half is not None and second.half is not None:
-        overlap = abs(best.mean - second.mean) <= best.half + second.half
-        sure = f"their intervals {'overlap' if overlap else 'do not overlap'}"
-    return [
-        f"The best setting is {found[0].label}: {metric} is {best.text()} (n={best.n}). "
-        f"Next comes {found[1].label} with {second.text()} (n={second.n}); {sure}."
-    ]
-
-
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
     done = [each for each in group if all(each.has_result(metric) for metric in metrics)]
     missing = {account.name: cause(account) for account in group if account not in done}

@@ -8,7 +8,7 @@ dark. A chart of a page is as wide as a phone, so its text is never scaled down.
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -18,63 +18,60 @@ from cycler import cycler
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
+from matplotlib.ticker import ScalarFormatter
 from numpy.typing import ArrayLike
 
-from hpctrain.metric_names import most
+from hpctrain.config.metric_registry import unit
+from hpctrain.metric_names import better
+from hpctrain.report.account.history import Series
 from hpctrain.report.tree import Chart
-from hpctrain.report.views.curves import thinned
+from hpctrain.report.views.curves import smoothed, thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
 _MOST_MARKED = 30  # points of a line that are marked each
 _SOLID = 4  # lines of a chart; the others are dashed
 _PER_ROW = 3  # charts of a PNG
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "hpctrain",
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.4,
-    "legend.framealpha": 0.8,
-    "legend.edgecolor": "none",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-}
+# Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
+_OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")
+# These stand for variables of CSS until the SVG is written.
+_NAMES = {f"#ab00{n:02x}": f"var(--s{n})" for n in range(len(_OKABE_ITO))}
+_SERIES = tuple(_NAMES)
+_NAMES |= {"#ab00f0": "var(--text)", "#ab00f1": "var(--grid)", "#ab00f2": "var(--card)"}
 
 
 def _style(series: Sequence[str], text: str, grid: str, back: str) -> Any:
     """Return the settings of matplotlib with these colours; the series are its C0, C1, ..."""
     # matplotlib's type lists the names of all settings, so it is not written here.
     named = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    more = {"grid.color": grid, "legend.facecolor": back}
-    return _STYLE | dict.fromkeys(named, text) | more | {"axes.prop_cycle": cycler(color=series)}
-
-
-# Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
-_OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")
-_PICTURE = _style(_OKABE_ITO, "#1a1a1a", "#dddddd", "#ffffff")
-# These stand for variables of CSS until the SVG is written.
-_SERIES = [f"#ab00{n:02x}" for n in range(len(_OKABE_ITO))]
-_PAGE = _style(_SERIES, "#ab00f0", "#ab00f1", "#ab00f2")
-_NAMES = {color: f"var(--s{n})" for n, color in enumerate(_SERIES)}
-_NAMES |= {"#ab00f0": "var(--text)", "#ab00f1": "var(--grid)", "#ab00f2": "var(--card)"}
+    return dict.fromkeys(named, text) | {
+        "axes.prop_cycle": cycler(color=series),
+        "grid.color": grid,
+        "legend.facecolor": back,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "hpctrain",
+        "font.size": 9,
+        "font.family": "sans-serif",
+        "axes.formatter.useoffset": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.linewidth": 0.5,
+        "lines.linewidth": 1.4,
+        "legend.framealpha": 0.8,
+        "legend.edgecolor": "none",
+        "axes.titlesize": 10,
+        "axes.titleweight": "bold",
+    }
 
 
 def svg(chart: Chart) -> str:
     """Return a chart as an SVG element whose colours are variables of CSS."""
-    with matplotlib.rc_context(_PAGE):
+    with matplotlib.rc_context(_style(_SERIES, "#ab00f0", "#ab00f1", "#ab00f2")):
         figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
-        axes = figure.add_subplot()
-        _draw(axes, chart)
-        wide = max([len(axes.yaxis.get_major_formatter()(y)) for y in axes.get_yticks()], default=0)
-        left = max(0.18, 0.075 + 0.0165 * wide)
-        figure.subplots_adjust(left=left, right=0.97, top=0.9, bottom=0.17)
+        _draw(figure.add_subplot(), chart)
+        figure.subplots_adjust(left=0.18, right=0.97, top=0.9, bottom=0.17)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     drawn = text.getvalue()
@@ -88,7 +85,7 @@ def png(charts: Sequence[Chart], title: str) -> bytes:
     """Return all charts as one PNG."""
     columns = max(1, min(_PER_ROW, len(charts)))
     rows = max(1, math.ceil(len(charts) / columns))
-    with matplotlib.rc_context(_PICTURE):
+    with matplotlib.rc_context(_style(_OKABE_ITO, "#1a1a1a", "#dddddd", "#ffffff")):
         size = (_SIZE[0] * columns, _SIZE[1] * rows + 0.4)
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
         figure.suptitle(_plain(title))
@@ -99,18 +96,18 @@ def png(charts: Sequence[Chart], title: str) -> bytes:
     return content.getvalue()
 
 
-def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str, number: int, style: str = "") -> None:
+def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str, number: int) -> None:
     """Draw the line with this number in its chart, with at most so many points as are seen.
 
-    A value that is not finite leaves a gap. Without a `style`, lines are dashed from the fifth on:
-    they are told apart where colours are not.
+    A value that is not finite leaves a gap. Lines are dashed from the fifth on: they are told apart
+    where colours are not.
     """
     xs, ys = thinned(x, y, _MOST_POINTS)
     known = np.concatenate(([False], np.isfinite(ys), [False]))
     alone = known[1:-1] & ~known[:-2] & ~known[2:]  # no line reaches them
     marked = np.flatnonzero(alone if len(xs) > _MOST_MARKED else known[1:-1]).tolist()
-    style = style or ("-" if number < _SOLID else "--")
-    (drawn,) = axes.plot(xs, ys, style, color=f"C{number}", label=_plain(label))
+    style = "-" if number < _SOLID else "--"
+    (drawn,) = axes.plot(xs, ys, style, color=f"C{number % 10}", label=_plain(label))
     if marked:
         drawn.set(marker="o", markevery=marked, markersize=3)
 
@@ -120,59 +117,51 @@ def vertical(axes: Axes, x: float, label: str = "") -> None:
     axes.axvline(x, color=rcParams["text.color"], linestyle=":", linewidth=0.8, label=label)
 
 
-def name_axes(axes: Axes, x: str, y: str, metric: str, values: Iterable[float]) -> None:
-    """Name both axes of a drawn chart, and keep the values within what their metric can be."""
+def name_axes(axes: Axes, x: str, metric: str) -> None:
+    """Name both axes of a chart of a metric."""
+    direction = better(metric)
+    known = (unit(metric), f"{direction} is better" if direction else "")
+    more = ", ".join(filter(None, known))
     axes.set_xlabel(_plain(x))
-    axes.set_ylabel(_plain(y))
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = axes.get_ylim()
-    if finite and axes.get_yscale() == "linear":
-        low = max(low, 0.0) if min(finite) >= 0 else low
-        high = min(high, most(metric, max(finite)))
-        if low < high:
-            axes.set_ylim(low, high)
+    axes.set_ylabel(_plain(metric + (f" ({more})" if more else "")))
+
+
+def metric_chart(
+    metric: str,
+    series: Mapping[str, Series],
+    restarts: Iterable[int],
+    smooth: float = 0.0,
+    scale: str = "",
+) -> Chart:
+    """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
+
+    With `smooth`, the weight of the average, the values themselves are drawn faintly. The axis of
+    values has the `scale`, or the one that suits the metric.
+    """
+
+    def draw(axes: Axes) -> None:
+        every = [value for each in series.values() for value in each.finite()]
+        falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
+        axes.set(yscale=scale or ("log" if falls else "linear"))
+        for number, (name, each) in enumerate(series.items()):
+            if smooth:
+                axes.plot(each.steps, each.values, color=f"C{number % 10}", alpha=0.25)
+            line(axes, each.steps, smoothed(each.values, smooth), name, number)
+        for number, step in enumerate(restarts):
+            vertical(axes, step, "restart" if number == 0 else "")
+        name_axes(axes, "step", metric)
+
+    return Chart(metric, draw)
 
 
 def _draw(axes: Axes, chart: Chart) -> None:
     axes.set_title(_plain(chart.title), loc="left")
     chart.draw(axes)
-    _plain_numbers(axes)
-    handles, labels = axes.get_legend_handles_labels()
-    # The title says what a line is whose name it has.
-    named = {
-        label: handle
-        for label, handle in zip(labels, handles, strict=True)
-        if not _plain(chart.title).endswith(label)
-    }
-    if len(named) < len(labels) - 1:
-        named = dict(zip(labels, handles, strict=True))
-    if named:
-        columns = 1 + (len(named) - 1) // 10
-        axes.legend([*named.values()], [*named], fontsize=8, loc="best", ncols=columns)
-
-
-class _LogTicks(LogFormatter):
-    """Labels those ticks of an axis that matplotlib chooses, with plain numbers."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        return _number(x) if super().__call__(x, pos) else ""
-
-
-def _plain_numbers(axes: Axes) -> None:
-    """Let an axis of numbers show 0.002 and 12,000, and no factor above it."""
-    for scale, axis in ((axes.get_xscale(), axes.xaxis), (axes.get_yscale(), axes.yaxis)):
-        if scale == "log":
-            axis.set_major_formatter(_LogTicks(labelOnlyBase=False))
-            axis.set_minor_formatter(_LogTicks(labelOnlyBase=False))
-        elif isinstance(axis.get_major_formatter(), ScalarFormatter):
-            places, digits = axis.get_majorticklocs(), 4
-            while digits < 12 and len({_number(x, digits) for x in places}) < len(places):
-                digits += 1  # neighbours have different labels: 0.002999 and 0.0029995
-            axis.set_major_formatter(FuncFormatter(lambda x, _, digits=digits: _number(x, digits)))
-
-
-def _number(value: float, digits: int = 4) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 and digits == 4 else f"{value:.{digits}g}"
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(formatter := axis.get_major_formatter(), ScalarFormatter):
+            formatter.set_scientific(False)  # no factor above the axis
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8, loc="best")
 
 
 def _plain(text: str) -> str:

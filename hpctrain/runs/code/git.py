@@ -81,7 +81,7 @@ class Repo:
             changes = self._git("diff", *options, "HEAD", "--", ".", *without)
         except ConfigError:
             return ""
-        return private_files.without_secrets(changes)
+        return mask(changes)
 
     def _git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.root), *arguments]

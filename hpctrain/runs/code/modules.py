@@ -10,7 +10,6 @@ count.
 """
 
 import ast
-import difflib
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +28,7 @@ from hpctrain.runs.code.git import code_folders
 _LARGEST = 4 << 20  # bytes of a module whose text is kept
 _NOT_USERS = ("hpctrain", "__main__")
 _NO_PART = ("tracking", "notify")  # sections that have no part in the result
-_SHOWN = 3  # files, and functions of a file
-_LINE = 60  # characters of a line that is shown
+_SHOWN = 3  # files
 _NO_TREE = (SyntaxError, ValueError, RecursionError)  # no Python, or an expression of many parts
 
 
@@ -100,10 +98,10 @@ def loaded(before: Iterable[str]) -> list[str]:
 
 
 def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: str) -> str:
-    """Return in one line which files and functions differ; "" if none do.
+    """Return in one line which files differ; "" if none do.
 
     >>> difference(before, now, "attempt 1")
-    "net.py: 1 line changed since attempt 1 (Net.forward: x.mean(1) -> x.amax(1))"
+    "net.py: changed since attempt 1; helper.py: new"
     """
     told = [
         (old.file if old else new.file, change)  # type: ignore[union-attr]
@@ -112,8 +110,8 @@ def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: s
         if (change := _change(old, new))
     ]
     texts = [
-        f"{file}: {what}" + ("" if i else f" since {since}") + f" ({where})" * bool(where)
-        for i, (file, (what, where)) in enumerate(told[:_SHOWN])
+        f"{file}: {what}" + ("" if i else f" since {since}")
+        for i, (file, what) in enumerate(told[:_SHOWN])
     ]
     if (more := len(told) - _SHOWN) > 0:
         texts.append(f"{more} more {'file' if more == 1 else 'files'}")
@@ -157,32 +155,12 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
                     yield name if not name.startswith(".") else f"{package}{name}"
 
 
-def _change(old: Module | None, new: Module | None) -> tuple[str, str] | None:
-    """Return what has changed in a module, and where; None if nothing has."""
+def _change(old: Module | None, new: Module | None) -> str:
+    """Return what has changed in a module; "" if nothing has."""
     if old is None or new is None:
-        return ("new" if old is None else "gone"), ""
-    if old.text == new.text:
-        return None
-    before, now = _bare(old.text), _bare(new.text)
-    if before == now:
-        return None
-    if old.text.startswith("xxh3_128:") or new.text.startswith("xxh3_128:"):
-        return "changed", ""
-    a, b = before.splitlines(), now.splitlines()
-    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
-    parts = [each[1:] for each in matcher.get_opcodes() if each[0] != "equal"]
-    sizes = [(sum(map(bool, a[i1:i2])), sum(map(bool, b[j1:j2]))) for i1, i2, j1, j2 in parts]
-    count = sum(map(max, sizes))
-    places = dict.fromkeys(
-        name
-        for i1, i2, j1, j2 in parts
-        for name in (*_functions(before, i1, i2), *_functions(now, j1, j2))
-    )
-    where = ", ".join([*places][:_SHOWN]) + ", …" * (len(places) > _SHOWN)
-    if sizes == [(1, 1)]:
-        (i, _, j, _) = parts[0]
-        where += f"{': ' if where else ''}{_short(a[i])} -> {_short(b[j])}"
-    return f"{count} line{'' if count == 1 else 's'} changed", where
+        return "new" if old is None else "gone"
+    same = old.text == new.text or _bare(old.text) == _bare(new.text)
+    return "" if same else "changed"
 
 
 def _bare(text: str) -> str:
@@ -197,35 +175,3 @@ def _bare(text: str) -> str:
         return ast.unparse(tree)
     except _NO_TREE:
         return text
-
-
-def _functions(text: str, first: int, end: int) -> Iterator[str]:
-    """Yield the functions and classes that have the lines from index `first` to `end`."""
-    for number in range(first + 1, end + 1):
-        inside = [name for name, begin, last in _spans(text) if begin <= number <= last]
-        yield from inside[-1:]
-
-
-@functools.lru_cache(maxsize=64)
-def _spans(text: str) -> list[tuple[str, int, int]]:
-    """Return name, first and last line of each function and class; inner ones come later."""
-
-    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
-        for inner in ast.iter_child_nodes(node):
-            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}{inner.name}"
-                begin = min([inner.lineno, *(each.lineno for each in inner.decorator_list)])
-                yield name, begin, inner.end_lineno or inner.lineno
-                yield from inside(inner, f"{name}.")
-            else:
-                yield from inside(inner, prefix)
-
-    try:
-        return [*inside(ast.parse(text), "")]
-    except _NO_TREE:
-        return []
-
-
-def _short(line: str) -> str:
-    line = line.strip()
-    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

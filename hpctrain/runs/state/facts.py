@@ -72,7 +72,7 @@ class Facts:
         if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
             facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
-        facts.chain = array_ids(submission.script) if submission else ()
+        facts.chain = _array_ids(submission.script) if submission else ()
         facts.unanswered = submission is not None and not facts.chain
         facts.job_id = facts.attempt.job_id
         if submission and facts.chain and facts.job_id.partition("_")[0] not in facts.chain:
@@ -162,7 +162,7 @@ class Facts:
 
 def gather(paths: Iterable[Path]) -> list[Facts]:
     """Read the runs, and ask the scheduler about those whose state is not clear."""
-    array_ids.cache_clear()
+    _array_ids.cache_clear()
     runs = [Facts.read(path) for path in paths]
     squeue_answers = True
     if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
@@ -204,7 +204,7 @@ def _ask_squeue(runs: list[Facts]) -> None:
 
 
 @functools.cache
-def array_ids(script: str) -> tuple[str, ...]:
+def _array_ids(script: str) -> tuple[str, ...]:
     """Return the job id of the array with this script, or those of a chain; none before sbatch."""
     try:
         with open_regular(Path(script).parent / "job_id") as file:

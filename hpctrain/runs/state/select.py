@@ -18,9 +18,6 @@ from hpctrain.terminal import few
 SEARCH_FILE = "search.json"
 """The file that makes the folder of a sweep that of a search; `hpctrain.search` writes it."""
 
-FUNCTION = "call.json"
-"""The file that makes a folder that of a function's job (`hpctrain.launch.function_call`)."""
-
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
 
@@ -69,29 +66,6 @@ def select(
     named = (path for name in names for path in _find(folder, name, archived, several))
     found = ([path] if _is_run(path) else _present(path, folder) for path in named)
     return list(dict.fromkeys(chain.from_iterable(found)))
-
-
-def functions_in(folder: Path) -> list[Path]:
-    """Return the folders of all jobs of functions in `output_dir`, sorted by time."""
-    return sorted(path.parent for path in (folder / "functions").absolute().glob(f"*/{FUNCTION}"))
-
-
-def parted(folder: Path, names: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the jobs of functions that are named, and the names of all else.
-
-    A name, or its start, means the runs and sweeps of that name, if there are any.
-    """
-    functions: list[Path] = []
-    others: list[str] = []
-    for name in names:
-        given = Path(os.path.abspath(name))
-        found = [given] if (given / FUNCTION).is_file() else []
-        if not found and (begun := [p for p in functions_in(folder) if p.name.startswith(name)]):
-            known = [*_all_sweeps(folder), *all_runs(folder)]
-            found = begun if not any(path.name.startswith(name) for path in known) else []
-        functions += found
-        others += [] if found else [name]
-    return list(dict.fromkeys(functions)), others
 
 
 def one_sweep(folder: Path, names: Sequence[str]) -> Path | None:
@@ -218,8 +192,6 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
         matching = [key for key in known if key.startswith(name)]
         # Archived runs count only if no other run matches.
         matching = [key for key in matching if not is_archived(key)] or matching
-        if not matching and parted(folder, [name])[0]:
-            raise ConfigError(f"{name}: a job of a function; status, logs and cancel take it")
         if not matching or (len(matching) > 1 and not several):
             raise ConfigError(_unclear(name, folder, matching, list(known)))
     return [known[key] for key in matching]

@@ -5,7 +5,6 @@ hpctrain.nodes_differ  driver: 570.1 on n01; 550.9 on n02
 hpctrain.idle          n01: gpu_0 below 5% for 30 minutes
 """
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +22,7 @@ class Nodes:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._facts: dict[str, list[Facts]] = {}
+        self._facts: dict[str, Facts] = {}  # the newest of each node
         self._read: dict[str, int] = {}
         self._tags: dict[str, str] = {}
 
@@ -32,9 +31,9 @@ class Nodes:
         for node, sample in samples.new(self._run_dir, self._read):
             self._read[node] = sample.end
             if sample.facts:
-                self._facts.setdefault(node, []).append(sample.facts)
+                self._facts[node] = sample.facts
         found = {
-            f"hpctrain.node.{node}": ", ".join(f"{name}={facts[-1][name]}" for name in facts[-1])
+            f"hpctrain.node.{node}": ", ".join(f"{name}={value}" for name, value in facts.items())
             for node, facts in [*self._facts.items()][:_MOST_NODES]
         }
         if differences := _differing(self._facts):
@@ -49,10 +48,9 @@ class Nodes:
         return new
 
 
-def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
-    """Return what differs between nodes, and what has changed on a node since its first facts."""
+def _differing(newest: Mapping[str, Facts]) -> list[str]:
+    """Return what differs between nodes."""
     found = []
-    newest = {node: facts[-1] for node, facts in known.items()}
     for key in sorted({key for facts in newest.values() for key in facts}):
         nodes: dict[str, list[str]] = {}
         for node, facts in newest.items():
@@ -61,11 +59,4 @@ def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
         if len(nodes) > 1:
             values = (f"{value} on {few(names, 3, ' ')}" for value, names in nodes.items())
             found.append(f"{key}: {', '.join(values)}")
-    for node, facts_of_node in known.items():
-        for before, after in itertools.pairwise(facts_of_node):
-            found += [
-                f"{node} had {key}={before[key]} before, now {after[key]}"
-                for key in before.keys() & after.keys()
-                if before[key] != after[key]
-            ]
     return found

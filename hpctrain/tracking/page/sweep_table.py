@@ -1,10 +1,8 @@
 """The table of a sweep: which of its runs is best, which have failed, and why.
 
     run.json, progress.json of a run ── Row ── a tag of the sweep's parent run in MLflow
-                                                    │ the rows of all runs that have begun
-        description, sweep.json, tags of the parent ┤
-                                                    │ the rows of those that have not
-        the list of the sweep, of its submission ── Row
+                                                    │
+                     description, tags of the parent ── the rows of all runs that have begun
 
 Each run writes its own row, so that runs that end at the same time do not overwrite each other.
 """
@@ -23,15 +21,13 @@ from pathlib import Path
 from hpctrain.errors import DamageError
 from hpctrain.metric_names import better, main_metric
 from hpctrain.record import Finite, decode
-from hpctrain.run_record import ListedRun, Progress, RunRecord
+from hpctrain.run_record import Progress, RunRecord
 from hpctrain.secrets import mask
 
-FILE = "sweep.json"
 PREFIX = "mlflow.hpctrain.sweep."  # MLflow's pages do not show tags that begin with `mlflow.`
 BEGIN, END = "<!-- hpctrain: runs of the sweep -->", "<!-- hpctrain: end of the runs -->"
-_SHOWN = 20  # runs in the description; the file has all of them
+_SHOWN = 20  # runs in the description
 _LONGEST = 200  # characters of a cause or a value
-_MOST_VALUES = 16
 
 
 @dataclass(frozen=True)
@@ -39,15 +35,13 @@ class Row:
     """One run of a sweep."""
 
     name: str  # its name in MLflow
-    run_id: str  # MLflow's id of it; "" for a run that has not begun
-    status: str  # MLflow's, such as FINISHED; QUEUED for a run that has not begun
-    swept: tuple[str, ...] = ()  # its swept values, such as `optimizer.lr=0.1`
+    run_id: str  # MLflow's id of it
+    status: str  # MLflow's, such as FINISHED
     metric: str = ""
     # The last value of the metric; None if there is none, or if it is not finite.
     value: Finite | None = None
     # Which values of the metric are better: "lower" or "higher"; "" if its name does not tell.
     better: str = ""
-    best: Finite | None = None  # the best value of the metric so far
     step: int | None = None
     why: str = ""  # why the run has ended
 
@@ -60,16 +54,13 @@ class Row:
         values = {**progress.metrics, **(record.result or {})}
         main = progress.metric
         metric = main_metric(main, {key for key in values if _number(values[key]) is not None})
-        best = progress.best.value if progress.best and metric == main else None
         return cls(
             mask(name),
             run_id,
             status,
-            tuple(_short(text) for text in record.swept[:_MOST_VALUES]),
             metric,
             _number(values.get(metric)),
             better(metric) or "",
-            _number(best),
             progress.step if record.reached is None else record.reached,
             _short(why),
         )
@@ -90,24 +81,6 @@ def asked_of(run_dir: Path) -> int:
     """Return how many runs the sweep of this run has; 0 if that is not known, as in a search."""
     asked = (_known(run_dir).sweep or {}).get("runs", "")
     return int(asked) if asked.isdecimal() else 0
-
-
-def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
-    """Return the rows of the runs of the sweep that have not begun, in the order of the sweep."""
-    folder = (_known(run_dir).sweep or {}).get("folder")
-    try:
-        listed = ListedRun.of(Path(folder)) if folder else ()
-    except (FileNotFoundError, DamageError):
-        return []
-    known, found = {row.name for row in begun}, []
-    for each in listed:
-        name = mask(each.name)
-        if each.state in _WAITS and name not in known:
-            why = f"job {each.job}" if each.job else _WAITS[each.state]
-            known.add(name)
-            swept = tuple(_short(text) for text in each.swept[:_MOST_VALUES])
-            found.append(Row(name, "", "QUEUED", swept, why=_short(why)))
-    return found
 
 
 def rows_in(tags: Mapping[str, str]) -> list[Row]:
@@ -133,12 +106,10 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 def tags(rows: Sequence[Row], asked: int) -> dict[str, str]:
     """Return the tags of the parent that people see, and by which they can search."""
     best = best_of(rows)
-    failed = [f"{row.name}: {row.why}" for row in rows if row.status == "FAILED"]
     return {
         "hpctrain.sweep.state": state(rows, asked),
         "hpctrain.sweep.best": f"{best.name}: {best.metric} {_shown(best.value)}" if best else "",
         "hpctrain.sweep.best_run_id": best.run_id if best else "",
-        "hpctrain.sweep.failed": "; ".join(failed)[:2000],
     }
 
 
@@ -165,30 +136,6 @@ def description(before: str, rows: Sequence[Row], asked: int, experiment_id: str
     return f"{head}{BEGIN}\n{_markdown(rows, asked, experiment_id)}\n{END}{tail}"
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the content of `sweep.json`: a table as `mlflow.log_table` writes it."""
-    keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.swept))
-    last = ("status", "step", "metric", "value", "best value", "why", "run id")
-    names = ["run", *_columns(keys), *last]
-    data = []
-    for row in rows:
-        values = dict(text.partition("=")[::2] for text in row.swept)
-        swept = [values.get(key, "") for key in keys]
-        found = [row.status, row.step, row.metric, row.value, row.best, row.why, row.run_id]
-        data.append([row.name, *swept, *found])
-    return json.dumps({"columns": names, "data": data}, indent=1) + "\n"
-
-
-def _columns(keys: Sequence[str]) -> list[str]:
-    """Return the names of the columns: MLflow's page shows none whose name has a dot."""
-    last = [key.rpartition(".")[2] for key in keys]
-    taken = {"run", "status", "step", "metric", "value", "why"}
-    return [
-        name if last.count(name) == 1 and name not in taken else key.replace(".", "/")
-        for key, name in zip(keys, last, strict=True)
-    ]
-
-
 _WORDS = {
     "FINISHED": "finished",
     "FAILED": "failed",
@@ -197,8 +144,6 @@ _WORDS = {
     "SCHEDULED": "paused",
     "QUEUED": "not begun",
 }
-# States in the list of a sweep of runs that this sweep has to begin, and why they have no job.
-_WAITS = {"queued": "", "frozen": "after the others", "no room yet": "not submitted: no room yet"}
 
 
 def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
@@ -207,7 +152,7 @@ def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
     if best:
         link = _link(best, experiment_id)
         lines += [f"Best: {link} with {best.metric} {_shown(best.value)}", ""]
-    lines += ["| run | status | step | metric | value | best | why |", "|" + " --- |" * 7]
+    lines += ["| run | status | step | metric | value | why |", "|" + " --- |" * 6]
     shown = [*rows[:_SHOWN]]
     shown += [row for row in rows[_SHOWN:] if row.status == "FAILED"][:_SHOWN]
     for row in shown:
@@ -217,18 +162,15 @@ def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
             "" if row.step is None else f"{row.step:,}",
             row.metric,
             f"**{_shown(row.value)}**" if row is best else _shown(row.value),
-            _shown(row.best),
             row.why,
         ]
         lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
     if len(rows) > len(shown):
-        lines += ["", f"{len(rows) - len(shown)} more runs are in the artifact `{FILE}`."]
+        lines += ["", f"{len(rows) - len(shown)} more runs are below this one."]
     return "\n".join(lines)
 
 
 def _link(row: Row, experiment_id: str) -> str:
-    if not row.run_id:
-        return row.name
     place = f"#/experiments/{experiment_id}/runs/{row.run_id}"
     return f"[{row.name.replace('[', '(').replace(']', ')')}]({place})"
 

@@ -103,26 +103,20 @@ class ChildUploader:
         code = uploader.code
         if code == 0:
             return
-        note = Uploaded.read(self._run_dir)
+        note, goes_on = Uploaded.read(self._run_dir), ""
         if note is not None and note.problem:
             why = note.problem
         elif code is None:
-            goes_on = "in the background"
-            if "SLURM_JOB_ID" in os.environ:
-                goes_on += " until Slurm ends the processes of this job"
             why = signals[0] if signals else f"after tracking.drain_s={self._drain:g}"
-            log.info(
-                "%s not in MLflow yet (%s); the uploader goes on %s, and nothing is lost: "
-                "`python -m hpctrain status --upload %s` uploads what it may leave",
-                *(self._left(), why, goes_on, self._run_dir),
-            )
-            return
+            of_job = " until Slurm ends the processes of this job" * ("SLURM_JOB_ID" in os.environ)
+            goes_on = f"the uploader goes on{of_job}, and "
         else:
             why = f"the uploader ended with {code}, see {self._log_path}"
-        log.warning(
-            "%s not in MLflow yet (%s); nothing is lost: "
-            "`python -m hpctrain status --upload %s` uploads the rest",
-            *(self._left(), why, self._run_dir),
+        log.log(
+            logging.INFO if goes_on else logging.WARNING,
+            "%s not in MLflow yet (%s); %snothing is lost: `python -m hpctrain status --upload %s` "
+            "uploads the rest",
+            *(self._left(), why, goes_on, self._run_dir),
         )
 
     def _left(self) -> str:

@@ -1,8 +1,4 @@
-"""The connection to MLflow. Only this module and `mlrun` import mlflow.
-
-`python -m hpctrain.tracking.uploading.client URI EXPERIMENT` creates a SQLite store;
-`store.initialise` runs this command.
-"""
+"""The connection to MLflow. Only this module and `mlrun` import mlflow."""
 
 import gc
 import logging
@@ -141,22 +137,3 @@ def explain(error: Exception, uri: str) -> str:
         )
     text = " ".join(str(error).partition("[SQL:")[0].split())[:500]
     return text or type(error).__name__
-
-
-def main(argv: list[str]) -> int:
-    """Create the store and the experiment; return the exit code."""
-    uri, experiment = argv
-    try:
-        import_mlflow()
-        with store.write_lock(uri):
-            experiment_id(connect(uri), uri, experiment)
-    except Exception as error:
-        # The caller shows the last line of stderr.
-        log.exception("initialise")
-        print(explain(error, uri), file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -159,10 +159,6 @@ class MlflowRun:
             return False
         return True
 
-    def send_to_parent(self, text: str, name: str) -> None:
-        """Send a text as a file of the sweep's run; an error is the caller's."""
-        Artifacts(self._meta.uri, self._parent_place).send_text(text, name)
-
     def read_tags(self) -> dict[str, str]:
         """Return the tags that the run has now; people may have changed some."""
         return dict(self._call(self._client.get_run, self.run_id).data.tags)
@@ -200,7 +196,6 @@ class MlflowRun:
         uid, name = self._meta.parent_uid, self._meta.parent_name
         assert uid is not None
         run = self._call(self._find_or_create, uid, name or uid, start_time, None)
-        self._parent_place = run.info.artifact_uri
         return str(run.info.run_id)
 
     def _find_or_create(

@@ -10,12 +10,11 @@ artifacts may be elsewhere, and not be there. What could not be sent is named in
 tried again later.
 
     a record of a file ── noted in uploaded.json ── the position goes on ── metrics, params, status
-                                   └── published ── or tried again: later, at the end, and by `sync`
+                                   └── published ── or tried again: at the end, and by `sync`
 """
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 
 _LONGEST_DIGEST = 36  # characters: MLflow's limit
 _PASSING = (401, 403, 404, 408, 429)  # answers of HTTP that may be others later
-_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries
 
 
 class _HopelessError(Exception):
@@ -131,17 +129,14 @@ class WaitingFiles:
     def __init__(self, run_dir: Path, positions: Iterable[int]) -> None:
         self._run_dir = run_dir
         self.positions = [*positions]
-        self._next = self._pause = 0.0  # on the monotonic clock; seconds
+        self.is_due = bool(self.positions)  # whether there is something to try now
+        self._away = False  # whether a file was not taken
 
     def add(self, position: int) -> None:
         """Let a record wait."""
         if position not in self.positions:
             self.positions.append(position)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for another try."""
-        return bool(self.positions) and time.monotonic() >= self._next
+            self.is_due = not self._away
 
     def publish(self, run: MlflowRun, note: Callable[[], None], *, all_of_them: bool) -> None:
         """Publish the records that wait, each at most once; `note` is called after each.
@@ -149,16 +144,15 @@ class WaitingFiles:
         Without `all_of_them` the first failure ends it: a place that is not there can take minutes
         to say so.
         """
+        self.is_due = False
         for position in list(self.positions):
             records, _ = read(journal_path(self._run_dir), position, limit=1)
             published = not records or publish(run, self._run_dir, records[0].body)
             self.positions.remove(position)
             if published:
-                self._pause = 0.0
                 note()
                 continue
             self.positions.append(position)
-            self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
-            self._next = time.monotonic() + self._pause
+            self._away = True
             if not all_of_them:
                 return

@@ -7,7 +7,6 @@ No row can be lost when runs end at once, on one host or on many: each uploader 
 after it has written the table, so the last one that writes has seen all of them.
 """
 
-import json
 import time
 from pathlib import Path
 
@@ -23,7 +22,6 @@ _EVERY_S = 30.0  # so often the values of a run in progress are renewed
 NOTE = "mlflow.note.content"
 _MOST_NOTE = 8000  # characters: MLflow's limit for a tag
 _DIGEST = "mlflow.hpctrain.summary"
-_TABLES = "mlflow.loggedArtifacts"  # by this tag MLflow knows that a JSON file is a table
 
 
 class SweepSummary:
@@ -61,7 +59,6 @@ class SweepSummary:
                 return 0
             tags: dict[str, str] = parent.data.tags
             rows = sweep_table.rows_in(tags)
-            rows += sweep_table.waiting(self._run_dir, rows)
             new = sweep_table.digest(rows)
             if new == written or (not written and tags.get(_DIGEST) == new):
                 return len(rows)
@@ -70,14 +67,11 @@ class SweepSummary:
             written = new
 
     def _send(self, run: MlflowRun, before: dict[str, str], rows: list[Row], asked: int) -> None:
-        content = sweep_table.table(rows)
-        tolerant(sweep_table.FILE, lambda: run.send_to_parent(content, sweep_table.FILE))
         if best := sweep_table.best_of(rows):
             # In the table of the experiment a sweep is one row, with the value of its best run.
             value = "log_metric", clean_key(best.metric), best.value
             tolerant("the best value of the sweep", lambda: run.call_parent(*value, once=True))
         tags = sweep_table.tags(rows, asked)
-        tags[_TABLES] = json.dumps([{"path": sweep_table.FILE, "type": "table"}])
         note = sweep_table.description(before.get(NOTE, ""), rows, asked, run.experiment_id)
         if note is not None and len(note) <= _MOST_NOTE:
             tags[NOTE] = note

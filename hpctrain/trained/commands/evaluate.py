@@ -19,7 +19,7 @@ from hpctrain.step_names import step_of
 from hpctrain.terminal import exact
 from hpctrain.trained.loaded import LoadedRun
 
-_WAIT_S = 60.0  # for the run's own uploader, and for a store that does not answer
+_WAIT_S = 180.0  # for a store that does not answer
 
 
 def main(argv: list[str]) -> int:
@@ -107,8 +107,7 @@ def _record(options: argparse.Namespace) -> int:
 
 def _upload(path: Path) -> None:
     """Put the result into the store; if that fails, say how it is made up."""
-    module, wait = "hpctrain.tracking.uploading.late_results", f"--wait={_WAIT_S}"
-    if why := run_module(module, str(path), wait, cwd=path, timeout=3 * _WAIT_S):
+    if why := run_module("hpctrain", "status", "--upload", str(path), cwd=path, timeout=_WAIT_S):
         print(
             f"the result is not in MLflow yet ({why}); nothing is lost: "
             f"`python -m hpctrain status --upload {path}` uploads it",

@@ -35,9 +35,6 @@ def main(argv: list[str]) -> int:
         help="the logits are divided by it; 0 always takes the likeliest token (default: 0.8)",
     )
     parser.add_argument(
-        "--top-k", type=int, metavar="K", help="draw only from the K likeliest tokens"
-    )
-    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the same seed, the same text (default: 0)"
     )
     trust.add_argument(parser)
@@ -59,7 +56,6 @@ def main(argv: list[str]) -> int:
             options.prompt,
             options.tokens,
             temperature=options.temperature,
-            top_k=options.top_k,
             seed=options.seed,
         ):
             print(text, end="", flush=True, file=exact())
@@ -76,5 +72,3 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--tokens {options.tokens}: it is 1 or more")
     if not 0 <= options.temperature < math.inf:
         raise ConfigError(f"--temperature {options.temperature}: it is 0 or more")
-    if options.top_k is not None and options.top_k < 1:
-        raise ConfigError(f"--top-k {options.top_k}: it is 1 or more")

@@ -1,13 +1,13 @@
-"""`train.eval_every_s` and `checkpoint.every_s`: by the clock, on all ranks alike.
+"""`checkpoint.every_s`: a checkpoint by the clock, on all ranks alike.
 
-rank 0's clock ── a flag in the reduction of the step ── all ranks do it after the same step
+rank 0's clock ── a flag in the reduction of the step ── all ranks save after the same step
 
 The clocks of ranks differ, so only that of rank 0 counts. As for a stop request, the flag is read
 after the step on the CPU, and after the next one on a GPU (`hpctrain.faults.copied`).
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -15,7 +15,7 @@ from hpctrain.faults.copied import Copied
 
 
 class Timer:
-    """Tells when the seconds since the last evaluation, or the last checkpoint, are over.
+    """Tells when the seconds since the last checkpoint are over.
 
     Without `every_s` it is the null form, which adds nothing to the reduction. The clock of one
     rank alone `decides`; it returns seconds that never decrease.
@@ -55,11 +55,3 @@ class Timer:
     @property
     def _passed(self) -> float:
         return self._clock() - self._since
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the seconds that have passed, as JSON; rank 0's are saved."""
-        return {} if self._every_s is None else {"passed_s": self._passed}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from what `state_dict` returned: the time between the attempts does not count."""
-        self._since = self._clock() - state.get("passed_s", 0.0)

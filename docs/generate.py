@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
-from html import unescape
 from itertools import groupby
 from typing import Any
 from unittest import mock
@@ -32,20 +30,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         if mark in markdown:
             markdown = markdown.replace(mark, "\n".join(made()))
     return markdown
-
-
-def on_page_content(html: str, **_: Any) -> str:
-    """Return the page with drawings and tables of characters marked: their lines do not wrap."""
-    return re.sub(r'<div class="highlight">(.*?)</div>', _marked, html, flags=re.S)
-
-
-def _marked(block: re.Match[str]) -> str:
-    text = unescape(re.sub(r"<[^>]*>", "", block[1]))
-    is_code = '<span class="' in block[1]  # pygments has found a language
-    wide = max(map(len, text.splitlines()), default=0)
-    if is_code or wide > 130 or not re.search(r"[─│┌└┤├━┃]|\S {3,}\S", text):
-        return block[0]
-    return f'<div class="highlight drawing" style="--wide:{wide}">{block[1]}</div>'
 
 
 def keys() -> Iterator[str]:

@@ -33,7 +33,6 @@ from hpctrain.tracking import samples
 
 log = logging.getLogger(__name__)
 
-_IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _USE = "utilization_percentage"
 _CORES = f"cpu_{_USE}"
 
@@ -46,7 +45,7 @@ def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
 class Idle:
     """Finds devices that were idle for a whole window, also after they were busy.
 
-    A device is idle in a sample below `_IDLE_PERCENT`; the window has at least 3 samples.
+    A device is idle in a sample below `samples.IDLE_PERCENT`; the window has at least 3 samples.
     """
 
     def __init__(self, window: int) -> None:
@@ -71,7 +70,7 @@ class Idle:
         for device, value in use.items():
             window = self._seen.setdefault(device, deque(maxlen=self._window))
             window.append(value)
-            if max(window) >= _IDLE_PERCENT:
+            if max(window) >= samples.IDLE_PERCENT:
                 self._told.discard(device)
             elif len(window) == self._window and device not in self._told:
                 self._told.add(device)
@@ -154,7 +153,7 @@ class _Monitor:
     def _tell(self, idle: list[str]) -> None:
         config = self._config
         text = (
-            f"{self._node}: {', '.join(idle)} below {_IDLE_PERCENT:g}% for "
+            f"{self._node}: {', '.join(idle)} below {samples.IDLE_PERCENT:g}% for "
             f"{config.idle_minutes:g} minutes"
         )
         log.warning("%s", text)

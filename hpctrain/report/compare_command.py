@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     paths = select(options.dir, options.runs)
     if len(paths) != 2:
         names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
-        raise ConfigError(f"compare {' '.join(options.runs)}: it takes two runs, and got {names}")
+        raise ConfigError(f"--compare {' '.join(options.runs)}: it takes two runs, and got {names}")
     left, right = read(paths)
     for account in (left, right):
         if damage := account.facts.damage or ("" if account.config else account.left_out[0]):

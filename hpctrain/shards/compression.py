@@ -35,7 +35,7 @@ LEVELS = {
 """The levels of each codec, and its default level."""
 _PLUGINS = ("lz4", "zstd")
 CHUNK_BYTES = 2**20
-MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
+_MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class Compression:
     def check(self, fields: Mapping[str, Field]) -> None:
         """Check that a sample (an element, if the length varies) of a field fits into a chunk."""
         for name, field in fields.items():
-            if self.codec != "none" and field.nbytes > MOST_BYTES:
+            if self.codec != "none" and field.nbytes > _MOST_BYTES:
                 raise DataError(
                     f"field {name!r} has samples of {field.nbytes / 1e9:.1f} GB; a compressed "
-                    f"chunk holds at most {MOST_BYTES / 1e9:.1f} GB. --codec none stores them "
+                    f"chunk holds at most {_MOST_BYTES / 1e9:.1f} GB. --codec none stores them "
                     "as they are"
                 )
 
     def rows(self, row_bytes: int) -> int:
         """Return how many samples of `row_bytes` bytes make a chunk."""
-        return max(1, min(self.chunk_bytes, MOST_BYTES) // row_bytes)
+        return max(1, min(self.chunk_bytes, _MOST_BYTES) // row_bytes)
 
     def filters(self, dtype: np.dtype[Any]) -> dict[str, Any]:
         """Return the keyword arguments of h5py's `create_dataset`; the codec is not "none"."""

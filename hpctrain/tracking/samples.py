@@ -22,6 +22,7 @@ from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, Record, Time, decode
 
+IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _TAIL = 64 * 1024  # bytes; a line is far shorter
 # The metric of a GPU: `gpu_0`, and the name of the sensor.
 GPU = re.compile(r"(gpu_\d+)_(.+)")

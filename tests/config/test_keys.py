@@ -1,8 +1,6 @@
 """Tests of the reference of the config keys, which is made from the schema."""
 
-import io
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -94,19 +92,6 @@ def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["scheduler.final_ratio"]["allowed"] == "from 0 to 1"
     runtimes = "null, apptainer, singularity, pyxis, command"
     assert found["site.container.runtime"]["allowed"] == runtimes
-
-
-def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdout", shown := Terminal())
-    monkeypatch.setenv("COLUMNS", "120")
-    show(["data.shuffle"])
-    assert "data.shuffle" in shown.getvalue()
-    assert "full, block, none" in shown.getvalue()
-    assert len(shown.getvalue().splitlines()) > 2
 
 
 @pytest.mark.parametrize(

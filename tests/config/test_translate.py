@@ -57,24 +57,6 @@ def composed(folder: Path, with_folder: Composer) -> Composed:
 
 
 # From the tutorials of DeepSpeed.
-CIFAR = {
-    "train_batch_size": 16,
-    "steps_per_print": 2000,
-    "optimizer": {
-        "type": "Adam",
-        "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
-    },
-    "scheduler": {
-        "type": "WarmupLR",
-        "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.001, "warmup_num_steps": 1000},
-    },
-    "gradient_clipping": 1.0,
-    "prescale_gradients": False,
-    "bf16": {"enabled": False},
-    "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 15},
-    "wall_clock_breakdown": False,
-    "zero_optimization": {"stage": 0, "overlap_comm": True, "cpu_offload": False},
-}
 ZERO_2 = {
     "train_micro_batch_size_per_gpu": 4,
     "gradient_accumulation_steps": 2,
@@ -193,21 +175,6 @@ def made_of(content: dict[str, Any] | str, folder: Path, ranks: int | None = Non
     return translate(load(file), file, ranks)
 
 
-def test_the_cifar_tutorial(composed: Composed, tmp_path: Path) -> None:
-    made = made_of(CIFAR, tmp_path)
-    config = composed(made)
-    assert (config.parallel.dp_shard, config.train.clip_norm) == (1, 1.0)
-    # DeepSpeed's Adam is AdamW unless adam_w_mode is false.
-    assert config.optimizer._target_ == "torch.optim.AdamW"
-    assert config.optimizer.options == {"betas": [0.8, 0.999], "eps": 1e-8}
-    assert config.optimizer.weight_decay == 3e-7
-    assert (config.scheduler.kind, config.scheduler.warmup_steps) == ("constant", 1000)
-    assert (config.train.log_every, config.precision.compute) == (2000, "fp16")
-    # Nothing is left in silence: what this table lacks, and a default that differs.
-    assert "no counterpart" in made.left["fp16.initial_scale_power=15"]
-    assert made.left["scheduler.params.warmup_type=log"] == "the rate rises linearly"
-
-
 def test_zero_2_with_offload_and_a_decay(composed: Composed, tmp_path: Path) -> None:
     made = made_of(ZERO_2, tmp_path, ranks=4)
     config = composed(made, ranks=4)
@@ -244,6 +211,26 @@ def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
         (
             {"zero_optimization": {"stage": 3, "mics_shard_size": 4}},
             {"parallel.dp_shard": 4, "parallel.dp_replicate": -1},
+        ),
+        # DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+        (
+            {"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.8, 0.999]}}},
+            {
+                "optimizer._target_": "torch.optim.AdamW",
+                "optimizer.weight_decay": 0.0,
+                "optimizer.options": {"betas": [0.8, 0.999]},
+            },
+        ),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.002}}}
+            | {"steps_per_print": 2000, "fp16": {"enabled": True}},
+            {
+                "scheduler": "constant",
+                "scheduler.warmup_steps": 1000,
+                "optimizer.lr": 0.002,
+                "train.log_every": 2000,
+                "precision.compute": "fp16",
+            },
         ),
         ({"gradient_clipping": 0}, {"train.clip_norm": None}),
         ({"gradient_clipping": 0.5}, {"train.clip_norm": 0.5}),
@@ -375,6 +362,7 @@ def test_a_config_of_deepspeed_that_one_of_accelerate_names(
     [
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type=OneBitAdam", "_target_ names"),
         ({"scheduler": {"type": "OneCycle"}}, "scheduler.type=OneCycle", "scheduler.kind"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.params.warmup_type=log", "linearly"),
         (
             {"gradient_cliping": 1.0, "zero_optimization": {"stage": 2}},
             "gradient_cliping=1.0",

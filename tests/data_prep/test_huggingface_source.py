@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image as Pillow
 
 from hpctrain.shards.index import Index
 from tests.data_prep.pictures import encoded
@@ -113,48 +112,24 @@ def test_groups_of_a_column_that_is_not_written(data_prep, digits):
 
 
 def test_images_as_they_are_or_of_one_mode(data_prep, datasets):
-    from sklearn.datasets import load_sample_images
-
-    photos = load_sample_images().images
-    small = [photo[: 64 + 8 * i, :96] for i, photo in enumerate(photos)]
-    gray = encoded(small[0][..., 0])
-    rgba = encoded(np.dstack([small[0], small[0][..., :1]]))
-    sixteen = encoded(small[0][..., 0].astype(np.uint16) * 256)
-    exif = Pillow.Exif()
-    exif[0x0112] = 6  # the tag Orientation: a viewer turns the image clockwise
-    turned = encoded(small[0].swapaxes(0, 1)[::-1], exif=exif)
-    content = [encoded(small[0]), gray, rgba, sixteen, encoded(small[1]), b"no image", turned, None]
-    images = [{"bytes": item, "path": "x.png"} for item in content[:-1]] + [None]
-    datasets.Dataset.from_dict(
-        {"image": images}, features=datasets.Features({"image": datasets.Image()})
-    ).save_to_disk("in")
-    assert data_prep("huggingface", "in", "OUT", "--on-error", "skip")[0] == 0
-    assert fields("OUT") == {"image": "uint8[3, 64, 96]"}
-    first = small[0].transpose(2, 0, 1)
-    assert (rows("OUT")["image"] == np.stack([first, first])).all()
-    found = dict(problems("OUT"))
-    for row, words in {
-        2: "column 'image': the image cannot be used: it has 1 channel, the first image 3 channels",
-        3: "it has transparent pixels: --background white lays them over a colour",
-        4: "it has more than 8 bits a channel (Pillow's mode I;16): --mode L16",
-        5: "it has 72 x 96 pixels, the first image 64 x 96 (height x width); --size",
-        6: "it is no JPEG, PNG or WebP, but 8 bytes",
-        8: "it is null",
-    }.items():
-        assert words in found.pop(f"row {row}")
-    assert not found
-    assert data_prep("huggingface", "in", "L", "--on-error", "skip", "--mode", "L")[0] == 0
-    assert fields("L") == {"image": "uint8[1, 64, 96]"}
-    assert len(rows("L")["image"]) == 3
-    assert dict(problems("L")).keys() == {"row 3", "row 4", "row 5", "row 6", "row 8"}
-    sized = ["--size", "8x12", "--resize", "stretch", "--background", "white", "--mode", "RGB"]
-    assert data_prep("huggingface", "in", "S", "--on-error", "skip", *sized)[0] == 0
-    assert fields("S") == {"image": "uint8[3, 8, 12]"}
-    assert len(rows("S")["image"]) == 5
-    command = ["huggingface", "in", "ENC", "--encoded", "--on-error", "skip"]
+    """The first image decides; what is refused of images is the same as in `images`."""
+    small = np.random.default_rng(0).integers(0, 255, (16, 24, 3), dtype=np.uint8)
+    content = [encoded(small), encoded(small[..., 0]), encoded(small[:8]), b"no image"]
+    images = [{"bytes": item, "path": "x.png"} for item in content] + [None]
+    features = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": images}, features=features).save_to_disk("in")
+    command = ("huggingface", "in", "OUT", "--on-error", "skip", "--overwrite")
     assert data_prep(*command)[0] == 0
-    assert [image.tobytes() for image in rows("ENC")["image"]] == [content[i] for i in (0, 1, 4, 6)]
-    assert data_prep("huggingface", "in", "STOP")[0] == 3
+    assert (rows("OUT")["image"] == small.transpose(2, 0, 1)).all()
+    words = ("it has 1 channel, the first image 3", "it has 8 x 24 pixels", "it is no JPEG", "null")
+    for (record, reason), number, why in zip(problems("OUT"), range(2, 6), words, strict=True):
+        assert record == f"row {number}"
+        assert reason.startswith("column 'image': the image cannot be used: it ")
+        assert why in reason
+    assert data_prep(*command, "--size", "8x12", "--mode", "RGB")[0] == 0
+    assert (fields("OUT"), len(rows("OUT")["image"])) == ({"image": "uint8[3, 8, 12]"}, 3)
+    assert data_prep(*command, "--encoded")[0] == 0
+    assert [image.tobytes() for image in rows("OUT")["image"]] == content[:3]
 
 
 @pytest.fixture

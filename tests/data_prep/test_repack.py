@@ -187,17 +187,6 @@ def test_other_splits(src, tmp_path, repack):
     assert "goes by the shards, which --shuffle mixes" in err
 
 
-def test_duplicates(tmp_path, repack):
-    twice = np.tile(np.arange(50), 2)
-    write_shards(tmp_path / "src", [("train", {"x": twice}), ("val", {"x": twice[:7]})])
-    out = tmp_path / "out"
-    code, printed, _ = repack(tmp_path / "src", out, "--dedup", "exact")
-    assert code == 0
-    assert "57 duplicate samples left out" in printed
-    assert Reader(out, "train").read(np.arange(50))["x"].tolist() == list(range(50))
-    assert Index.load(out).splits == ("train",)
-
-
 def test_categories_are_kept(src, tmp_path, repack):
     names = tuple("abcdefg")
     replace(Index.load(src), categories={"label": names}).save(src)
@@ -249,15 +238,6 @@ def test_into_itself(src, tmp_path, repack):
         assert code == 2
         assert words in err
     assert hashes(src, "val")
-
-
-def test_no_data_set(tmp_path, repack):
-    code, _, err = repack(tmp_path / "no", tmp_path / "out")
-    assert code == 3
-    assert f"the data folder {tmp_path}/no does not exist" in err
-    (tmp_path / "empty").mkdir()
-    code, _, err = repack(tmp_path / "empty", tmp_path / "out")
-    assert "has no index.json" in err
 
 
 def test_an_old_index_without_elements(src, tmp_path, repack):

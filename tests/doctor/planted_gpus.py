@@ -1,4 +1,4 @@
-"""GPUs that are not there, planted into the jobs of the development cluster, with faults by node.
+"""GPUs that are not there, planted into the jobs of the development cluster.
 
 There is no GPU here. Slurm gives each job some of the two fake GPUs of a node, and sets
 CUDA_VISIBLE_DEVICES. In the jobs, `pynvml` is the stand-in of tests/monitor/nvml.py, and the ranks
@@ -6,24 +6,15 @@ are told that torch sees the GPUs of that variable; they compute on the CPU, who
 judged as that of a GPU, and is not measured.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from tests.conftest import ROOT
 
 PYNVML = """\
-import json, os
-from pathlib import Path
-
 from tests.monitor.nvml import Nvml
 
-faults = json.loads(Path(__file__).with_name("faults.json").read_text())
-planted = faults.get(os.uname().nodename, {})
 played = Nvml()
 played.used = 0
-shown = planted.keys() - {"dies"}
-vars(played).update({k: set(planted[k]) if k == "lost" else planted[k] for k in shown})
 
 
 def __getattr__(name):
@@ -34,32 +25,12 @@ import importlib.util, os, sys
 
 
 def seen(*_, **__):
-    import pynvml
-
     numbers = [int(each) for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     return [("GPU-a", "GPU-b")[each] for each in numbers]
 
 
-def dies():
-    import pynvml
-
-    return pynvml.planted.get("dies")
-
-
 def of_devices(module):
-    def kind(*_, **__):
-        if dies() and "SLURM_RESTART_COUNT" in os.environ:
-            error = module.NoGpuError("torch sees no GPU here")
-            error.hosts = [os.uname().nodename]
-            raise error
-        return "cpu"
-
-    def job_gpus(*_):
-        if dies():
-            raise RuntimeError("CUDA error: unknown error")
-        return seen()
-
-    module.kind, module.job_gpus = kind, job_gpus
+    module.kind, module.job_gpus = lambda *_, **__: "cpu", seen
 
 
 def of_node_job(module):
@@ -113,16 +84,4 @@ class PlantedGpus:
         folder.mkdir()
         (folder / "pynvml.py").write_text(PYNVML)
         (folder / "sitecustomize.py").write_text(SITE)
-        self._file = folder / "faults.json"
-        self.let_be({})
         self.override = f"+site.env.PYTHONPATH={folder}:{ROOT}"
-
-    def let_be(self, faults: dict[str, dict[str, Any]]) -> None:
-        """Plant faults for all programs that start from now on.
-
-        Args:
-            faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`. With
-                `dies` a GPU has a fault after the checks of a job, and torch sees none when Slurm
-                has started the job again.
-        """
-        self._file.write_text(json.dumps(faults))

@@ -164,3 +164,23 @@ def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:
     assert (now.verdict, now.cause, now.state) == ("requeue", "node", "interrupted")
     assert list(now.avoid) == list(excluded_hosts.read(str(tmp_path)))
     assert run_ranks(refused, 2, str(tmp_path), "off") == [""] * 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "hosts", "expected"),
+    [
+        ("", ["n2"], ["n2"]),  # the other node shows all of its GPUs
+        ("", ["n1", "n2"], []),  # torch or the config may be to blame
+        ("GPU fault on n1: RuntimeError", ["n1", "n2"], ["n1"]),
+    ],
+)
+def test_a_node_that_shows_fewer_gpus_is_left(
+    reason: str, hosts: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, "127.0.0.1", 0, ("n1", "n2"))
+    attempts = [SimpleNamespace(reason=reason), SimpleNamespace(reason="")]
+    run: Any = SimpleNamespace(read=lambda: SimpleNamespace(attempts=attempts))
+    assert preflight_module.lost_gpu(config(str(tmp_path)), run, ranks, hosts) == expected
+    assert sorted(excluded_hosts.read(str(tmp_path))) == expected
+    off = config(str(tmp_path), preflight="off")
+    assert preflight_module.lost_gpu(off, run, ranks, hosts) == []

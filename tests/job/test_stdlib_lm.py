@@ -102,7 +102,7 @@ def test_generated_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, _ = trained
-    arguments = ("generate", str(run), "def ", "--tokens", "60", "--temperature", "0.5")
+    arguments = ("predict", str(run), "--prompt", "def ", "--tokens", "60", "--temperature", "0.5")
     done = run_module("hpctrain", *arguments)
     assert done.stdout.startswith("def add_")
     assert "return x +" in done.stdout

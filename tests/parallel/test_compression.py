@@ -75,7 +75,7 @@ def reduced(
     """Reduce random gradients twice with the hook that `made` constructs."""
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in SHAPES.items()}
     named = {name: nn.Parameter(value) for name, value in zeros.items()}
-    hook = made(CompressionConfig(**keys), named.items(), lambda: 0)
+    hook = made(CompressionConfig(**keys), named.items())
     draw = torch.Generator().manual_seed(distributed.get_rank())
     result = {name: Reduced([], [], []) for name in named}
     for _ in range(2):

@@ -202,7 +202,7 @@ def test_the_best_layouts_on_a_cluster(
     assert first["measured"]["steps"] == third["measured"]["steps"] == 20
     assert first["measured"]["step_s"] > 0
     assert second["measured"] is None
-    assert second["note"].startswith("OutOfMemoryError: CUDA out of memory. Tried to all")
+    assert "out of memory" in second["note"]
     assert all(each["measured"] is None and each["note"] for each in others)
     best = min(first, third, key=lambda each: float(each["measured"]["step_s"]))
     (fastest,) = found["measurement"]["fastest"]

@@ -113,7 +113,7 @@ def _rows_before(part: Part, headers: int) -> int:
 
 
 @contextmanager
-def _csv(part: Part, csv: Csv, types: Mapping[str, Any], block: int = 0) -> Iterator[Any]:
+def _csv(part: Part, csv: Csv, types: Mapping[str, Any]) -> Iterator[Any]:
     """Open a part, and yield Arrow's reader; without types it leaves out rows of another length."""
     pa = pyarrow()
     from pyarrow import csv as library

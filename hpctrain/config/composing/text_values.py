@@ -14,7 +14,7 @@ from hpctrain.errors import ConfigError
 _NUMBERS = ("int", "int | None", "float", "float | None", "list[int]", "list[int] | None")
 
 
-def is_text(key: str) -> bool:
+def _is_text(key: str) -> bool:
     """Return whether a key holds any text, or texts."""
     declared = types().get(key) or types().get(key.rpartition(".")[0], "")
     return declared in yaml_file.TEXTS
@@ -29,7 +29,7 @@ def quoted(override: str) -> str:
     key = name.lstrip("+")
     if re.search(r"""['"(){}$\\]""", value):
         return override
-    if is_text(key):
+    if _is_text(key):
         return name + equals + re.sub(r"[^,[\]]+", _quoted, value)
     for part in re.split(r"[,[\]]", value) if types().get(key) in _NUMBERS else ():
         if yaml_file.is_disputed(part) and part[-1].isdigit():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain import gone
 from hpctrain.config.schema.key import key, section
 
 # The name of a schedule, and the stages that each rank has.
@@ -29,7 +28,7 @@ def _check_weights(weights: Any) -> str:
     if weights is None:
         return ""
     if isinstance(weights, str) and weights.startswith("auto"):
-        return gone.sentence("parallel.weights_hosts")
+        return "auto has left hpctrain: give a number for each node"
     numbers = weights if isinstance(weights, list | tuple) else ()
     if numbers and all(type(weight) is int and 1 <= weight <= 1000 for weight in numbers):
         return ""

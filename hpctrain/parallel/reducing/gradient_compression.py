@@ -36,12 +36,10 @@ Future = torch.futures.Future[torch.Tensor]
 _BLOCK = 256  # elements that int8 quantizes with one scale
 
 
-def compression(
-    config: CompressionConfig, module: nn.Module, step: Callable[[], int]
-) -> "Compression":
+def compression(config: CompressionConfig, module: nn.Module) -> "Compression":
     """Return the compression that the config names; `module` is the model without DDP."""
     kinds: dict[str, Any] = {"powersgd": PowerSGD, "topk": TopK, "int8": Int8, "onebit": OneBit}
-    made: Compression = kinds[config.kind](config, module.named_parameters(), step)
+    made: Compression = kinds[config.kind](config, module.named_parameters())
     return made
 
 
@@ -49,12 +47,9 @@ class Compression(ABC):
     """A communication hook of DDP; `reduce` is called with each bucket in the same order."""
 
     def __init__(
-        self,
-        config: CompressionConfig,
-        parameters: Iterable[tuple[str, nn.Parameter]],
-        step: Callable[[], int],
+        self, config: CompressionConfig, parameters: Iterable[tuple[str, nn.Parameter]]
     ) -> None:
-        self.config, self._step = config, step
+        self.config = config
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters}
         # What the next step depends on, by kind and parameter; only PowerSGD has a Q.
         self._held: dict[str, dict[str, torch.Tensor]] = {"error": {}, "q": {}}

@@ -63,7 +63,7 @@ class DDPModel(ParallelModel):
         self._local = config.train.local_sgd
         self._compression = None
         if compress.kind != "none":
-            self._compression = compression(compress, module, lambda: self.step)
+            self._compression = compression(compress, module)
             ddp.register_comm_hook(self._compression, type(self._compression).reduce)
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:

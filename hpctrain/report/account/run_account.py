@@ -28,6 +28,7 @@ from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
+from hpctrain.tracking import samples
 from hpctrain.units import GIB
 
 
@@ -210,7 +211,7 @@ class RunAccount:
     @property
     def idle_gpu_hours(self) -> float | None:
         """The hours, times GPUs, in which a GPU had nothing to do; None if no sensor tells it."""
-        return self.usage.idle_gpu_hours(float(self.value("monitor.idle_percent", 5.0)))
+        return self.usage.idle_gpu_hours(samples.IDLE_PERCENT)
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:

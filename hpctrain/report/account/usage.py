@@ -113,15 +113,15 @@ class Usage:
                 return None
         return joules / _JOULES if self.gpus else None
 
-    def idle_gpu_hours(self, idle_percent: float) -> float | None:
-        """Return the hours, times GPUs, in which a GPU was used less than `idle_percent`."""
+    def idle_gpu_hours(self) -> float | None:
+        """Return the hours, times GPUs, in which a GPU was used less than 5 percent."""
         sensors = self.of_gpus("utilization_percentage")
         if not sensors:
             return None
         seconds = 0.0
         for each in sensors.values():
             pairs = zip(each.values, each.durations(), strict=True)
-            seconds += sum(duration for value, duration in pairs if value < idle_percent)
+            seconds += sum(duration for value, duration in pairs if value < 5)
         return seconds / 3600
 
     def mean(self, name: str) -> float | None:

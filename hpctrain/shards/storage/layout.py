@@ -114,7 +114,7 @@ class Layout:
         offset = dataset.id.get_offset()  # None: chunked, compact, or without data
         if dataset.size == 0:
             self.offsets[name] = 0
-        elif offset is not None and not axis and dtype == dtypes[0] and is_plain(dataset):
+        elif offset is not None and not axis and dtype == dtypes[0] and _is_plain(dataset):
             if offset + dataset.nbytes > self.size:
                 raise DataError(f"shard {self.path} is truncated: {place!r} goes beyond its end")
             if self._mapped:
@@ -160,7 +160,7 @@ def dtype_of(dataset: h5py.Dataset) -> str:
     return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
 
 
-def is_plain(dataset: h5py.Dataset) -> bool:
+def _is_plain(dataset: h5py.Dataset) -> bool:
     """Return whether the stored bytes are those of a numpy array of the dataset's dtype."""
     if dataset.id.get_offset() is None or dataset.external:
         return False

@@ -62,8 +62,6 @@ files=FILE+ : path
     no value of this field, such as a patient, may be in two splits; the index notes it
 --out FOLDER : path
     folder of index.json (default: the files' folder)
---no-statistics
-    do not decode values; read only the bytes for the digests
 --workers N : positive
     number of worker processes (default: the number of cores)
 --overwrite
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the index of HDF5 files into their folder, unless the same index is there already."""
     fields = _parse_fields(args.field, args.axis, args.unwritten, args.files)
     workers = args.workers or len(os.sched_getaffinity(0))
-    group, statistics, quiet = args.group, not args.no_statistics, args.quiet
+    group, quiet = args.group, args.quiet
     if group and group not in fields:
         raise ConfigError(f"--group {group}: it is one of the fields, {', '.join(fields)}")
     folder, paths = _located(args.files, args.out)
@@ -88,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     of_files = [(path, s.size, s.mtime_ns) for path, s in zip(paths, sources, strict=True)]
     of_fields = {name: field.as_json() for name, field in schema.items()}
     own = [group] if group else []  # an index without a group is known as before
-    content = json.dumps(["index", of_files, splits, of_fields, statistics, *own])
+    content = json.dumps(["index", of_files, splits, of_fields, True, *own])
     fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
         if not quiet:
@@ -102,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
             "files' folder, or above (--out)"
         )
-    work = Survey(folder, paths, sources, counts, splits, schema, statistics)
+    work = Survey(folder, paths, sources, counts, splits, schema)
     nbytes = sum(source.size for source in sources)
     with Progress(samples=None, nbytes=nbytes, quiet=quiet) as progress:
         looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
@@ -118,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
         statistics=statistics_of({each.shard.split: each.moments} for each in found),
         provenance={
             **made_by(args.command_line),
-            "options": {"statistics": statistics},
+            "options": {"statistics": True},
             "source": {
                 "name": "index",
                 "files": len(found),

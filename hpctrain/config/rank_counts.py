@@ -63,8 +63,7 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
     yield from own_model_problems(config, degrees)
-    shares = batch_sizes.shares(config.parallel, degrees.dp)
-    yield from data_sets.sampling(config.data, config.train.global_batch_size, shares)
+    yield from data_sets.sampling(config.data)
     yield from batch_sizes.problems(config, degrees)
 
 

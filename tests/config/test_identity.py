@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     for section, defaults in yaml.safe_load("""
   '': {seed: 0, model: {}, task: {}, hooks: []}
   data: {train_split: train, val_split: val, fields: null, mixture: [],
-    shuffle: full, window: 64, lanes: 1, subset: null,
+    shuffle: full, window: 64, subset: null,
     fold: null, group: null, balance: null, repeat: 1, collate: pad, tail: drop,
     transforms: [], batch_transforms: [], val_transforms: null, val_batch_transforms: null,
     val_sets: []}

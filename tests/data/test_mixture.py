@@ -51,11 +51,9 @@ def test_each_data_set_runs_its_own_epochs(sets, count):
     mixture = build(sets, count=count)
     epochs = max(1, 3000 // count)
     samples = np.concatenate([everything(mixture, epoch) for epoch in range(epochs)])
-    told = mixture.epochs(epochs * count)
     first = 0
-    for name, size in zip(told, counts, strict=True):
+    for size in counts:
         own = samples[(samples >= first) & (samples < first + size)] - first
-        assert told[name] == len(own) / size
         whole = own[: len(own) // size * size].reshape(-1, size)
         assert (np.sort(whole, axis=1) == np.arange(size)).all()
         rest = own[whole.size :]
@@ -67,19 +65,6 @@ def test_without_weights_the_counts_weigh():
     mixture = Mixture({"large": 10_000, "small": 100, "none": 0})
     assert mixture.shares["small"] == pytest.approx(1 / 101, abs=1 / 65_536)
     assert mixture.count == 10_100
-
-
-def test_epochs_tells_how_far_each_data_set_is():
-    mixture = Mixture({"a": 100, "b": 10}, {"a": 0.75, "b": 0.25}, period=4, count=7)
-    assert mixture.epochs(0) == {"a": 0.0, "b": 0.0}
-    assert mixture.epochs(400) == {"a": 3.0, "b": 10.0}
-    samples = np.concatenate([everything(mixture, epoch) for epoch in range(5)])
-    for consumed in range(35):
-        part = samples[:consumed]
-        assert mixture.epochs(consumed) == {
-            "a": (part < 100).sum() / 100,
-            "b": (part >= 100).sum() / 10,
-        }
 
 
 def test_any_sampler_can_be_inside():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.samplers.block_order import BlockOrder, Lanes
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, draw
@@ -73,12 +73,6 @@ GOLDEN = [
         123_456,
         [0, 5, 10**10 - 1],
         [3639070776, 5745079182, 3737710635],
-    ),
-    (
-        Lanes(BlockOrder(26, 0, 4, 2), lanes=2, run=3),
-        0,
-        [*range(7), 23, 24, 25],
-        [3, 2, 19, 7, 5, 8, 0, 22, 21, 23],
     ),
     (BUCKETS, 0, range(10), [13, 4, 19, 9, 21, 17, 20, 15, 5, 11]),
     (BUCKETS, 10**6, [0, 22], [8, 18]),
@@ -169,7 +163,6 @@ def test_counts_out_of_range_are_refused(count):
         Order(10, 0),
         Repeat(Order(5, 0), 2),
         BlockOrder(10, 0, 2, 1),
-        Lanes(BlockOrder(10, 0, 2, 1), 2, 1),
         Buckets(Order(10, 0), np.arange(10).__getitem__, 4, 2),
         Mixture({"a": 4, "b": 6}),
         Balanced(np.arange(10) % 2, 0),

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.samplers.block_order import BlockOrder, Lanes
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.field import Field
@@ -54,21 +54,18 @@ def small(monkeypatch):
     monkeypatch.setattr(batch_reader, "MAX_STEPS", 2)
 
 
-@pytest.mark.parametrize("lanes", [0, 2])
-def test_blocks_are_announced_when_they_are_needed_and_not_long_before(lanes):
-    source, order = Told(), BlockOrder(COUNT, 3, BLOCK, WINDOW)
-    sampler = Lanes(order, lanes, 10) if lanes else order
+def test_blocks_are_announced_when_they_are_needed_and_not_long_before():
+    source, sampler = Told(), BlockOrder(COUNT, 3, BLOCK, WINDOW)
     loader = Loader(
         source, global_batch_size=20, sampler=sampler, max_epochs=2, prefetch_bytes=0, threads=1
     )
-    per_batch = max(1, lanes)
     for step, batch in enumerate(loader):
         epoch, first = divmod(20 * step, COUNT)
         expected = sampler(epoch, np.arange(first, first + 20))
         assert batch["x"].tolist() == expected.tolist()
         # At most the windows of this group of two steps and of the next two groups, the rest of a
         # window that was begun, and the next window.
-        most = (20 * (step + 6) // (WINDOW * BLOCK) + 3 * per_batch) * WINDOW
+        most = (20 * (step + 6) // (WINDOW * BLOCK) + 3) * WINDOW
         with source.changed:
             assert len(set(source.announced)) <= most
     assert source.prepared[:COUNT] == sampler(0, np.arange(COUNT)).tolist()

@@ -9,14 +9,11 @@ import hdf5plugin  # noqa: F401  the import registers the filters
 import numpy as np
 import pytest
 
-from data_prep.options import Options
-from data_prep.writing.convert import convert
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
-from tests.data_prep.hand import Row, hand
 
 CODECS = [codec for codec in LEVELS if codec != "none"]
 FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015}
@@ -180,24 +177,3 @@ def test_the_disk_gets_full(tmp_path, codec):
 
 
 # Tests of other entries of the index
-
-
-def test_categories_and_classes(tmp_path, data_prep):
-    assert data_prep("sample", "digits", tmp_path / "OUT")[0] == 0
-    index = Index.load(tmp_path / "OUT")
-    assert index.categories == {"label": tuple("0123456789")}
-    for split in index.splits:
-        classes = index.statistics[split]["label"].classes
-        assert list(classes) == list(range(10))
-        assert sum(classes.values()) == index.split(split).count
-
-
-def test_lengths(tmp_path):
-    words = [[Row(0, text="much " * (i * 7 % 30)) for i in range(10 * k, 90)] for k in range(3)]
-    index = convert(hand(*words), tmp_path / "OUT", Options(shard_bytes=3000, quiet=True))
-    assert len(index.shards) > 3
-    reader = Reader(tmp_path / "OUT", "train", ["text"])
-    lengths = reader.lengths("text", np.arange(len(reader)))
-    found = index.statistics["train"]["text"].lengths
-    assert (found.min, found.max, found.total) == (lengths.min(), lengths.max(), lengths.sum())
-    assert (found.mean, found.std) == pytest.approx((lengths.mean(), lengths.std()), rel=1e-12)

@@ -235,31 +235,6 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
     assert peaks[1] < 1.1 * peaks[0]
 
 
-LINES = """
-import sys
-from hpctrain import progress_bar
-from data_prep.cli import main
-progress_bar.EVERY_S = 0.0
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_progress_of_both_passes(tmp_path, workers):
-    np.save(tmp_path / "y.npy", np.arange(1000))
-    words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "2KB"]
-    words += ["--dedup", "exact", "--workers", workers]
-    done = subprocess.run(
-        [sys.executable, "-c", LINES, *words], capture_output=True, text=True, check=True
-    )
-    lines = done.stderr.splitlines()
-    first = [line for line in lines if line.startswith("first pass: ")]
-    assert first[-1].startswith("first pass: 1000/1000 samples, 0.0 MB, ")
-    assert lines[-1].startswith("1000/1000 samples, 0.0 MB, ")
-    assert lines[-1].endswith(", 0 s left")
-
-
 def read_all(controller):
     """Return what a terminal shows until the last process has closed it."""
     shown = b""

@@ -109,17 +109,6 @@ def test_h5py_alone_reads_it(shard, codec):
     assert said == f"{SAMPLES['image'].sum(dtype=int)} {COUNT}\n"
 
 
-@pytest.mark.parametrize("io", ["map", "read"])
-def test_our_reader_reads_it(shard, io):
-    reader = Reader(shard.parent, "train", io=io)
-    order = rng.permutation(COUNT)
-    found = reader.read(order)
-    for name, values in SAMPLES.items():
-        for row, i in enumerate(order):
-            np.testing.assert_array_equal(found[name][row], values[i])
-        assert found[name][0].dtype == values[0].dtype
-
-
 def test_the_same_samples_are_the_same_bytes(tmp_path, shard, codec):
     batches = [
         ("train", {name: values[start:stop] for name, values in SAMPLES.items()})

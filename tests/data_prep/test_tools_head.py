@@ -1,9 +1,6 @@
 """`inspect --head` prints samples, and `data_prep inspect` describes a data set."""
 
 import json
-import os
-import pty
-import sys
 
 import h5py
 import hdf5plugin
@@ -16,7 +13,6 @@ from data_prep.tools.head import describe
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
-from tests import forkserver
 
 TEXTS = ["plain", "ä€猫" * 100, "", "line\n\x1b[31m[red]", "\0zero"]
 
@@ -38,27 +34,6 @@ def folder(tmp_path):
     shards = [("train", batch), ("val", batch)]
     write_shards(tmp_path / "a set", shards, max_bytes=1500, provenance=provenance)
     return tmp_path / "a set"
-
-
-def on_a_terminal(*args):
-    """Run a command on a colour terminal of 100 columns; return its exit code and its output."""
-    leader, follower = pty.openpty()
-    environment = os.environ | {
-        "COLUMNS": "100",
-        "TERM": "xterm-256color",
-        "COLORTERM": "truecolor",
-    }
-    command = [sys.executable, "-m", "data_prep", *map(str, args)]
-    process = forkserver.Popen(command, stdout=follower, stderr=follower, env=environment)
-    os.close(follower)
-    found = b""
-    try:
-        while more := os.read(leader, 65536):
-            found += more
-    except OSError:  # the other end of the terminal is closed
-        pass
-    os.close(leader)
-    return process.wait(), found.decode()
 
 
 def test_head(folder, data_prep, monkeypatch):
@@ -185,14 +160,3 @@ def test_inspect_of_a_damaged_set(folder, data_prep):
     )
     code, out, _ = data_prep("inspect", folder, "--json")
     assert (code, json.loads(out)["problem"].startswith(f"shard {path} is missing")) == (3, True)
-
-
-@pytest.mark.parametrize("how", ["--verify", "--head=5", ""])
-def test_on_a_terminal(folder, how):
-    odd = folder.with_name("[red]a\nset[b]")
-    folder.rename(odd)
-    code, out = on_a_terminal("inspect", odd, *how.split())
-    assert code == 0
-    if "head" not in how:
-        assert "[red]a\\nset[b]" in out.replace("\r\n", "")
-    assert "Traceback" not in out

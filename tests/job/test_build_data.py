@@ -66,7 +66,6 @@ CROP = (
         (),
         ("data.shuffle=none",),
         BLOCKS,
-        (*BLOCKS, "data.lanes=4"),
         ("data.balance=label",),
         ("data.subset='10:700:2'", "data.repeat=2"),
         (CROP,),
@@ -84,7 +83,7 @@ def test_ranks_share_the_global_batches_of_one(build: Build, overrides: tuple[st
 def test_each_kind_of_shuffling_gives_every_sample_once(build: Build, digits: Path) -> None:
     reader = Reader(digits, "train")
     wanted = Counter(reader.read(np.arange(len(reader)))["label"].tolist())  # type: ignore[union-attr]
-    for overrides in [(), BLOCKS, (*BLOCKS, "data.lanes=4"), ("data.shuffle=none",)]:
+    for overrides in [(), BLOCKS, ("data.shuffle=none",)]:
         assert Counter(labels(epoch(build(*overrides, "data.tail=pad").training()))) == wanted
 
 
@@ -344,7 +343,6 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
         ("data.balance=klass", "data.balance=klass: the fields of data.path are image uint8"),
         ("data.windows.field=image", "data.windows.field=image: it must be a variable-length"),
         ("data.fields=[image,lable]", "data.fields=lable: the fields of data.path are"),
-        ("data.lanes=4", "data.lanes=4: lanes divide the blocks of data.shuffle=block"),
         ("data.mixture=[{name: a}]", "data.mixture[0]={'name': 'a'}: it must be {name:"),
         ("data.mixture=[{name: a, path: /x, wait: 1}]", "data.mixture[0].wait is unknown"),
         ("data.mixture=[{name: a, path: /x, weight: -1}]", "data.mixture[0].weight=-1: it must"),

@@ -138,13 +138,6 @@ def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, small):
     np.testing.assert_array_equal(out, data[start:stop])
 
 
-def test_large_chunks(tmp_path):
-    data = np.cumsum(np.ones((6, 300, 301), np.float32), axis=-1)
-    for name in ("gzip shuffled", "lz4", "zstd shuffled"):
-        path = write(tmp_path / "a.h5", data, (3, 300, 301), **FILTERS[name])
-        compare(read(path), data, [5, 0, 3])
-
-
 def test_chunks_without_filters_and_without_data(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -362,34 +355,11 @@ def test_threads_share_it(tmp_path, name):
         list(pool.map(work, range(6)))
 
 
-FORK = """
-import os, sys, threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-import h5py, numpy as np
-from hpctrain.shards.storage.chunks import CACHE, Chunked
-path, rows = Path(sys.argv[1]), np.arange(50)
-with h5py.File(path) as file:
-    chunked = Chunked(file["group/x"], path, pool=ThreadPoolExecutor(2))
-before = chunked.rows(rows)
-CACHE._lock.acquire()          # another thread seems to hold the locks during the fork
-for slot in CACHE._slots.values():
-    slot.lock.acquire()
-child = os.fork()
-if child == 0:
-    del chunked
-    with h5py.File(path) as file:
-        chunked = Chunked(file["group/x"], path, pool=ThreadPoolExecutor(2))
-    assert (chunked.rows(rows) == before).all()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-CACHE._lock.release()
-for slot in CACHE._slots.values():
-    slot.lock.release()
-assert (chunked.rows(rows[::-1]) == before[::-1]).all()
-"""
-
-
-def test_a_fork(tmp_path):
-    path = write(tmp_path / "a.h5", **FILTERS["zstd"])
-    subprocess.run([sys.executable, "-c", FORK, path], check=True, timeout=60)
+def test_descriptors_are_shared_and_closed(tmp_path):
+    path = write(tmp_path / "a.h5")
+    before = os.listdir("/proc/self/fd")
+    readers = [read(path) for _ in range(3)]
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    compare(readers.pop(), IMAGES, ROWS)
+    del readers
+    assert os.listdir("/proc/self/fd") == before

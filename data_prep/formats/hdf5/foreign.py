@@ -164,26 +164,12 @@ def _no_dtype(dataset: h5py.Dataset) -> str:
         dtype = dataset.dtype
     except TypeError as error:
         return f"has a type that NumPy does not have ({error})"
-    kinds = {
-        "S": "holds strings of a fixed length; text is UTF-8 bytes (uint8) with offsets",
-        "c": "holds complex numbers; a field is real: store two",
-        "u": "holds uint64, which torch cannot compute with: store int64",
-        "f": f"holds {dtype.name}; floats are float16, float32 or float64",
-    }
-    if dtype.kind == "O":
-        if h5py.check_string_dtype(dtype):
-            return "holds strings of HDF5's own kind; text is UTF-8 bytes (uint8) with offsets"
-        if h5py.check_vlen_dtype(dtype):
-            return "holds variable-length arrays of HDF5's own kind; here they are values, offsets"
-        return "holds references to other objects"
-    if dtype.names:
-        return f"holds records with the members {', '.join(dtype.names)}; a field is one of them"
-    if dtype.subdtype:
-        return "has an array for a type; a field's shape is the dataset's"
+    if dtype.kind in "SO" and (dtype.kind == "S" or h5py.check_string_dtype(dtype)):
+        return "holds strings; text is UTF-8 bytes (uint8) with offsets"
     try:
         Field(dtype_of(dataset))
     except DataError as error:
-        return kinds.get(dtype.kind, f"holds {dtype.name}: {error}")
+        return f"holds what no field has: {error}"
     return ""
 
 

@@ -39,7 +39,6 @@ class Survey:
     counts: Sequence[int]  # number of samples of each file
     splits: Sequence[str]  # split of each file
     schema: Mapping[str, Field]  # the fields, the same in all files
-    statistics: bool  # whether the values are read, for the running statistics
 
     def look(self, number: int, progress: Progress) -> Found:
         """Compute the digest of the file, and check that all of it can be read."""
@@ -51,18 +50,17 @@ class Survey:
             *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
         )
         layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
-        _check_storage(layout, self.schema, decode=self.statistics)
+        _check_storage(layout, self.schema)
         elements, moments = {}, {}
         try:
             for name, field in self.schema.items():
                 if field.variable:
                     check_offsets(layout, name, shard.count)
                     elements[name] = layout.totals[f"{name}/values"]
-                if self.statistics:
-                    found = Moments(len(self.schema))
-                    for _, values in blocks(layout, {name: field}, 0, shard.count):
-                        found.add(values[name])
-                    moments[name] = found.state()
+                found = Moments(len(self.schema))
+                for _, values in blocks(layout, {name: field}, 0, shard.count):
+                    found.add(values[name])
+                moments[name] = found.state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
         source.check()
@@ -70,7 +68,7 @@ class Survey:
         return Found(replace(shard, elements=elements), moments)
 
 
-def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:
+def _check_storage(layout: Layout, fields: Mapping[str, Field]) -> None:
     """Check that HDF5 finds the chunks that a loader finds, and decodes both ends alike."""
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():
@@ -79,7 +77,7 @@ def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool)
                 try:
                     problem = Written(file[dataset]).problem(axis=field.axis)
                     stored = layout.rows.get(name + part)
-                    if not problem and decode and isinstance(stored, Chunked) and stored.direct:
+                    if not problem and isinstance(stored, Chunked) and stored.direct:
                         problem = _read_otherwise(file[dataset], stored, field.axis)
                 except (OSError, RuntimeError, ValueError, KeyError) as error:
                     problem = f"cannot be read by HDF5: {error}"

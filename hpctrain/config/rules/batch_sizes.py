@@ -49,7 +49,7 @@ class Ramp(NamedTuple):
         return total + -(-samples // self.final)
 
 
-def shares(parallel: ParallelConfig, dp: int) -> int:
+def _shares(parallel: ParallelConfig, dp: int) -> int:
     """Return the number of shares of `dp` ranks; one of a node with weight W takes W of them."""
     weights = parallel.weights
     return dp if weights is None else sum(weights) * (dp // len(weights))
@@ -68,7 +68,7 @@ class BatchSizes:
     @classmethod
     def of(cls, config: Config, degrees: Degrees, global_size: int | None = None) -> Self:
         """Return the sizes of a config; without a `global_size`, those after the ramp."""
-        train, parts = config.train, shares(config.parallel, degrees.dp)
+        train, parts = config.train, _shares(config.parallel, degrees.dp)
         size, number = global_size or train.global_batch_size, train.accumulate
         if train.micro_batch_size not in (None, "auto"):
             number = size // (parts * int(str(train.micro_batch_size)))
@@ -119,7 +119,7 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield "train.micro_batch_size=auto with parallel.device=cpu: it measures a GPU's memory"
     number = int(size) if size is not None and size != "auto" else train.accumulate
     name = "micro_batch_size" if size not in (None, "auto") else "accumulate"
-    dp = shares(config.parallel, degrees.dp)
+    dp = _shares(config.parallel, degrees.dp)
     parts = f"dp {dp}" if weights is None else f"{dp} shares of parallel.weights={weights}"
     share = dp * number
     for key, batch in sizes.items():

@@ -74,21 +74,14 @@ def between(data: DataConfig) -> Iterator[str]:
             )
 
 
-def sampling(data: DataConfig, batch: int, shares: int) -> Iterator[str]:
-    """Yield what does not fit in how samples are drawn and read, with a global batch in shares."""
+def sampling(data: DataConfig) -> Iterator[str]:
+    """Yield what does not fit in how samples are drawn and read."""
     if data.balance and data.windows.field is not None:
         yield f"data.balance draws samples; data.windows.field={data.windows.field} cuts them anew"
     if data.balance and data.shuffle == "block":
         yield "data.shuffle=block: with data.balance samples are drawn one by one; use full"
     if data.windows.field is not None and data.buckets.field is not None:
         yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
-    if data.lanes > 1 and data.shuffle != "block":
-        yield f"data.lanes={data.lanes}: lanes divide the blocks of data.shuffle=block"
-    if batch % data.lanes or (data.lanes > 1 and data.lanes % shares):
-        yield (
-            f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
-            f"multiple of the {shares} data-parallel ranks"
-        )
     for url in (path for path in data.paths if "://" in path):
         if data.stage == "none":
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"

@@ -109,12 +109,6 @@ class DataConfig:
         choices=("full", "block", "none"),
     )
     window: int = key(64, "shuffle=block mixes the samples of this many blocks.", count="blocks")
-    lanes: int = key(
-        1,
-        "shuffle=block divides the blocks into this many parts, and each rank reads its own "
-        "parts. It must be a multiple of the number of ranks.",
-        at_least=1,
-    )
     subset: str | None = key(
         None,
         "Training reads only these samples: START:STOP:STEP as in Python, or the indices in "

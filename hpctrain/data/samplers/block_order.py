@@ -13,11 +13,7 @@ samples that it lacks. Blocks divide the index space, so a block may span severa
 The samples of a batch come from at most `window` blocks. If neighbours on disk resemble each other
 (sorted by class, frames of a video), use small blocks and many of them.
 
-If many ranks took consecutive slices of a batch, each would read all blocks of the window. `Lanes`
-gives each rank its own windows. The batches are still the same for every number of ranks.
-
     >>> order = BlockOrder(10**9, seed=0, block_size=1024, window=64)
-    >>> Lanes(order, lanes=128, run=32)         # global batch 4096 = 128 lanes x 32 samples
 """
 
 import numpy as np
@@ -46,24 +42,13 @@ class BlockOrder:
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
         windows, offsets = self._locate(epoch, check_positions(positions, self.count))
-        places = self._mix(epoch, windows, offsets, inverse=False) + windows * self._length
+        places = self._mix(epoch, windows, offsets) + windows * self._length
         if self._lacks:  # skip the missing samples in the window of the short block
             slot = self._short_slot(epoch)
             end = (slot + 1) * self.block_size - self._lacks
             places[(windows == slot // self.window) & (places >= end)] += self._lacks
         slots, within = np.divmod(places, self.block_size)
         return self._blocks_at(epoch, slots) * self.block_size + within
-
-    def inverse(self, epoch: int, indices: Int64s) -> Int64s:
-        """Return the positions of the samples `indices` in `epoch`."""
-        blocks, within = np.divmod(check_positions(indices, self.count), self.block_size)
-        slots = self._blocks.inverse(epoch, blocks)
-        windows, slot = slots // self.window, self._short_slot(epoch)
-        offsets = slots * self.block_size + within - windows * self._length
-        offsets[(windows == slot // self.window) & (slots > slot)] -= self._lacks
-        positions = self._mix(epoch, windows, offsets, inverse=True) + windows * self._length
-        positions[windows > slot // self.window] -= self._lacks
-        return positions
 
     def window_of(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the windows that contain `positions` of `epoch`, counted from 0."""
@@ -95,7 +80,7 @@ class BlockOrder:
         windows, offsets = np.divmod(positions, self._length)
         return windows, offsets
 
-    def _mix(self, epoch: int, windows: Int64s, offsets: Int64s, *, inverse: bool) -> Int64s:
+    def _mix(self, epoch: int, windows: Int64s, offsets: Int64s) -> Int64s:
         """Map each place within a window by the permutation of that window."""
         key = make_key(self.seed, epoch, self.count, self.block_size, self.window)
         sizes = np.minimum(
@@ -104,7 +89,7 @@ class BlockOrder:
         sizes[windows == self._short_slot(epoch) // self.window] -= self._lacks
         mixed = np.empty_like(offsets)
         for size, rows in groups(sizes):  # all windows but two have the same size
-            mixed[rows] = permute_each(size, key, windows[rows], offsets[rows], inverse=inverse)
+            mixed[rows] = permute_each(size, key, windows[rows], offsets[rows])
         return mixed
 
     def _blocks_at(self, epoch: int, slots: Int64s) -> Int64s:
@@ -120,42 +105,6 @@ class BlockOrder:
             slot = int(self._blocks.inverse(epoch, np.array([self.blocks_per_epoch - 1]))[0])
             self._short = (epoch, slot)
         return slot
-
-
-class Lanes:
-    """Deals the positions out to lanes. Each lane goes through its own part of `sampler`.
-
-        positions        0 1 2 3 4 5 6 7 8 9 …          lanes=2, run=3, sampler.count = 26
-        of the sampler   0 1 2 12 13 14 3 4 5 15 …      lane 0: 0 to 11, lane 1: 12 to 23
-                                                        at the end of the epoch: 24, 25
-
-    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else: over a
-    `BlockOrder`, windows of its own. Other batch sizes and numbers of ranks get the same sequence,
-    but several ranks read the same window.
-    """
-
-    def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:
-        if lanes < 1 or run < 1:
-            raise ConfigError(f"lanes {lanes} and run {run}: they are 1 or more")
-        self.sampler, self.lanes, self.run = sampler, lanes, run
-        self.count = sampler.count
-        self._rounds = self.count // (lanes * run)
-
-    def __call__(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the samples at `positions` of `epoch`; see `Sampler`."""
-        return self.sampler(epoch, self.inner(positions))
-
-    def inner(self, positions: Int64s) -> Int64s:
-        """Return the positions in `sampler` of these positions: a permutation of [0, count)."""
-        positions = check_positions(positions, self.count)
-        turns, within = np.divmod(positions, self.run)
-        rounds, lanes = np.divmod(turns, self.lanes)
-        inner = (lanes * self._rounds + rounds) * self.run + within
-        return np.where(rounds < self._rounds, inner, positions)
-
-    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the blocks to read for these positions; see `BlockOrder.blocks`."""
-        return self.sampler.blocks(epoch, self.inner(positions))
 
 
 def _in_order(values: Int64s) -> Int64s:

@@ -68,7 +68,7 @@ class Mixture:
         if self.count < 1:
             raise DataError(f"an epoch of {self.count} draws: it is 1 or more")
         self.shares = {name: quota / period for name, quota in quotas.items()}
-        self._names, self._quotas = tuple(counts), np.array(list(quotas.values()))
+        self._quotas = np.array(list(quotas.values()))
         self._firsts = [sum(list(counts.values())[:i]) for i in range(len(counts))]
         self._samplers = [
             samplers.get(name) or Order(max(size, 1), make_key(seed, _number(name)))
@@ -86,13 +86,6 @@ class Mixture:
             draws = (first + periods[rows]) * self._quotas[number] + self._ordinals[slots[rows]]
             samples[rows] = draw(self._samplers[number], 0, draws) + self._firsts[number]
         return samples
-
-    def epochs(self, consumed: int) -> dict[str, float]:
-        """Return how many epochs of each data set the first `consumed` positions contain."""
-        whole, rest = divmod(consumed, len(self._sets))
-        drawn = whole * self._quotas + np.bincount(self._sets[:rest], minlength=len(self._quotas))
-        sizes = [sampler.count for sampler in self._samplers]
-        return dict(zip(self._names, (drawn / sizes).tolist(), strict=True))
 
 
 def _check_names(counts: Mapping[str, int], named: Mapping[str, object], what: str) -> None:

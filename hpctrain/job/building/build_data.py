@@ -22,7 +22,7 @@ from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import open_place
 from hpctrain.data.places.verification import verified
-from hpctrain.data.samplers.block_order import BlockOrder, Lanes
+from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
@@ -213,10 +213,7 @@ class DataBuilder:
         data = self.config.data
         if data.shuffle != "block":
             return Order(count, seed, shuffle=data.shuffle == "full")
-        order = BlockOrder(count, seed, blocks.block_size(), data.window)
-        if data.lanes == 1:
-            return order
-        return Lanes(order, data.lanes, self.config.train.global_batch_size // data.lanes)
+        return BlockOrder(count, seed, blocks.block_size(), data.window)
 
     def _feed(
         self,

@@ -75,7 +75,7 @@ def test_runs_and_functions_are_jobs_of_submitit(
     assert "#SBATCH --time=5\n" in good.paths.submission_file.read_text()
     assert "step 3/3" in (good.stdout() or "")
     with pytest.raises(
-        LaunchError, match=r"is failed, not finished: see .* \(ConfigError: the layer 1 "
+        LaunchError, match=r"is failed, not finished: see .* \(RuntimeError: mat1 and mat2 "
     ):
         bad.result()
     assert bad.state in ("FAILED", "COMPLETING", "RUNNING")  # Slurm cleans up after it

@@ -209,19 +209,3 @@ def test_the_same_command_here_names_the_job_that_waits(train: Train, tmp_path: 
     assert f"job {job} of this run waits in the queue (BeginTime), and goes on" in refused
     assert f"`python -m hpctrain cancel {run}`" in refused
     assert run_json(run) == before
-
-
-@pytest.mark.slow
-def test_a_run_whose_job_waits_is_trained_here_once_it_is_cancelled(
-    train: Train, tmp_path: Path
-) -> None:
-    run = wait_in_the_queue(train, tmp_path)
-    job, before = cluster.job_id(run), run_json(run)
-    frozen = run_module("hpctrain", "run", str(run), code=4, cwd=tmp_path).stderr
-    assert f"job {job} of this run waits in the queue" in frozen
-    local = train("-m", *SHORT, "hydra/launcher=submitit_local", code=4)
-    assert "pending already" in local.stderr
-    assert run_json(run) == before
-    run_module("hpctrain", "cancel", str(run), cwd=tmp_path)
-    train(*SHORT)
-    assert len(run_json(run)["attempts"]) == 1

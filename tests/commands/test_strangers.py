@@ -22,7 +22,7 @@ from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import tail
 from hpctrain.tracking.meta import Meta, Uploaded
 from tests.conftest import run_json, run_module, runs
-from tests.made_runs import NOW, make_checkpoint, make_run, status_json
+from tests.made_runs import NOW, make_checkpoint, make_run
 
 OTHER = 65534  # user id
 BEGUN = {"started": NOW, "launcher": "single", "host": socket.gethostname()}
@@ -224,20 +224,6 @@ def test_a_damaged_config_is_named_in_one_line(
     done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
     missing = "config.yaml is missing; the command that has made the run writes it"
     assert done.stderr == f"error: {run}: no run directory ({missing})\n"
-
-
-def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -> None:
-    good = make_run(tmp_path, "digits-00000001", state="finished")
-    run = make_run(tmp_path, "digits-00000002")
-    (run / "run.json").write_text("[]")
-    where = ("--dir", str(tmp_path))
-    rows = {row["run"]: row["state"] for row in status_json(tmp_path)}
-    assert rows == {str(good): "finished", str(run): "damaged"}
-    assert "scancel ends it" in run_module("hpctrain", "cancel", run.name, *where).stdout
-    assert "it must be `object`" in run_module("hpctrain", "run", str(run), code=6).stderr
-    (run / "run.json").write_text('{"state": "interrupted", "attempts": []}')
-    for command in (["resume", *where], ["run", str(run)]):
-        assert "it has no `signature`" in run_module("hpctrain", *command, code=6).stderr
 
 
 def test_a_fifo_is_not_waited_for(

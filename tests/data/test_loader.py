@@ -2,7 +2,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 from itertools import chain
 
 import h5py
@@ -338,28 +337,6 @@ def test_the_thread_ends_with_the_iterator():
     assert left() == []
     list(Loader(Numbers(100), global_batch_size=10, max_epochs=3))
     assert left() == []
-
-
-def test_an_iterator_that_ends_waits_for_nobody():
-    """The training saves next, and its grace time may end. Groups that wait are never read."""
-    go, reads = threading.Event(), []
-
-    class Slow(Numbers):
-        def read(self, indices, out=None):
-            reads.append(indices[0])
-            if threading.current_thread() is not threading.main_thread():
-                assert go.wait(60)
-            return super().read(indices, out)
-
-    iterator = iter(Loader(Slow(10_000), global_batch_size=10, shuffle=False))
-    next(iterator)
-    while len(reads) < 2:  # the thread has begun to read
-        time.sleep(0.001)
-    iterator.close()  # it would hang
-    assert threads()
-    go.set()
-    assert left() == []
-    assert len(reads) == 2
 
 
 @pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])

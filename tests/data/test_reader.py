@@ -325,40 +325,6 @@ def test_handles_do_not_cross_a_fork(own, tmp_path, layout):
     run_program(tmp_path, FORK, own)
 
 
-THREADS_IN_A_FORK = """
-import torch
-import os, sys, threading
-import numpy as np
-from pathlib import Path
-from hpctrain.data.sources.reader import Reader
-
-sys.setswitchinterval(1e-6)
-reader = Reader(Path(sys.argv[1]), "train")
-indices = np.arange(50)[::-1]
-before = reader.read(indices)["score"]
-
-def read(found):
-    found.append((reader.read(indices)["score"] == before).all())
-
-for _ in range(int(sys.argv[2])):
-    child = os.fork()
-    if child == 0:
-        found = []
-        threads = [threading.Thread(target=read, args=[found]) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        os._exit(found != [True] * 8)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.parametrize("forks", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_threads_of_a_fork_share_one_set_of_handles(own, tmp_path, forks):
-    run_program(tmp_path, THREADS_IN_A_FORK, own, forks)
-
-
 def test_a_reader_is_pickled_without_its_handles(folder):
     reader = Reader(folder, "train")
     compare(reader, [1, 2])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -125,12 +124,6 @@ def test_results_larger_than_their_samples():
             assert (batch["image"][:, ::1000] == IMAGES[:size]).all()
 
 
-def test_threads_may_share_workers():
-    with Workers(FIXED, worker_parts.same, 2) as workers, ThreadPoolExecutor(8) as pool:
-        labels = pool.map(lambda i: run(workers, i, i + 9).result(60)["label"].tolist(), range(90))
-        assert list(labels) == [list(range(i, i + 9)) for i in range(90)]
-
-
 def test_the_process_of_a_worker():
     with Workers(FIXED, worker_parts.report, 2) as workers:
         batches = [run(workers, i, i + 1).result(60) for i in range(6)]
@@ -185,15 +178,6 @@ def test_an_error_names_the_worker_that_died(how, words):
     assert children() == []
 
 
-def test_an_idle_worker_that_dies():
-    with Workers(FIXED, worker_parts.same, 1) as workers:
-        run(workers, 0, 2).result(60)
-        os.kill(children()[0], signal.SIGKILL)
-        wait_for(lambda: "hpctrain-workers" not in thread_names(), "its end is noticed")
-        with pytest.raises(DataError, match="SIGKILL while it had nothing to do"):
-            run(workers, 0, 2)
-
-
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_exception_of_the_transform_keeps_its_type(count):
     with Workers(FIXED, partial(worker_parts.end, how="kept"), count) as workers:
@@ -230,39 +214,11 @@ def test_results_that_differ_or_are_not_arrays_are_refused(count, how, words):
         assert words in str(error.value)
 
 
-def test_a_source_that_fails():
-    class Broken(Source):
-        def read(self, indices, out=None):
-            raise DataError("shard s.h5 is gone")
-
-    with Workers(Broken(), worker_parts.same, 1) as workers:
-        descriptors = []
-        for _ in range(5):  # the memory of a failed batch is used again
-            with pytest.raises(DataError, match=r"s\.h5 is gone"):
-                run(workers, 0, 2)
-            descriptors.append(len(os.listdir("/proc/self/fd")))
-        # What the first batches open for good does not count.
-        assert len(set(descriptors[2:])) == 1
-
-
 @pytest.mark.parametrize("transform", [lambda sample, random: sample, partial(map, lambda x: x)])
 def test_a_transform_that_cannot_be_pickled(transform):
     with pytest.raises(ConfigError, match=r"cannot be sent to worker processes.*no lambda"):
         Workers(FIXED, transform, 1)
     Workers(FIXED, transform, 0).close()
-
-
-def test_a_transform_whose_module_cannot_be_imported(tmp_path, monkeypatch):
-    (tmp_path / "passing.py").write_text("def transform(sample, random): return sample\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import passing
-
-    (tmp_path / "passing.py").unlink()
-    with (
-        Workers(FIXED, passing.transform, 2) as workers,
-        pytest.raises(ModuleNotFoundError, match="passing"),
-    ):
-        run(workers, 0, 2).result(60)
 
 
 def test_too_little_memory(monkeypatch):

@@ -179,23 +179,6 @@ def test_a_trained_tokenizer(data_prep, here):
     assert not (here / "OUT" / "tokenizer.json").exists()
 
 
-def test_a_tokenizer_is_trained_on_all_of_the_source(here):
-    from data_prep.sources.text import Corpus
-
-    (here / "in").mkdir()
-    for i in range(50):
-        (here / "in" / f"{i:02}.txt").write_text(f"{i} " * 100)
-    jsonl("z.jsonl", [{"text": f"line {i}"} for i in range(1000)])
-    corpus = Corpus(files.find([here / "in", here / "z.jsonl"], ["*"]), documents.Reader())
-    everything = list(corpus.sample(10**6))
-    assert len(everything) == 1050
-    some = list(corpus.sample(4000, step=1000))
-    assert 4000 <= sum(map(len, some)) < 4500
-    assert len({text for text in some if "line" not in text}) > 5
-    assert some[-1] > "line 9"
-    assert [text for text in everything if text in set(some)] == some
-
-
 def test_tokenizers_neither_truncate_nor_make_special_tokens_from_text(data_prep, here):
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

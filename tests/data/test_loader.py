@@ -1,5 +1,4 @@
 import gc
-import subprocess
 import sys
 import threading
 from itertools import chain
@@ -220,7 +219,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     assert had == order(epoch, np.arange(offset)).tolist()
 
 
-@pytest.mark.parametrize("threads", [0, 1, pytest.param(2, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("threads", [0, 1, 7])
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
     monkeypatch.setattr(batch_reader, "MAX_STEPS", steps)
@@ -339,9 +338,8 @@ def test_the_thread_ends_with_the_iterator():
     assert left() == []
 
 
-@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_python_ends_while_an_iterator_lives(tmp_path, new):
-    """A fork of the tests' server joins threads as Python does; a new Python also ends itself."""
+def test_python_ends_while_an_iterator_lives(tmp_path):
+    """A fork of the tests' server joins threads as Python does."""
     code = (
         "\nimport torch\n"
         "import numpy as np, sys, time\n"
@@ -356,7 +354,7 @@ def test_python_ends_while_an_iterator_lives(tmp_path, new):
         "sys.stdout.write('done')\n"
     )
     (tmp_path / "program.py").write_text(code)
-    result = (subprocess if new else forkserver).run(
+    result = forkserver.run(
         [sys.executable, "-m", "program"],
         cwd=tmp_path,
         capture_output=True,

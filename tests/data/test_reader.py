@@ -318,10 +318,8 @@ def run_program(folder, program, own, *more):
     forkserver.run(command, cwd=folder, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("layout", [pytest.param("contiguous", marks=pytest.mark.slow), "chunked"])
-def test_handles_do_not_cross_a_fork(own, tmp_path, layout):
-    if layout == "chunked":
-        rewrite(own, {"compression": "gzip"})
+def test_handles_do_not_cross_a_fork(own, tmp_path):
+    rewrite(own, {"compression": "gzip"})
     run_program(tmp_path, FORK, own)
 
 
@@ -383,12 +381,11 @@ def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
         reader.read(np.array([4, 3, 2]))
 
 
-@pytest.mark.parametrize("io", ["mmap", pytest.param("read", marks=pytest.mark.slow)])
-def test_more_shards_than_can_be_open(many, monkeypatch, io):
+def test_more_shards_than_can_be_open(many, monkeypatch):
     """Several threads at a time map shards into slots that other shards have left."""
     monkeypatch.setattr(arena, "MAX_SLOTS", 24)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
-    reader = Reader(many, "train", io=io)
+    reader = Reader(many, "train")
     assert len(reader.shards) == 300
     indices = [np.random.default_rng(i).integers(0, 300, 50) for i in range(16)]
     with ThreadPoolExecutor(4) as pool:

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -268,44 +267,6 @@ def test_shards_of_a_live_process_stay_and_those_of_a_dead_one_are_evicted(sourc
         assert len(staged(stage.folder)) == 8
 
 
-CHAOS = """
-    import random, sys, time
-    from pathlib import Path
-    import xxhash
-    from hpctrain.data.places.origin import load_index
-    from hpctrain.data.places.stage import Stage
-    source, base, seed = sys.argv[1:]
-    shards, rng = load_index(source).shards, random.Random(int(seed))
-    stage = Stage(source, Path(base), budget_bytes=3 * shards[0].bytes)
-    end, count = time.monotonic() + 3, 0
-    while time.monotonic() < end or count < 20:
-        window = rng.sample(shards, 3)
-        stage.plan(window)
-        for shard in window[: rng.randint(1, 3)]:
-            found = xxhash.xxh3_128_hexdigest(stage.path(shard).read_bytes())
-            assert "xxh3_128:" + found == shard.digest, shard
-            count += 1
-        for shard in window:
-            stage.release(shard)
-"""
-
-
-def test_chaos(source, shards, base):
-    """Several processes compete for a budget of three shards, and some are killed."""
-    several = [python(CHAOS, source, base, seed) for seed in range(4)]
-    for seed, process in enumerate(several[:2]):
-        time.sleep(0.5)
-        process.kill()
-        several.append(python(CHAOS, source, base, 10 + seed))
-    ends = [process.wait(timeout=60) for process in several]
-    for process in several:
-        process.stdout.close()
-    assert ends == [-signal.SIGKILL] * 2 + [0] * 4
-    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
-        assert len(staged(stage.folder)) <= 3
-        assert not [name for name in staged(stage.folder) if "." in name]
-
-
 def test_no_thread_is_left_after_close(source, shards, base):
     stage = Stage(source, base)
     stage.plan(shards)
@@ -353,19 +314,6 @@ def test_shards_that_do_not_fit_are_read_from_the_source_with_one_warning(
         assert sum(path.parent == source for path in paths) == 5
     (warning,) = warnings_of(caplog)
     assert "is full of shards in use. From now on what is not staged is read from" in warning
-
-
-def test_the_least_recently_used_shard_is_evicted(source, shards, base):
-    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
-        for when, number in enumerate((0, 1, 2)):
-            os.utime(stage.path(shards[number]), (when, when))
-        for number in (0, 1, 2):
-            stage.release(shards[number])
-        os.utime(stage.path(shards[0]), (9, 9))
-        stage.release(shards[0])
-        assert stage.path(shards[3]).parent == stage.folder
-        left = {shards[number].digest[9:] for number in (0, 2, 3)}
-        assert staged(stage.folder) == left
 
 
 def test_a_url_needs_room_for_all_shards_in_use(faulty, shards, base):

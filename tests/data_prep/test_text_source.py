@@ -63,13 +63,7 @@ def source(folder):
     return Index.load(Path(folder)).provenance["source"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("a.jsonl.zst", "a.parquet"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.jsonl", "a.jsonl.gz")),
-    ],
-)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
 def test_the_same_documents_in_each_format(data_prep, name):
     ids = [i // 20 for i in range(400)]
     if name == "a.parquet":

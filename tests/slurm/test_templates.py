@@ -365,16 +365,6 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     assert made == ["hpctrain freeze", *ranks, "hpctrain.job.verdict", *ranks]
     assert all(" --nv " in call for call in calls)
 
-    # This job has no GPUs. A job that scancel ends is not requeued.
-    log.unlink()
-    job = submit(here, *given, *steps(4000), "seed=1", "output_dir=others", **path)
-    (other,) = cluster.wait_for(lambda: runs(here / "others"), 180, "the run directory")
-    cluster.wait_for_step(other, 20)
-    cluster.slurm("scancel", job)
-    assert ended(here, job)[0].startswith("CANCELLED")
-    assert "requeued by its batch script" not in output(here, job)
-    assert "--nv" not in log.read_text()
-
 
 def test_container_without_a_runtime(here: Path) -> None:
     if shutil.which("apptainer") or shutil.which("singularity"):

@@ -11,7 +11,7 @@ from hpctrain.doctor import comparison, exclusion
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
-from hpctrain.doctor.measures import pairs
+from hpctrain.doctor.measures import all_reduce, pairs
 from hpctrain.doctor.probe import Expectation, Probe
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.script import sbatch_script
@@ -252,3 +252,9 @@ def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
     assert "--exclude=node" not in sbatch_script(settings([])[0], folder, 1)
     text = sbatch_script(config, folder, 1, exclude=["node2", "node3"])
     assert '#SBATCH --exclude="node[7-8],node2,node3"' in text
+
+
+def test_the_formula_of_nccl_tests() -> None:
+    """A sum over 8 ranks moves 7/4 of the bytes over each link."""
+    assert all_reduce.bus_bandwidth(10**9, 0.01, 8) == 175.0
+    assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0

@@ -11,10 +11,7 @@ import random
 import re
 import shutil
 import signal
-import sys
-import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -301,23 +298,3 @@ def cases(
             with contextlib.chdir(folder):
                 yield name, run(arguments)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def main() -> None:
-    """Print what crashes: `python -m tests.damage HOUSE SEED NUMBER`."""
-    house, seed, number = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    total, kinds = 0, Counter[str]()
-    with tempfile.TemporaryDirectory() as work:
-        for name, outcome in cases(house, Path(work), random.Random(seed), number):
-            total += 1
-            if outcome.crashed:
-                lines = [x for x in outcome.error.splitlines() if "hpctrain/" in x or x[:1] != " "]
-                kinds[" | ".join(lines[-2:])] += 1
-                print(f"{name}\n   {' | '.join(lines[-2:])}", flush=True)
-    print(f"{total} commands, {kinds.total()} crashed")
-    for key, count in kinds.most_common():
-        print(f"{count:4} {key}")
-
-
-if __name__ == "__main__":
-    main()

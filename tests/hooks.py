@@ -32,7 +32,6 @@ LONGEST = (
         "test_arrays_keep_to_the_clusters_limits",
     ),
     *("test_mlflow_server_serves_other_nodes", "test_container", "test_preempted_requeued_resumed"),
-    "test_one_task_of_an_array_is_preempted_and_resumes",
     "test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config",
     "test_a_search_on_the_cluster_outlives_a_failure_and_its_command",
     *("test_train_over_two_nodes", "test_from_the_queue_to_the_end"),

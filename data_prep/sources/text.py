@@ -68,7 +68,7 @@ sources=SRC+ : path
 
 
 @dataclass(frozen=True)
-class Corpus:
+class _Corpus:
     """The files with documents, and how they are read."""
 
     found: files.Found
@@ -130,7 +130,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
     reader = documents.Reader(args.documents == "lines", args.text_column, options.column)
     found = files.find(args.sources, args.glob or documents.PATTERNS, args.allow_outside)
-    corpus = Corpus(found, reader)
+    corpus = _Corpus(found, reader)
     if args.train_bpe is not None:
         tokenizer = _trained(corpus, args)
     elif args.tokenizer == "bytes":
@@ -171,7 +171,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     )
 
 
-def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
+def _trained(corpus: _Corpus, args: argparse.Namespace) -> Tokenizer:
     """Train a BPE on the corpus; the same text gives the same one, in each part of a job array."""
     vocabulary = args.train_bpe
     tokens.check_vocabulary(vocabulary)

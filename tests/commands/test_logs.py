@@ -3,13 +3,10 @@
 import json
 import logging
 import os
-import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from hpctrain.commands import logs as logs_module
-from hpctrain.commands.logs import _start
 from hpctrain.errors import ConfigError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.state.facts import Facts
@@ -144,37 +141,6 @@ def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:
     log = tail(path, 0)
     assert 1 < len(log.lines) < 700_000
     assert log.lines[-1] == f"line {log.first + len(log.lines) - 1}"
-
-
-def test_the_end_of_a_log_that_is_longer_than_the_memory(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("wb") as file:
-        file.truncate(64 << 30)  # a hole, which takes no space
-        file.seek(0, os.SEEK_END)
-        file.write(b"\n" + b"".join(b"line %d\n" % number for number in range(30_000)))
-    tracemalloc.start()
-    try:
-        begin = _start(path, 20_000)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
-    with path.open("rb") as file:
-        file.seek(begin)
-        assert file.readline() == b"line 10000\n"
-
-
-@pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
-def test_which_lines_are_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    monkeypatch.setattr(logs_module, "_BLOCK", block)
-    path = tmp_path / "log"
-    texts = (b"", b"\n", b"a", b"a\nbc\n", b"a\r\nb\rc\r\n\r\nd", b"a\r", b"\r\n\r\n\r\nx\n\r")
-    for text in texts:
-        path.write_bytes(text)
-        for count in range(8):
-            kept = b"".join(text.splitlines(keepends=True)[-count:]) if count else b""
-            assert text[_start(path, count) :] == kept, (text, count)
 
 
 def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:

@@ -70,6 +70,11 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
         assert message in str(refusal.value)
     assert "no_such: no run or sweep of that name" in resume("no_such", code=2).stderr
     assert run_json(run) == before
+    RunDir(run).update(code="0123456789abcdef")
+    gone = resume(run.name, code=2).stderr
+    assert "0123456789abcdef, the copy of the code" in gone
+    assert "--code current" in gone
+    RunDir(run).update(code=before.get("code"))
     config = load(run / "config.yaml")
     config.train.from_scratch = True  # the run was once started with this key
     RunDir.open(run).freeze(config)
@@ -140,18 +145,3 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
     assert not {run_json(run)["code"] for run in runs(tmp_path / "runs")} & first
     assert os.path.isdir(runs(tmp_path / "runs")[0] / "provenance")
-
-
-@pytest.mark.slow
-def test_code_that_is_gone_is_not_replaced_in_silence(
-    digits: Path, tmp_path: Path, no_sbatch: dict[str, str], paced: Paced
-) -> None:
-    run = interrupt(digits, tmp_path, paced)
-    record = run_json(run) | {"code": "0123456789abcdef"}
-    (run / "run.json").write_text(json.dumps(record))
-    done = run_module("hpctrain", "resume", run.name, code=2, cwd=tmp_path, **no_sbatch)
-    assert "0123456789abcdef, the copy of the code" in done.stderr
-    assert "--code current" in done.stderr
-    assert run_json(run) == record
-    run_module("hpctrain", "resume", run.name, "--code", "current", cwd=tmp_path, **no_sbatch)
-    assert run_json(run)["state"] == "finished"

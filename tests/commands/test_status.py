@@ -11,29 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.commands import run_table
-from hpctrain.commands.run_table import Row, table
-from hpctrain.console import Console
 from hpctrain.report.account.run_account import read
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import State
 from hpctrain.tracking import samples
-from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.pending_upload import left_behind
 from tests import forkserver
 from tests.conftest import Completed, ignoring_sigint, run_json, run_module
-from tests.made_runs import ATTEMPT, BEAT, NOW, facts_of, make_run, status_json
+from tests.made_runs import ATTEMPT, BEAT, make_run, status_json
 
 Train = Callable[..., Completed]
-
-
-def drawn(rows: list[Row], width: int, most: int = 40) -> list[str]:
-    """Return the lines of `status` on a terminal of this width."""
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table(rows, " in runs", width, most))
-    return capture.get().splitlines()
 
 
 def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: None) -> None:
@@ -59,28 +47,6 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
     assert "rank 0 says:" in log.stdout
     assert "terminal_1.rank0.log" in log.stdout
     assert "error: model._target_" in log.stdout
-
-
-def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, f"digits-0000000{n}", state="finished") for n in range(6)]
-    for run in runs[1:]:
-        Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
-    rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
-    lines = drawn(rows, 400)
-    cure = (
-        f"the run is deleted; then `python -m hpctrain status --upload {runs[1]}` uploads the rest"
-    )
-    assert f"{runs[1].name}: {cure}" in lines
-    assert lines[-1] == "… 2 more runs have such a problem (--json)"
-    assert [row.facts()["upload_problem"] for row in rows[:2]] == ["", cure]
-    assert Row(rows[1].run, State("running"), NOW).upload_problem == "the run is deleted"
-
-
-def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:
-    make_run(tmp_path, "[red]-00000001", state="failed", attempts=[{"error": "[/nope] [bold]x"}])
-    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
-    assert "[red]-00000001" in shown
-    assert "[/nope] [bold]x" in shown
 
 
 def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -> None:
@@ -132,30 +98,6 @@ def test_another_users_uploader_is_not_called_ended(
     # A mock, because the kernel lets root read everything.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "upload.lock")
     assert left_behind(run) == ""
-
-
-def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
-    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
-    assert shown.startswith(f"0 runs in {tmp_path}, ")
-    assert status_json(tmp_path) == []
-
-
-def test_swept_values_time_and_best_value_are_shown() -> None:
-    attempts = [{"started": NOW - 900, "ended": NOW - 300}, {"started": NOW - 180, "nodes": 3}]
-    attempts[1] |= {"host": "node7", "hosts": []}  # torchrun tells no rank the other hosts
-    beat = {**BEAT, "metric": "val/mse", "metrics": {"val/mse": 0.5}}
-    beat["best"] = {"value": 0.25, "step": 40}
-    record = {"attempts": attempts, "swept": ["optimizer.lr=0.1", "seed=2"]}
-    row = Row(facts_of(Path("digits-00000001"), record, beat), State("running"), NOW)
-    cells = dict(zip(run_table._COLUMNS, map(str, row.cells("val/mse ")), strict=True))
-    assert (cells["swept"], cells["time"]) == ("lr=0.1 seed=2", "13 min")
-    assert (cells["metric"], cells["best"], cells["node"]) == ("0.5", "0.25", "node7 +2")
-    facts = row.facts()
-    assert facts["swept"] == ("optimizer.lr=0.1", "seed=2")
-    assert facts["best"] == {"value": 0.25, "step": 40}
-    assert facts["duration_s"] == 780
-    # An attempt that was killed has lasted until its last heartbeat.
-    assert Row(row.run, State("lost"), NOW).facts()["duration_s"] == 600 + 177
 
 
 def test_attempts_that_were_killed_have_taken_time(tmp_path: Path) -> None:

@@ -59,28 +59,6 @@ def test_little_is_padded_and_units_are_mixed():
     assert not np.array_equal(everything(buckets, 0), everything(buckets, 1))
 
 
-def test_windows_are_computed_once_and_not_all_are_kept():
-    asked = []
-
-    def lengths(indices):
-        asked.append(len(indices))
-        return indices % 7
-
-    buckets = Buckets(Order(10_000, 0), lengths, window=1000, size=10)
-    for start in range(0, 10_000, 100):
-        buckets(0, np.arange(start, start + 100))
-    assert asked == [1000] * 10
-    large = Buckets(Order(2**30, 0), lengths, window=2**16, size=2)
-    for window in range(80):
-        large(0, np.array([window * 2**16]))
-    assert len(asked) == 10 + 80
-    for window in (79, 78, 79):  # 64 tables of half a megabyte are kept
-        large(0, np.array([window * 2**16]))
-    assert len(asked) == 10 + 80
-    large(0, np.array([0]))
-    assert len(asked) == 10 + 80 + 1
-
-
 def test_it_goes_over_other_samplers_and_through_a_pickle():
     buckets = Buckets(Repeat(Order(50, 0), 3), np.arange(50).__getitem__, window=60, size=4)
     samples = everything(buckets, 1)

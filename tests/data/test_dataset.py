@@ -1,6 +1,4 @@
 import io
-import os
-import sys
 from itertools import chain
 
 import numpy as np
@@ -14,7 +12,6 @@ from hpctrain.data.samplers.order import Order
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.format import write_shards
-from tests import forkserver
 
 COUNT = 23
 ARRAYS = {
@@ -219,62 +216,3 @@ def test_lightning_continues_in_the_middle_of_an_epoch(digits, tmp_path):
     for one, other in zip(second.net.parameters(), whole.net.parameters(), strict=True):
         assert torch.equal(one, other)
     assert whole.validated >= len(Reader(digits, "val"))
-
-
-ACCELERATE = """
-import sys, warnings
-warnings.simplefilter("ignore")
-import torch
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
-from test_dataset import loss_of, net
-from hpctrain.data.dataset import HDF5Dataset
-
-def main():
-    accelerator = Accelerator(cpu=True)
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    dataset = HDF5Dataset(sys.argv[1], "train")
-    loader = DataLoader(dataset, batch_size=32, shuffle=True, collate_fn=dataset.collate)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    losses, seen = [], 0
-    for epoch in range(5):
-        for batch in loader:
-            loss = loss_of(model, batch)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-            seen += len(batch["label"])
-    seen = accelerator.reduce(torch.tensor(seen)).item()
-    if accelerator.is_main_process:
-        print(losses[0], losses[-1], seen, len(dataset), accelerator.num_processes)
-    accelerator.wait_for_everyone()
-    # DDP's model must end before its process group: see hpctrain/job/fit.py.
-    del model, optimizer, loader
-    accelerator.free_memory()
-    accelerator.end_training()
-
-main()
-"""
-
-
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_accelerate(digits, tmp_path, processes):
-    script = tmp_path / "training.py"
-    script.write_text(ACCELERATE)
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = forkserver.run(
-        [sys.executable, *(launch if processes > 1 else []), "-m", script.stem, str(digits)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
-    )
-    assert done.returncode == 0, done.stderr
-    first, last, seen, count, found = map(float, done.stdout.split())
-    assert last < first / 2
-    assert 5 * count <= seen < 5 * (count + 64)  # the last batch is filled up
-    assert found == processes

@@ -1,8 +1,6 @@
 import gc
-import subprocess
 import sys
 import threading
-import time
 from itertools import chain
 
 import h5py
@@ -221,7 +219,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     assert had == order(epoch, np.arange(offset)).tolist()
 
 
-@pytest.mark.parametrize("threads", [0, 1, pytest.param(2, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("threads", [0, 1, 7])
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
     monkeypatch.setattr(batch_reader, "MAX_STEPS", steps)
@@ -340,31 +338,8 @@ def test_the_thread_ends_with_the_iterator():
     assert left() == []
 
 
-def test_an_iterator_that_ends_waits_for_nobody():
-    """The training saves next, and its grace time may end. Groups that wait are never read."""
-    go, reads = threading.Event(), []
-
-    class Slow(Numbers):
-        def read(self, indices, out=None):
-            reads.append(indices[0])
-            if threading.current_thread() is not threading.main_thread():
-                assert go.wait(60)
-            return super().read(indices, out)
-
-    iterator = iter(Loader(Slow(10_000), global_batch_size=10, shuffle=False))
-    next(iterator)
-    while len(reads) < 2:  # the thread has begun to read
-        time.sleep(0.001)
-    iterator.close()  # it would hang
-    assert threads()
-    go.set()
-    assert left() == []
-    assert len(reads) == 2
-
-
-@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_python_ends_while_an_iterator_lives(tmp_path, new):
-    """A fork of the tests' server joins threads as Python does; a new Python also ends itself."""
+def test_python_ends_while_an_iterator_lives(tmp_path):
+    """A fork of the tests' server joins threads as Python does."""
     code = (
         "\nimport torch\n"
         "import numpy as np, sys, time\n"
@@ -379,7 +354,7 @@ def test_python_ends_while_an_iterator_lives(tmp_path, new):
         "sys.stdout.write('done')\n"
     )
     (tmp_path / "program.py").write_text(code)
-    result = (subprocess if new else forkserver).run(
+    result = forkserver.run(
         [sys.executable, "-m", "program"],
         cwd=tmp_path,
         capture_output=True,

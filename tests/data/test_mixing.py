@@ -1,7 +1,5 @@
 """Mixup and CutMix: what is mixed, that it is drawn from the position, and what is refused."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ from hpctrain.data.mixing import Mix
 from hpctrain.data.transforms import CenterCrop
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
-from tests.conftest import Completed, journal_metrics, run_json, runs
-from tests.training.test_improvement import KILL
 
 CLASSES, ROWS = 5, 64
 
@@ -91,22 +87,3 @@ def test_the_middle_of_an_image() -> None:
     assert CenterCrop(2)({"image": image}, draws)["image"].flatten().tolist() == [6, 7, 11, 12]
     with pytest.raises(ConfigError, match="'image' is 4 x 5; the crop is 1 or more"):
         CenterCrop(5)({"image": image}, draws)
-
-
-@pytest.mark.slow
-def test_a_killed_run_mixes_the_same_images(
-    train: Callable[..., Completed], tmp_path: Path
-) -> None:
-    (tmp_path / "kill.py").write_text(KILL)
-    common = (
-        *("+hooks=[{_target_: kill.KillOnce}]", "train.max_steps=30", "train.log_every=1"),
-        *("checkpoint.every_steps=7", "tracking.upload=false", "monitor.enabled=false"),
-        "data.batch_transforms=[{_target_: hpctrain.data.mixing.Mix, classes: 10}]",
-    )
-    train(*common, "name=killed", KILL="1", code=9, new=True)
-    train(*common, "name=killed", KILL="1")
-    train(*common, "name=whole", KILL="")
-    killed, whole = runs(tmp_path / "runs")
-    assert len(run_json(killed)["attempts"]) == 2
-    assert journal_metrics(killed) == journal_metrics(whole)
-    assert journal_metrics(whole)["train/loss", 1] > 0

@@ -161,16 +161,6 @@ def test_a_package_that_is_missing(package, words):
     assert words in done.stderr.splitlines()[-1]
 
 
-def test_fsspec_is_imported_for_urls_only(source):
-    code = (
-        "import sys; from hpctrain.data.places.origin import load_index\n"
-        "import hpctrain.data.places.placement, hpctrain.data.places.verification\n"
-        f"load_index('{source}')\n"
-        "sys.exit(bool({'fsspec', 'torch', 'h5py'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 # File systems
 
 MOUNTS = """\

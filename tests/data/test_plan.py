@@ -8,10 +8,7 @@ import pytest
 from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
-from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.field import Field
-from hpctrain.shards.format import write_shards
 
 COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
 
@@ -71,25 +68,3 @@ def test_blocks_are_announced_when_they_are_needed_and_not_long_before():
     assert source.prepared[:COUNT] == sampler(0, np.arange(COUNT)).tolist()
     blocks = {(start, start + BLOCK) for start in range(0, COUNT, BLOCK)}
     assert set(source.announced) == blocks
-
-
-def test_a_reader_begins_each_block_once(tmp_path, monkeypatch):
-    rows = np.arange(COUNT, dtype=np.int64)
-    parts = ({"x": rows[i : i + 500]} for i in range(0, COUNT, 500))
-    write_shards(tmp_path, (("train", part) for part in parts), max_bytes=10_000)
-    reader = Reader(tmp_path, "train")
-    firsts = np.cumsum([0, *(shard.count for shard in reader.shards)])
-    assert len(reader.shards) > 3
-    begun, changed = [], threading.Condition()
-
-    def will_need(self, name, shard, start, stop):
-        with changed:
-            begun.extend(range(firsts[shard] + start, firsts[shard] + stop))
-            changed.notify_all()
-
-    monkeypatch.setattr(Datasets, "will_need", will_need)
-    order = BlockOrder(COUNT, 3, 7, WINDOW)
-    for batch in Loader(reader, global_batch_size=20, sampler=order, max_epochs=1):
-        with changed:
-            assert changed.wait_for(lambda: set(batch["x"].tolist()) <= set(begun), 10)  # noqa: B023
-    assert sorted(begun) == list(range(COUNT))

@@ -318,45 +318,9 @@ def run_program(folder, program, own, *more):
     forkserver.run(command, cwd=folder, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("layout", [pytest.param("contiguous", marks=pytest.mark.slow), "chunked"])
-def test_handles_do_not_cross_a_fork(own, tmp_path, layout):
-    if layout == "chunked":
-        rewrite(own, {"compression": "gzip"})
+def test_handles_do_not_cross_a_fork(own, tmp_path):
+    rewrite(own, {"compression": "gzip"})
     run_program(tmp_path, FORK, own)
-
-
-THREADS_IN_A_FORK = """
-import torch
-import os, sys, threading
-import numpy as np
-from pathlib import Path
-from hpctrain.data.sources.reader import Reader
-
-sys.setswitchinterval(1e-6)
-reader = Reader(Path(sys.argv[1]), "train")
-indices = np.arange(50)[::-1]
-before = reader.read(indices)["score"]
-
-def read(found):
-    found.append((reader.read(indices)["score"] == before).all())
-
-for _ in range(int(sys.argv[2])):
-    child = os.fork()
-    if child == 0:
-        found = []
-        threads = [threading.Thread(target=read, args=[found]) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        os._exit(found != [True] * 8)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.parametrize("forks", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_threads_of_a_fork_share_one_set_of_handles(own, tmp_path, forks):
-    run_program(tmp_path, THREADS_IN_A_FORK, own, forks)
 
 
 def test_a_reader_is_pickled_without_its_handles(folder):
@@ -417,12 +381,11 @@ def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
         reader.read(np.array([4, 3, 2]))
 
 
-@pytest.mark.parametrize("io", ["mmap", pytest.param("read", marks=pytest.mark.slow)])
-def test_more_shards_than_can_be_open(many, monkeypatch, io):
+def test_more_shards_than_can_be_open(many, monkeypatch):
     """Several threads at a time map shards into slots that other shards have left."""
     monkeypatch.setattr(arena, "MAX_SLOTS", 24)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
-    reader = Reader(many, "train", io=io)
+    reader = Reader(many, "train")
     assert len(reader.shards) == 300
     indices = [np.random.default_rng(i).integers(0, 300, 50) for i in range(16)]
     with ThreadPoolExecutor(4) as pool:

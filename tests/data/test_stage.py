@@ -4,8 +4,6 @@ import errno
 import logging
 import os
 import pickle
-import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -269,54 +267,6 @@ def test_shards_of_a_live_process_stay_and_those_of_a_dead_one_are_evicted(sourc
         assert len(staged(stage.folder)) == 8
 
 
-CHAOS = """
-    import random, sys, time
-    from pathlib import Path
-    import xxhash
-    from hpctrain.data.places.origin import load_index
-    from hpctrain.data.places.stage import Stage
-    source, base, seed = sys.argv[1:]
-    shards, rng = load_index(source).shards, random.Random(int(seed))
-    stage = Stage(source, Path(base), budget_bytes=3 * shards[0].bytes)
-    end, count = time.monotonic() + 3, 0
-    while time.monotonic() < end or count < 20:
-        window = rng.sample(shards, 3)
-        stage.plan(window)
-        for shard in window[: rng.randint(1, 3)]:
-            found = xxhash.xxh3_128_hexdigest(stage.path(shard).read_bytes())
-            assert "xxh3_128:" + found == shard.digest, shard
-            count += 1
-        for shard in window:
-            stage.release(shard)
-"""
-
-
-def test_chaos(source, shards, base):
-    """Several processes compete for a budget of three shards, and some are killed."""
-    several = [python(CHAOS, source, base, seed) for seed in range(4)]
-    for seed, process in enumerate(several[:2]):
-        time.sleep(0.5)
-        process.kill()
-        several.append(python(CHAOS, source, base, 10 + seed))
-    ends = [process.wait(timeout=60) for process in several]
-    for process in several:
-        process.stdout.close()
-    assert ends == [-signal.SIGKILL] * 2 + [0] * 4
-    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
-        assert len(staged(stage.folder)) <= 3
-        assert not [name for name in staged(stage.folder) if "." in name]
-
-
-def test_a_process_that_ends_stops_its_copy(source, base):
-    code = SLOW.replace("Stage(source, Path(base)).path(shard)", "s = Stage(source, Path(base))\n"
-                        "    s.plan([shard])\n    time.sleep(0.5)")  # fmt: skip
-    process = python(code, f"faulty://{source}", base, 0.8)
-    assert "done" in process.communicate(timeout=60)[0]
-    assert process.returncode == 0
-    # The process did not finish the copy.
-    assert staged(base / f"hpctrain-stage-{os.geteuid()}") == set()
-
-
 def test_no_thread_is_left_after_close(source, shards, base):
     stage = Stage(source, base)
     stage.plan(shards)
@@ -325,15 +275,6 @@ def test_no_thread_is_left_after_close(source, shards, base):
     assert not [t.name for t in threading.enumerate() if t.name.startswith("hpctrain-stage")]
     with pytest.raises(RuntimeError, match="closed"):
         stage.path(shards[0])
-
-
-def test_a_stage_that_is_dropped_ends_its_threads(source, shards, base):
-    stage = Stage(source, base)
-    stage.plan(shards)
-    del stage
-    wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name.startswith("hpctrain-stage")]
-    )
 
 
 def test_a_fork_and_a_pickle_have_their_own_state(source, shards, base):
@@ -375,28 +316,6 @@ def test_shards_that_do_not_fit_are_read_from_the_source_with_one_warning(
     assert "is full of shards in use. From now on what is not staged is read from" in warning
 
 
-def test_another_job_does_not_change_the_modification_time(source, shards, base):
-    with closing(Stage(source, base)) as stage, closing(Stage(source, base)) as other:
-        path = stage.path(shards[0])
-        os.utime(path, ns=(1, 1))
-        assert other.path(shards[0]) == path
-        assert path.stat().st_mtime_ns == 1  # a reader would report another time as an edit
-        assert path.stat().st_atime_ns > 1
-
-
-def test_the_least_recently_used_shard_is_evicted(source, shards, base):
-    with closing(Stage(source, base, budget_bytes=3 * shards[0].bytes)) as stage:
-        for when, number in enumerate((0, 1, 2)):
-            os.utime(stage.path(shards[number]), (when, when))
-        for number in (0, 1, 2):
-            stage.release(shards[number])
-        os.utime(stage.path(shards[0]), (9, 9))
-        stage.release(shards[0])
-        assert stage.path(shards[3]).parent == stage.folder
-        left = {shards[number].digest[9:] for number in (0, 2, 3)}
-        assert staged(stage.folder) == left
-
-
 def test_a_url_needs_room_for_all_shards_in_use(faulty, shards, base):
     with closing(Stage(faulty, base, budget_bytes=2 * shards[0].bytes)) as stage:
         stage.plan(shards[:2])
@@ -411,19 +330,6 @@ def test_a_url_needs_room_for_all_shards_in_use(faulty, shards, base):
 
 
 # Wrong bytes, failing reads
-
-
-def test_a_wrong_copy_is_read_once_more(faulty, shards, base, caplog):
-    seen = []
-
-    def once(path, position, data):
-        seen.append(path)
-        return data[:-1] + b"?" if len(seen) == 1 else data
-
-    set_fault(once)
-    with closing(Stage(faulty, base)) as stage:
-        assert right(stage.path(shards[0]), shards[0])
-    assert "read once more" in caplog.text
 
 
 def test_wrong_bytes_are_an_error_with_both_digests(faulty, shards, base):
@@ -535,18 +441,6 @@ def test_a_folder_that_disappears(source, shards, base, caplog):
     assert "the staging folder was emptied. From now on" in warning
     with closing(Stage(source, base)) as again:
         assert again.path(shards[0]).parent == again.folder
-
-
-def test_a_write_that_fails(source, shards, base, caplog):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SHARD // 2, limits[1]))
-    try:
-        with closing(Stage(source, base)) as stage:
-            assert stage.path(shards[0]) == source / shards[0].path
-            assert staged(stage.folder) == set()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "File too large" in caplog.text
 
 
 # The owner of the folder

@@ -3,7 +3,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data.batch_fields import DTYPES
 from hpctrain.data.draws import Draws
@@ -127,30 +126,6 @@ def test_normalise_is_that_of_the_formula(device, dtype, result):
     tolerance = {"float32": 1e-6, "float64": 1e-14, "bfloat16": 5e-3, "float16": 1e-3}[result]
     assert torch.allclose(found.double(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(image, before)
-
-
-class Sent(TorchDispatchMode):
-    """Records the elements of every copy from one device to another."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].device != out.device:
-            self.elements.append(out.numel())
-        return out
-
-
-def test_only_the_choices_of_the_samples_are_sent_to_the_device():
-    """The meta device stands for a GPU; tests/gpu/test_transforms_gpu.py has one."""
-    image = torch.empty(6, 3, 8, 9, dtype=torch.uint8, device="meta")
-    with Sent() as sent:
-        batch = Compose([RandomCrop(4, 1), RandomFlip()])({"image": image}, draws(6))
-    assert batch["image"].shape == (6, 3, 4, 4)
-    assert batch["image"].device.type == "meta"
-    assert sent.elements == [6, 6]
 
 
 def test_normalise_by_the_statistics_of_the_index():

@@ -113,21 +113,9 @@ def report(sample, random):
     }
 
 
-def sleep(sample, random):
-    time.sleep(0.05)
-    return sample
-
-
 def sleep_for_ever(sample, random):
     time.sleep(1000)
     return sample
-
-
-class Odd(Exception):
-    """An exception that can be pickled but not unpickled."""
-
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
 
 
 class Kept(ValueError):
@@ -141,14 +129,8 @@ def end(sample, random, how):
     match how:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "exit":
-            os._exit(7)
         case "kept":
             raise Kept("thirteen")
-        case "odd":
-            raise Odd("one", "two")
-        case "huge":
-            raise ValueError(b"x" * 10**6)
         case "dtype":
             return sample | {"label": np.float32(0)}
         case "shape":

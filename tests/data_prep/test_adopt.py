@@ -17,7 +17,6 @@ from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
 from tests import forkserver
-from tests.data_prep.read_back import rows
 
 ENDS = [0, 30, 50, 90]
 COUNT = ENDS[-1]
@@ -125,26 +124,6 @@ def test_what_lies_as_ours_does_has_the_same_digest(tmp_path, data_prep):
     assert index.statistics["train"]["x"].mean == pytest.approx(was.statistics["train"]["x"].mean)
 
 
-def test_the_other_commands_know_adopted_folders(tmp_path, data_prep):
-    folder, out = write(tmp_path / "set", axis=1, order=">"), tmp_path / "out"
-    for path in folder.iterdir():
-        with h5py.File(path, "r+") as file:
-            count = len(file["y"])
-            file["even"] = file["y"][:] % 2 == 0
-            file["tokens"] = np.concatenate(TEXTS[:count])
-            file["ends"] = np.cumsum([0, *map(len, TEXTS[:count])]).astype("u4")
-    fields = (*FIELDS, "--axis", "image=1", "--field", "even=even", "--field", "text=tokens:ends")
-    assert data_prep("index", folder, *fields)[0] == 0
-    assert data_prep("repack", folder, out, "--workers", 1)[0] == 0
-    for how in (["--verify"], [], ["--head", "5"]):
-        code, _, err = data_prep("inspect", folder, *how)
-        assert (code, err) == (0, "")
-    ours, theirs = rows(folder), rows(out)
-    for name in ("image", "label", "even"):
-        assert (ours[name] == theirs[name]).all()
-    assert [x.tobytes() for x in ours["text"]] == [x.tobytes() for x in theirs["text"]]
-
-
 def test_splits_go_by_the_names_of_the_files(tmp_path, data_prep):
     folder = write(tmp_path / "set")
     split = "val=run 2*,train=*"
@@ -197,15 +176,6 @@ def test_the_result_does_not_depend_on_the_workers(tmp_path, data_prep):
         contents.append(content)
         (folder / "index.json").unlink()
     assert contents[0] == contents[1]
-
-
-def test_without_a_field_the_datasets_are_named(tmp_path, data_prep):
-    folder = write(tmp_path / "set")
-    code, _, err = data_prep("index", folder)
-    assert code == 2
-    assert f"give --field NAME=DATASET for each field; {folder}/run 0.h5 has" in err
-    assert "/x/data uint8 (30, 5, 4)" in err
-    assert "/y int64 (30,)" in err
 
 
 ODD = {

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import h5py
 import hdf5plugin  # noqa: F401  the import registers the filters
@@ -40,10 +39,6 @@ def files(tmp_path):
 def filters(dataset):
     properties = dataset.id.get_create_plist()
     return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).glob("*.h5")}
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -131,49 +126,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(
-    ("codec", "code"), [("zstd", 2), pytest.param("gzip", 0, marks=pytest.mark.slow)]
-)
-def test_without_hdf5plugin(tmp_path, files, codec, code):
+def test_without_hdf5plugin(tmp_path, files):
     command = [sys.executable, "-c", WITHOUT, "arrays", *files[0], tmp_path / "OUT"]
     done = subprocess.run(
-        [*command, "--codec", codec, "--workers", "1"],
+        [*command, "--codec", "zstd", "--workers", "1"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == code, done.stderr
-    if code:
-        assert f"codec {codec} needs hdf5plugin" in done.stderr
-        assert "pip install 'hpctrain[codecs]'" in done.stderr
-        assert not (tmp_path / "OUT").exists()
-
-
-FULL = """
-import resource, sys
-from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the limit stands for a full disk
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize("codec", ["none", pytest.param("zstd", marks=pytest.mark.slow)])
-def test_the_disk_gets_full(tmp_path, codec):
-    np.save(tmp_path / "x.npy", rng.integers(0, 256, (3000, 1000), dtype=np.uint8))
-    command = [sys.executable, "-c", FULL, "arrays", tmp_path / "x.npy", tmp_path / "OUT"]
-    result = subprocess.run(
-        [*command, "--codec", codec, "--workers", "1"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 6, result.stderr
-    assert "cannot write" in result.stderr
-    assert "train-00000.h5: File too large" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert done.returncode == 2, done.stderr
+    assert "codec zstd needs hdf5plugin" in done.stderr
     assert not (tmp_path / "OUT").exists()
-
-
-# Tests of other entries of the index

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -19,10 +17,7 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
-from tests import forkserver
 from tests.data_prep.hand import Row, hand, options
-
-COMMAND = [sys.executable, "-m", "data_prep"]
 
 
 @pytest.fixture
@@ -211,56 +206,6 @@ def test_provenance(tmp_path, numbers, data_prep):
     assert (found["source"]["files"], found["source"]["bytes"]) == (1, numbers.stat().st_size)
     assert found["source"]["digest"].startswith("xxh3_128:")
     assert found["left_out"] == {"unusable": 0, "duplicates": 0, "duplicates_across_splits": 0}
-
-
-PEAK = """
-import sys
-from data_prep.cli import main
-assert main(sys.argv[1:]) == 0
-with open("/proc/self/status") as file:
-    print(next(line.split()[1] for line in file if line.startswith("VmHWM")))
-"""
-
-
-def test_memory_does_not_grow_with_the_data(tmp_path):
-    """A file is mapped only while its piece is converted."""
-    peaks = []
-    for megabytes in (32, 128):
-        path = tmp_path / f"x{megabytes}.npy"
-        np.lib.format.open_memmap(path, "w+", np.uint8, (megabytes, 2**20)).flush()
-        words = ["arrays", path, tmp_path / f"OUT{megabytes}", "--shard-size", "8MiB"]
-        words += ["--workers", "1", "--quiet", "--split", "train=0.5,val=0.5"]
-        command = [sys.executable, "-c", PEAK, *words]
-        peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
-    assert peaks[1] < 1.1 * peaks[0]
-
-
-def read_all(controller):
-    """Return what a terminal shows until the last process has closed it."""
-    shown = b""
-    with suppress(OSError):  # EIO is the end
-        while read := os.read(controller, 65_536):
-            shown += read
-    return shown
-
-
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_progress_on_a_terminal(tmp_path, workers):
-    np.save(tmp_path / "y.npy", np.arange(1000))
-    controller, terminal = os.openpty()
-    words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "4KB"]
-    command = [*COMMAND, *words, "--split", "train=0.5,val=0.5", "--workers", workers]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    with ThreadPoolExecutor() as pool:  # the buffer of a terminal is small: it is read meanwhile
-        reading = pool.submit(read_all, controller)
-        try:
-            forkserver.run(command, stderr=terminal, env=environment, timeout=60, check=True)
-        finally:
-            os.close(terminal)
-        shown = reading.result()
-    os.close(controller)
-    for what in (b"1000/1000 samples", b"samples/s", b"MB/s", b" s left"):
-        assert what in shown
 
 
 def test_help_is_quick_and_torch_is_never_loaded(tmp_path, numbers):

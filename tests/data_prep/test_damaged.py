@@ -2,9 +2,7 @@
 
 import os
 import re
-import resource
 import struct
-import zipfile
 from pathlib import Path
 
 import h5py
@@ -141,15 +139,6 @@ def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, ki
     data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
 
 
-def test_records_that_another_variable_has(refused):
-    with pytest.importorskip("netCDF4").Dataset("x.nc", "w") as file:
-        file.createDimension("t", None)
-        for name, count in (("x", 45), ("y", 100)):
-            file.createVariable(name, "f4", ("t",))[:count] = np.ones(count)
-    fields = ("--field", "x=x.nc:x", "--field", "y=x.nc:y")
-    refused("x.nc:x has 45 samples, x.nc:y has 100", "arrays", "OUT", *fields)
-
-
 def test_chunks_of_zarr_without_a_fill_value(refused):
     zarr = pytest.importorskip("zarr")
     options = {"shape": (40,), "chunks": (10,), "dtype": "i4", "zarr_format": 2}
@@ -231,22 +220,6 @@ def test_a_damaged_tree_of_groups(tmp_path, refused):
 # Checksums that the source has
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize(
-    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
-)
-def test_a_damaged_npz(tmp_path, refused, data_prep, method, axis):
-    np.save("x.npy", X)
-    with zipfile.ZipFile("x.npz", "w", method) as archive:
-        archive.write("x.npy")
-    args = ("arrays", "OUT", "--field", "x=x.npz:x", "--axis", f"x={axis}", "--workers", 1)
-    at = (tmp_path / "x.npz").stat().st_size // 2
-    flip(tmp_path / "x.npz", at)
-    refused("x.npz:x is not readable as NumPy", *args, "--shard-size", "1KB")
-    flip(tmp_path / "x.npz", at)
-    assert data_prep(*args)[0] == 0
-
-
 def test_an_npz_that_hides_an_array(tmp_path, refused):
     np.savez("x.npz", x=X, y=X)
     path = tmp_path / "x.npz"
@@ -257,20 +230,6 @@ def test_an_npz_that_hides_an_array(tmp_path, refused):
     path.write_bytes(content)
     assert list(np.load(path)) == ["x"]
     refused("x.npz is damaged: it says 2 arrays, and lists 1", "arrays", "x.npz", "OUT")
-
-
-def test_page_checksums_of_parquet(tmp_path, refused):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    def write(table):
-        plain = {"use_dictionary": False, "compression": "none"}
-        parquet.write_table(table, "x.parquet", write_page_checksum=True, **plain)
-
-    write(pa.table({"x": pa.array(np.arange(1000, dtype="i8"))}))
-    flip(tmp_path / "x.parquet", 4000)
-    assert parquet.read_table("x.parquet")["x"].to_pylist() != list(range(1000))
-    refused("x.parquet cannot be read as Parquet", "table", "x.parquet", "OUT", "--workers", 1)
 
 
 def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
@@ -290,43 +249,6 @@ def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
 # Odd files
 
 
-def test_types_that_numpy_does_not_have(refused):
-    with h5py.File("x.h5", "w") as file:
-        space = h5py.h5s.create_simple((4,))
-        h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, space)
-        file["y"] = X
-    words = "x.h5:time has a type that NumPy does not have"
-    refused(words, "arrays", "OUT", "--field", "x=x.h5:time")
-    words = "there are: /time of another type (4,); /y int32 (300, 4)"
-    refused(words, "arrays", "OUT", "--field", "x=x.h5", code=2)
-
-
-@pytest.mark.filterwarnings("ignore:.*unsupported")
-def test_user_defined_types_of_netcdf(refused):
-    netcdf = pytest.importorskip("netCDF4")
-    inner = np.dtype([("a", "i4"), ("b", "f4")])
-    outer = np.dtype([("p", inner), ("q", "i4")])
-    with netcdf.Dataset("x.nc", "w") as file:
-        file.createDimension("t", 3)
-        file.createCompoundType(inner, "inner")
-        nested = file.createVariable("nested", file.createCompoundType(outer, "outer"), ("t",))
-        nested[:] = np.zeros(3, outer)
-        file.createVariable("lists", file.createVLType("i4", "list"), ("t",))[0] = np.arange(2)
-    with h5py.File("y.nc", "w") as file:
-        file["nested"] = np.zeros(3, outer)
-    refused("x.nc:nested is structured (p, q)", "arrays", "OUT", "--field", "x=x.nc:nested")
-    refused("x.nc:lists is dtype object", "arrays", "OUT", "--field", "x=x.nc:lists")
-    refused("y.nc", "arrays", "OUT", "--field", "x=y.nc:nested")
-
-
-@pytest.mark.parametrize("axes", [33, 70])
-def test_more_axes_than_hdf5_has(tmp_path, refused, axes):
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * axes}, }}".ljust(373)
-    content = b"\x93NUMPY\1\0" + struct.pack("<H", 374) + header.encode() + b"\n" + bytes(4)
-    (tmp_path / "x.npy").write_bytes(content)
-    refused(f"x.npy has {axes} axes; HDF5 allows 32", "arrays", "x.npy", "OUT")
-
-
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_an_arrow_file_without_batches(refused, kind):
     pa = pytest.importorskip("pyarrow")
@@ -334,79 +256,6 @@ def test_an_arrow_file_without_batches(refused, kind):
     with getattr(pa.ipc, f"new_{kind}")("x.arrow", schema):
         pass
     refused("the source has no samples: /", "table", "x.arrow", "OUT", "--workers", 1)
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda b: b"XXXX" + b[4:], "x.feather is damaged or incomplete: it does not begin as an"),
-        (lambda b: b[:-6] + b"XXXXXX", "x.feather is damaged or incomplete: it does not end as an"),
-        (lambda b: b[: len(b) // 2], "x.feather is damaged or incomplete: it does not end as an"),
-        (lambda b: b[:8] + b"\xff" * 64 + b[72:], "its schema at the beginning is not that at"),
-        (lambda b: b"FEA1" + bytes(60), "x.feather is of the first version of Feather"),
-    ],
-)
-def test_a_damaged_feather_file(refused, tmp_path, damage, words):
-    feather = pytest.importorskip("pyarrow.feather")
-    pa = pytest.importorskip("pyarrow")
-    feather.write_feather(pa.table({"a": np.arange(5), "b": np.arange(5.0)}), "x.feather")
-    path = tmp_path / "x.feather"
-    path.write_bytes(damage(path.read_bytes()))
-    refused(words, "table", "x.feather", "OUT", "--workers", 1)
-
-
-def test_formats_that_others_must_read(refused, tmp_path):
-    function = "`python -m data_prep python FILE.py:function OUT`"
-    for name in ("x.fits", "x.nii.gz", "x.mat"):
-        (tmp_path / name).write_bytes(bytes(100))
-        refused((name, function), "arrays", "OUT", "--field", f"x={name}", code=2)
-        refused((name, "a list of images is .csv"), "images", name, "OUT")
-        refused((name, function), "table", name, "OUT", code=2)
-
-
-def test_views_of_text(refused, data_prep):
-    pa = pytest.importorskip("pyarrow")
-    views = pa.array(["a", None, "long " * 9], pa.string_view())
-    values = pa.array(["a", "long " * 9], pa.string_view())
-    coded = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int8()), values)
-    table = pa.table({"s": views, "d": coded})
-    with pa.ipc.new_file("x.arrow", table.schema) as file:
-        file.write_table(table)
-    refused("x.arrow: row 2: column 's' is null", "table", "x.arrow", "OUT", "--workers", 1)
-    args = ("table", "x.arrow", "OUT", "--null", "s=none", "--workers", 1)
-    assert data_prep(*args)[0] == 0
-    assert bytes(stored("s/values")) == b"anone" + b"long " * 9
-    assert bytes(stored("d/values")) == b"long " * 9 + b"a" + b"long " * 9
-
-
-def test_a_cast_of_what_no_field_can_hold(refused):
-    pa = pytest.importorskip("pyarrow")
-    columns = {
-        "texts": pa.array([["a"]]),
-        "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
-        "struct": pa.array([{}], pa.struct([])),
-        "view": pa.array([[1]], pa.list_view(pa.int32())),
-    }
-    table = pa.table(columns)
-    with pa.ipc.new_file("x.arrow", table.schema) as file:
-        file.write_table(table)
-    for name, column in columns.items():
-        words = f"x.arrow: the column {name!r} is {column.type}, which no field can hold; --columns"
-        command = ("table", "x.arrow", "OUT", "--columns", name, "--cast", f"{name}=int32")
-        refused(words, *command, "--workers", 1)
-
-
-def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):
-    with open(tmp_path / "x.txt", "wb") as file:
-        file.truncate(2**29)  # one line, and no space on the disk
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))
-    try:
-        words = "x.txt: there is too little memory to convert it"
-        refused(words, "text", "x.txt", "OUT", "--workers", 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

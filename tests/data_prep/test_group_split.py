@@ -127,20 +127,6 @@ def test_a_list_of_images_and_a_table(tmp_path, data_prep):
     assert is_whole(tmp_path / "table", "label")
 
 
-def test_folders_of_images(tmp_path, data_prep):
-    for i in range(20):
-        for label in "ab":
-            folder = tmp_path / "src" / f"p{i}" / label
-            folder.mkdir(parents=True)
-            Image.new("L", (1, 1), i).save(folder / f"{i}.png")
-    images = ("images", tmp_path / "src", tmp_path / "OUT", *SPLIT, "--group")
-    assert data_prep(*images, "folder")[0] == 0
-    assert is_whole(tmp_path / "OUT", "image")
-    code, _, said = data_prep("images", tmp_path / "src", tmp_path / "NO", *SPLIT, "--group", "x")
-    assert code == 2
-    assert "--group x: a folder of images has column:folder" in said
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -103,14 +103,6 @@ def test_a_dict_keeps_its_splits(data_prep, datasets, digits):
     assert (rows("FLAG", "True")["label"] % 2).all()
 
 
-def test_groups_of_a_column_that_is_not_written(data_prep, digits):
-    digits[2].select_columns(["label", "text"]).save_to_disk("in")
-    for out, more in (("ONE", ()), ("TWO", ("--split", "a=0.5,b=0.5"))):
-        args = ("--columns", "text", "--group", "label", *more, "--workers", "1")
-        code, said, _ = data_prep("huggingface", "in", out, *args)
-        assert (code, "each label is in one split" in said) == (0, True)
-
-
 def test_images_as_they_are_or_of_one_mode(data_prep, datasets):
     """The first image decides; what is refused of images is the same as in `images`."""
     small = np.random.default_rng(0).integers(0, 255, (16, 24, 3), dtype=np.uint8)

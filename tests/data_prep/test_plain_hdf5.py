@@ -119,34 +119,6 @@ def test_the_same_samples_are_the_same_bytes(tmp_path, shard, codec):
     assert (tmp_path / "again" / "train-00000.h5").read_bytes() == shard.read_bytes()
 
 
-AGAIN = """
-import sys
-from pathlib import Path
-if "others" in sys.argv:
-    import h5py, netCDF4  # netCDF4 points HDF5 at its own zstd
-    print(h5py.h5z.filter_avail(32015))
-sys.path.insert(0, sys.argv[1])
-from test_plain_hdf5 import LEVELS, SAMPLES, Compression, write_shards
-for codec in LEVELS:
-    out = Path(sys.argv[2], codec)
-    print(write_shards(out, [("train", SAMPLES)], compression=Compression(codec)).digest)
-"""
-
-
-@pytest.mark.slow
-def test_another_process_writes_the_same_bytes(tmp_path):
-    here = [
-        write_shards(tmp_path / codec, [("train", SAMPLES)], compression=Compression(codec)).digest
-        for codec in LEVELS
-    ]
-    assert len(set(here)) == len(here)
-    again = (sys.executable, "-c", AGAIN, Path(__file__).parent)
-    other = run(*again, tmp_path / "other")
-    assert other.split() == here
-    others = run(*again, tmp_path / "others", "others")
-    assert others.split() == ["True", *here]  # True: HDF5 had found another zstd
-
-
 # Tests of many readers at once, and of locks
 
 READ = """
@@ -163,12 +135,6 @@ with open(sys.argv[1], "r+b") as file:
     print("held", flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture
-def plain(tmp_path):
-    write_shards(tmp_path, [("train", SAMPLES)])
-    return tmp_path / "train-00000.h5"
 
 
 @few_codecs
@@ -191,30 +157,3 @@ def test_reading_takes_no_locks_and_minds_none(shard, codec):
             assert set(holders) <= {str(holder.pid)}
         finally:
             holder.communicate()
-
-
-NO_LOCKS = """
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-int flock(int file, int how) { errno = ENOSYS; return -1; }
-"""
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
-def test_a_file_system_without_locks(tmp_path):
-    """A preloaded library makes `flock` fail, as it does on a file system without locks."""
-    (tmp_path / "no.c").write_text(NO_LOCKS)
-    library = tmp_path / "no.so"
-    run("gcc", "-shared", "-fPIC", "-o", library, tmp_path / "no.c")
-    np.save(tmp_path / "x.npy", SAMPLES["x"])
-    out = tmp_path / "OUT"
-    code = (
-        "import sys; from data_prep.cli import main; source, out = sys.argv[1:]; "
-        "sys.exit(main(['arrays', source, out, '--workers', '1']) "
-        "or main(['inspect', out, '--verify']))"
-    )
-    said = run(sys.executable, "-c", code, tmp_path / "x.npy", out, LD_PRELOAD=str(library))
-    assert "60 samples" in said
-    found = Reader(out, "train").read(np.arange(60))["x"]
-    np.testing.assert_array_equal(found, SAMPLES["x"])

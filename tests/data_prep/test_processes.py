@@ -1,7 +1,6 @@
 """Worker processes do each task once, and the parent reports how a worker process failed."""
 
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ class Square:
         return number * number, os.getpid()
 
 
-@pytest.mark.parametrize("workers", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_each_number_is_done_once(workers):
     counted = [0, 0]
 
@@ -67,7 +66,7 @@ def test_a_task_is_finished_beside_the_next_in_this_process(workers, tmp_path):
     assert sorted(done) == [(number, (number, here)) for number in range(3)]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_the_second_part_is_raised(workers, tmp_path):
     tasks, seen = Meets(tmp_path, 2), []
     done = processes.run(tasks.begin, range(2, 6), workers, print, tasks.finish)
@@ -80,19 +79,6 @@ def test_an_error_of_the_second_part_is_raised(workers, tmp_path):
     ("act", "error", "said"),
     [
         ("kill:9", StorageError, r"died at piece 1: SIGKILL \(out of memory\? --workers takes"),
-        pytest.param(
-            f"kill:{signal.SIGSEGV}",
-            StorageError,
-            "died at piece 1: SIGSEGV; the same command",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "exit:3",
-            StorageError,
-            "died at piece 1: exit code 3; the same command goes on",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("raise:it", ZeroDivisionError, "^it", marks=pytest.mark.slow),
         ("raise:odd", RuntimeError, "^Odd: odd"),
     ],
 )

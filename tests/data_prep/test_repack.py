@@ -85,10 +85,6 @@ def contents(folder):
     [
         ("foreign", "0.5KB"),
         ("src", "1MB"),
-        *(
-            pytest.param(*words.split(), marks=pytest.mark.slow)
-            for words in ("src 0.5KB", "src 3KB", "foreign 3KB", "foreign 1MB")
-        ),
     ],
 )
 def test_the_same_samples_in_other_shards(request, tmp_path, repack, kind, size):
@@ -122,13 +118,7 @@ def test_shards_are_full(tmp_path, repack):
     assert counts == [100] * 10
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(pytest.param(given, marks=pytest.mark.slow) for given in ((), ("--shuffle", "5"))),
-        ("--dedup", "exact"),
-    ],
-)
+@pytest.mark.parametrize("options", [("--shuffle", "5"), ("--dedup", "exact")])
 @pytest.mark.usefixtures("any_workers")
 def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep, options):
     found = []
@@ -148,9 +138,8 @@ def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep
     assert contents(out) == found[0]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("src", marks=pytest.mark.slow), "foreign"])
-def test_a_shuffle_is_that_of_the_seed(request, tmp_path, repack, kind):
-    folder, orders = request.getfixturevalue(kind), {}
+def test_a_shuffle_is_that_of_the_seed(foreign, tmp_path, repack):
+    folder, orders = foreign, {}
     for seed, size in ((1, "4KB"), (1, "1MB"), (2, "1MB")):
         out = tmp_path / f"{seed}{size}"
         command = (folder, out, "--shuffle", seed, "--shard-size", size)
@@ -224,20 +213,6 @@ def test_offsets_that_go_back(tmp_path, repack):
         code, _, err = repack(tmp_path / "src", tmp_path / "out", *options)
         assert code == 3
         assert f"shard {path} is damaged: the offsets of 'text' go back" in err
-
-
-def test_into_itself(src, tmp_path, repack):
-    (tmp_path / "link").symlink_to(src)
-    for out, words in {
-        src: "is read, and is inside of OUT",
-        tmp_path / "link": "is read, and is inside of OUT",
-        src / "deep" / "er": "is inside of it; give another",
-        tmp_path: "is read, and is inside of OUT",
-    }.items():
-        code, _, err = repack(src, out, "--overwrite")
-        assert code == 2
-        assert words in err
-    assert hashes(src, "val")
 
 
 def test_an_old_index_without_elements(src, tmp_path, repack):

@@ -234,14 +234,3 @@ def test_the_disk_is_full_in_the_middle_and_has_room_again(tmp_path):
         assert content(out) == content(tmp_path / "REF")
     finally:
         subprocess.run(["umount", "--lazy", str(out)], check=True)
-
-
-def test_another_one_at_the_same_time_is_refused(tmp_path):
-    process, command = start(tmp_path, "--workers", "1")
-    process.send_signal(signal.SIGSTOP)
-    for other in (command, [*COMMAND, "finalize", tmp_path / "OUT"]):
-        done = forkserver.run(other, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 6
-        assert "another process is writing a data set into" in done.stderr
-    process.send_signal(signal.SIGCONT)
-    assert "40000 samples" in process.communicate(timeout=120)[0]

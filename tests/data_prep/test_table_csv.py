@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
@@ -77,18 +76,6 @@ def test_refusals(data_prep, here, content, more, words):
     assert words in err
     assert err.count("\n") == 1
     assert not (here / "OUT").exists()
-
-
-@pytest.mark.parametrize(
-    "more", [["--columns", "z"], ["--cast", "x=int9"], ["--null", "x=z"], ["--stack", "s=x,t"], []]
-)
-def test_each_refusal_names_the_file(data_prep, more):
-    """Also the reasons that depend on the type of a column, as in struct.parquet."""
-    table = pa.table({"x": [1], "t": ["a"]})
-    parquet.write_table(table if more else pa.table({"x": [[["a"]]]}), "a.parquet")
-    code, _, err = data_prep("table", "a.parquet", "OUT", *more)
-    assert code in (2, 3)
-    assert err.startswith("data_prep: a.parquet: ")
 
 
 def test_a_stack_does_not_take_a_column_that_has_its_name(data_prep):

@@ -2,14 +2,10 @@
 
 import json
 
-import h5py
-import hdf5plugin
 import numpy as np
 import pytest
 
-from data_prep.datasets.dataset import DataSet
 from data_prep.show.console import size
-from data_prep.tools.head import describe
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
@@ -34,33 +30,6 @@ def folder(tmp_path):
     shards = [("train", batch), ("val", batch)]
     write_shards(tmp_path / "a set", shards, max_bytes=1500, provenance=provenance)
     return tmp_path / "a set"
-
-
-def test_head(folder, data_prep, monkeypatch):
-    names = ["no", "[yes]"]
-    monkeypatch.setattr(DataSet, "categories", lambda _, name: names if name == "label" else [])
-    code, out, err = data_prep("inspect", folder, "--head", 2, "--split", "val")
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        "val 0",
-        "  image  uint8[3, 4, 4]  0 to 47, mean 23.5",
-        "  label  0 (no)",
-        "  pair   float64[2]  [0. , 0.25]",
-        "  field  float64[8, 8]  1.5 to 1.5, mean 1.5, 1 not finite",
-        f"  bad    float32[20]  [{'inf, ' * 8}…]  nothing finite, 20 not finite",
-        '  text   "plain"  5 bytes',
-        "  bytes  uint8[0]  empty",
-        "  boxes  float32[0, 4]  empty",
-        "val 1",
-        "  image  uint8[3, 4, 4]  48 to 95, mean 71.5",
-        "  label  1 ([yes])",
-        "  pair   float64[2]  [0.5 , 0.75]",
-        "  field  float64[8, 8]  1.5 to 1.5, mean 1.5",
-        f"  bad    float32[20]  [{'inf, ' * 8}…]  nothing finite, 20 not finite",
-        f'  text   "{("ä€猫" * 100)[:200]}"…  800 bytes',
-        "  bytes  uint8[2]  [255, 254]",
-        "  boxes  float32[1, 4]  [[1., 1., 1., 1.]]",
-    ]  # fmt: skip
 
 
 def test_head_of_all(folder, data_prep):
@@ -94,23 +63,6 @@ def test_head_of_what_is_not_there(folder, data_prep):
 
 
 NUMBERS, BYTES = Field("int64"), Field("uint8", variable=True)
-ARRAY = "int64[100]  [0, 1, 2, 3, 4, 5, 6, 7, …]  0 to 99, mean 49.5"
-PNG = np.frombuffer(b"\x89PNG\r\n\x1a\n...", np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("value", "field", "expected"),
-    [
-        (np.array(3), NUMBERS, "3"),
-        (np.array(-1), NUMBERS, "-1"),
-        (np.float32(0.1), Field("float32"), "0.1"),
-        (PNG, BYTES, "PNG image, 11 bytes"),
-        (np.frombuffer(b"BMW", np.uint8), BYTES, '"BMW"  3 bytes'),
-        (np.arange(100), Field("int64", (100,)), ARRAY),
-    ],
-)
-def test_describe(value, field, expected):
-    assert describe(np.asarray(value), field) == expected
 
 
 def test_inspect(folder, data_prep):
@@ -132,20 +84,6 @@ def test_inspect(folder, data_prep):
     found = json.loads(out)
     assert found["splits"] == {"train": 5, "val": 5}
     assert found["problem"] is None
-
-
-def test_inspect_of_compressed_shards(folder, data_prep):
-    path = folder / Index.load(folder).shards[0].path
-    with h5py.File(path, "r+") as file:
-        image = file["image"][...]
-        del file["image"]
-        file.create_dataset("image", data=image, chunks=(1, 3, 4, 4), **hdf5plugin.Blosc2())
-    content = json.loads((folder / "index.json").read_text())
-    content["shards"][0]["bytes"] = path.stat().st_size
-    (folder / "index.json").write_text(json.dumps(content))
-    code, out, _ = data_prep("inspect", folder)
-    assert code == 0
-    assert "chunks of 1 x 3 x 4 x 4, blosc2, " in out
 
 
 def test_inspect_of_a_damaged_set(folder, data_prep):

@@ -14,10 +14,8 @@ import torch
 import torch.distributed as dist
 
 from hpctrain import gpu_driver
-from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import devices
 from hpctrain.distributed.devices import Seen, agree, assign, kind
-from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
 from hpctrain.parallel.micro_batches import Memory
 from hpctrain.rendezvous.ranks import RankInfo
@@ -211,16 +209,6 @@ def test_a_torch_for_cpus_on_a_host_with_gpus_is_told(
     assert agree(dist.HashStore(), alone, "auto", 0) == torch.device("cpu")
     (said,) = caplog.messages
     assert "is built for CPUs only, but the GPUs are NVIDIA's; `make TORCH_INDEX=cu130`" in said
-
-
-def test_a_single_rank_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU this would be one of NCCL, which takes seconds and memory."""
-    opened: list[object] = []
-    monkeypatch.setattr(dist, "all_reduce", lambda *given, **_: opened.append(given))
-    alone = RankInfo("test", 0, 0, 0, 1, 1, 1, "", 0)
-    with process_group(alone, ParallelConfig(device="cpu")):
-        assert dist.get_world_size() == 1
-    assert opened == []
 
 
 def test_a_rank_without_its_gpu_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

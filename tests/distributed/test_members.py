@@ -192,20 +192,3 @@ def test_a_signature_is_for_one_purpose_and_one_division() -> None:
         for parts in (("a", "b", "c"), ("a", "bc"), ("ab", "c"), ("a", b"b", 1), ("a", "b", 11))
     }
     assert len(signatures) == 5
-
-
-def test_the_secret_is_waited_for_before_its_folder_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, naps = tmp_path / "run", list[float]()
-
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:  # rank 0 is late
-            folder.mkdir()
-            run_secret.make(folder)
-
-    monkeypatch.setattr(run_secret.time, "sleep", nap)
-    found = run_secret.wait_for(folder, 60.0)
-    assert found == run_secret.make(folder)
-    assert len(naps) == 3

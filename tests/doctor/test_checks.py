@@ -4,7 +4,6 @@ Those of GPUs are in test_gpu_health.py. There is no GPU here: NVML is the stand
 tests/monitor/nvml.py.
 """
 
-import os
 import py_compile
 import socket
 import sys
@@ -18,7 +17,6 @@ import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import (
-    gpu_judgements,
     infiniband,
     installed,
     interfaces,
@@ -93,20 +91,6 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
     assert verdicts(several, [GPU]) == ["pass"]
 
 
-def test_a_compiler_matters_only_to_jobs_that_compile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
-    found = installed.compiler(True)
-    assert (found.verdict, f"no {tmp_path}/Python.h" in found.found) == ("warn", True)
-    assert installed.compiler(False).verdict == "pass"
-    for name in ("gcc", "Python.h"):
-        (tmp_path / name).touch(0o755)
-    assert installed.compiler(True).found == f"{tmp_path}/gcc, {tmp_path}/Python.h"
-
-
 def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found on a machine where the first step of each run came after 40 seconds."""
     source = tmp_path / "__init__.py"
@@ -124,14 +108,6 @@ def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.verdict == "warn"
     assert f"compileall -q -j 0 {tmp_path.parent}" in found.cure
     py_compile.compile(str(source))
-    assert not told()
-    # A folder of the user for it, which is not there before the first start.
-    (tmp_path / "home").mkdir()
-    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "home/cache"))
-    assert told()
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    writable = os.access
-    monkeypatch.setattr(os, "access", lambda p, mode: p != source.parent and writable(p, mode))
     assert not told()
 
 
@@ -158,16 +134,6 @@ def test_a_port_in_use() -> None:
     assert found.verdict == "fail"
     assert str(number) in found.found
     assert interfaces.port("127.0.0.1", number, only_here=True).verdict == "pass"
-
-
-def test_the_cores_near_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = tmp_path / "0000:17:00.0"
-    device.mkdir()
-    (device / "local_cpulist").write_text("0-3,8\n")
-    for cpus, verdict in (({8}, "pass"), ({5}, "warn")):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
-        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
-        assert gpu_judgements._numa("00000000:17:00.0")[0] == verdict
 
 
 def test_infiniband(tmp_path: Path) -> None:

@@ -186,11 +186,6 @@ def test_a_busy_cpu_is_not_a_slow_one() -> None:
     assert verdicts(looks)["node2"] == [("rank 2: read_mb_s", "warn")]
 
 
-def test_a_look_comes_back_from_json() -> None:
-    seen = look(1, findings=[good("x", "y")])
-    assert Probe.of_json(seen.to_json()) == seen
-
-
 def test_every_pair_of_nodes_meets_once() -> None:
     for count in (2, 3, 4, 5, 8):
         played = [pair for one in pairs.rounds(count) for pair in one]

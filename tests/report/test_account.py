@@ -1,24 +1,18 @@
 """The account of one run: parts of time, energy, cost, notes, and what is left out."""
 
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain.report import report_command
 from hpctrain.report.account import run_account
 from hpctrain.report.account.advice import notes
 from hpctrain.report.run_tree import tree
 from hpctrain.report.tree import as_json
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm.allocations import Allocation
-from tests.conftest import Completed
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
-
-Train = Callable[..., Completed]
 
 
 @pytest.fixture
@@ -315,16 +309,6 @@ def test_what_a_job_asked_for_and_did_not_need(
     assert said in note
 
 
-def test_the_terminal_shows_bars_and_attempts(
-    resumed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report_command.main(["--dir", str(resumed.parent)]) == 0
-    shown = capsys.readouterr().out
-    assert "compute        [||||||||             41.8%]  28 s" in shown
-    assert "lost steps     [|||                  14.9%]  10 s" in shown
-    assert re.search(r"1 +killed +no end was recorded ", shown)
-
-
 def test_the_step_of_a_killed_run_is_the_last_one_that_was_heard_of(tmp_path: Path) -> None:
     lost = write_run(
         tmp_path / "run", [attempt(0)], [spent(1, 20, 10, compute=20)], state="running"
@@ -333,41 +317,3 @@ def test_the_step_of_a_killed_run_is_the_last_one_that_was_heard_of(tmp_path: Pa
     assert account(lost).step == 12
     (lost / "progress.json").write_text(json.dumps({"step": 12, "time": BEGIN - 24}))
     assert account(lost).step == 10  # it is of an attempt before
-
-
-@pytest.mark.slow
-def test_the_parts_of_a_real_run_add_up(train: Train, tmp_path: Path) -> None:
-    """A run that kills itself and is resumed: its parts are its time on the clock."""
-    (tmp_path / "killer.py").write_text(
-        "import os, signal\n"
-        "from hpctrain.training import Hook\n"
-        "class Killer(Hook):\n"
-        "    def after_step(self, state):\n"
-        "        if state.step == 50 and not os.path.exists('killed'):\n"
-        "            open('killed', 'w').close()\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    arguments = (
-        "train.max_epochs=4",
-        "train.log_every=5",
-        "checkpoint.every_steps=40",
-        "hooks=[{_target_: killer.Killer}]",
-        "tracking.upload=false",
-    )
-    train(*arguments, code=-9)
-    train(*arguments)
-    (run,) = (path.parent for path in (tmp_path / "runs").glob("*/run.json"))
-    found = account(run)
-    record = json.loads((run / "run.json").read_text())
-    first, second = found.spans
-    time = found.time
-    allocated = time.pop("allocated")
-    assert sum(time.values()) == pytest.approx(allocated, rel=0.01)
-    # The clock of run.json begins when Python has read the config, a little after the process.
-    on_the_clock = first.end - first.begin + record["attempts"][1]["ended"] - second.begin
-    assert allocated == pytest.approx(on_the_clock, rel=0.01)
-    assert first.begin <= record["attempts"][0]["started"]
-    assert second.first_step == 40
-    assert time["lost"] > 0
-    assert time["compute"] > 0
-    assert found.goodput is not None

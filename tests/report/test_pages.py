@@ -2,24 +2,20 @@
 
 import math
 import re
-from array import array
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpctrain.report import report_command, sweep_tree
-from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.run_tree import verdict
 from hpctrain.report.sweeps.parameters import Sweep
 from hpctrain.report.sweeps.seeds import settings
 from hpctrain.report.tree import Chart
-from hpctrain.report.views import html_view, run_charts, sweep_charts
-from hpctrain.report.views.charts import metric_chart, svg
+from hpctrain.report.views import html_view, sweep_charts
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
 
 
@@ -109,25 +105,6 @@ def test_a_verdict_is_one_sentence(
     assert said in text.replace("2 min", "1 min")
     assert text.startswith("The run ")
     assert "nan" not in text
-
-
-def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
-    charts = {each.title: each for each in run_charts.run_charts(account(node_run(tmp_path / "r")))}
-    use, cores = drawn(charts["GPU use"]), drawn(charts["cores"])
-    gpus = {str(each.get_label()): each for each in use.get_lines()}
-    nodes = {str(each.get_label()): each for each in cores.get_lines()}
-    assert gpus["n1 gpu_0"].get_color() == nodes["n1"].get_color() == "C0"
-    assert gpus["n2 gpu_0"].get_color() == gpus["n2 gpu_1"].get_color() == nodes["n2"].get_color()
-    assert nodes["n2"].get_color() == "C1"
-    assert np.isnan(np.asarray(nodes["n1"].get_ydata(), float)).sum() == 1
-    assert (use.get_xlabel(), use.get_ylabel()) == ("minutes since the start", "GPU use, %")
-    many = {f"run-{n}": Series(array("q", [1]), array("d", [n])) for n in range(23)}
-    lines = drawn(metric_chart("train/loss", many, [])).get_lines()
-    assert [line.get_label() for line in lines] == [*many]  # none is left out in silence
-    near = {"lr": Series(array("q", [1, 2]), array("d", [3e-3, 2.9995e-3]))}
-    texts = re.findall(r">(0\.00[0-9]+)</text>", svg(metric_chart("train/lr", near, [])))
-    assert len(texts) == len({*texts}) > 3  # no two ticks have one label
-    assert drawn(charts["perf/step_ms_p50"]).get_ylabel() == "perf/step_ms_p50 (ms)"
 
 
 def grid(folder: Path, by_one: bool, metric: str = "val/accuracy") -> list[RunAccount]:

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
-from hpctrain.report.plot_command import _draw, main
+from hpctrain.report.plot_command import main
 from hpctrain.report.views.curves import smoothed, thinned
 from hpctrain.tracking.tracker import JournalTracker
 from hpctrain.trained.commands.export import main as export
@@ -36,25 +36,6 @@ def run(tmp_path: Path) -> Path:
     (path / "run.json").write_text("{}")
     (path / "config.yaml").write_text("{}")
     return path
-
-
-def test_what_counts_is_drawn_in_the_terminal(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([str(run), "--log-y"]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    lines = shown.splitlines()
-    assert lines[0] == "train/loss"
-    assert lines[1].split()[0] == "1"
-    assert lines[10].split()[0] == "0.08333"
-    assert "later attempts begin at step 6" in shown
-    # A line goes from the top on the left to the bottom on the right.
-    dots = [line[11:] for line in lines[1:11]]
-    assert all(line.strip() for line in dots)
-    firsts = [len(line) - len(line.lstrip()) for line in dots]
-    assert firsts == sorted(firsts)
 
 
 def test_a_picture_and_a_page(run: Path, tmp_path: Path) -> None:
@@ -131,10 +112,3 @@ def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(
     assert "1 run has tracked nothing" in shown
     with pytest.raises(StorageError, match="s-01234567: nothing was tracked"):
         main([str(run.parent / "s-01234567")])
-
-
-def test_an_axis_has_no_label_that_is_rounding() -> None:
-    steps = np.arange(2.0)
-    for low, high in ((0.0, hundredth / 100) for hundredth in range(1, 101)):
-        text = str(_draw("x", [("x", steps, np.array([low, high]))], 20, logarithmic=False))
-        assert "\n        0 ┤" in text  # and not 1.11e-16

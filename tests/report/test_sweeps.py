@@ -11,7 +11,7 @@ import pytest
 from hpctrain.errors import ConfigError
 from hpctrain.report import report_command
 from hpctrain.report.sweeps.seeds import estimate
-from tests.report.accounts import account, attempt, metrics, spent, write_run
+from tests.report.accounts import attempt, metrics, spent, write_run
 
 SCORES = {"0.1": (0.90, 0.92, 0.94), "0.2": (0.80, 0.81, None)}
 
@@ -64,26 +64,6 @@ def test_a_result_that_may_be_worth_nothing_has_its_note(
     # The other one has failed, so that its note stands in its reason.
     assert f"  * digits-0.20: {text}\n" in capsys.readouterr().out
     assert f"<li>digits-0.20: {text}</li>" in (tmp_path / "a.html").read_text()
-
-
-def test_settings_without_a_result_are_sorted_and_reasons_are_cut_between_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reason = "DataError: " + "/a/long/path/to/shard " * 12
-    for number, rate in enumerate(("100000.0", "9.0", "1000.0", "0.1")):
-        good = rate == "0.1"
-        write_run(
-            tmp_path / f"digits-{number}",
-            [attempt(0, 100, **({} if good else {"state": "failed", "error": reason}))],
-            state="finished" if good else "failed",
-            result={"step": 20, "val/accuracy": 0.9} if good else None,
-            swept=[f"optimizer.lr={rate}", "seed=0"],
-        )
-    report("--dir", tmp_path, "--over", "seed")
-    shown = capsys.readouterr().out
-    order = re.findall(r"^([\d.]+) +[\d.-]+ +[01]$", shown, re.M)
-    assert order == ["0.1", "9.0", "1000.0", "100000.0"]
-    assert shown.count("/shard ...") == 3
 
 
 def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,19 +124,6 @@ def test_the_page_is_one_file_without_scripts(sweep: Path, tmp_path: Path) -> No
     assert "#ab00" not in text  # every colour has become a variable
     assert "&lt;b&gt;bad&lt;/b&gt;" in text
     assert len(text) < 1_000_000
-
-
-def test_the_page_of_a_run_marks_restarts(sweep: Path, tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run",
-        [attempt(0), attempt(50, 99, first_step=20)],
-        [metrics(1 + n // 3, 10 + 15 * n, 10 * n, train_loss=1 / (n + 1)) for n in range(6)],
-    )
-    report(run, "--html", tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert "restart" in text
-    assert "train/loss" in text
-    assert account(run).spans[1].first_step == 20
 
 
 def test_json_lists_every_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,29 +64,6 @@ def shown(run: RunDir) -> list[str]:
     return capture.get().splitlines()
 
 
-class Slower(Nvml):
-    """GPUs of which the second has a low clock."""
-
-    def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> int:
-        return 900 if handle == "GPU-b" else 1755
-
-
-def test_nodes_and_gpus_fit_into_80_columns_and_slow_ones_come_first(tmp_path: Path) -> None:
-    run = made(tmp_path, ["n01", "n02-with-a-very-long-name.cluster"])
-    sampled(run, "n01", Nvml())
-    sampled(run, "n02-with-a-very-long-name.cluster", Slower())
-    lines = shown(run)
-    assert max(map(len, lines)) <= 80
-    text = " ".join(" ".join(lines).split())
-    assert "running step 1200/5000 val/accuracy 0.97" in text
-    assert "slowest: rank 3 on" in text
-    assert "slow: gpu 1 has 900 MHz, the median is 1755 MHz" in text
-    rows = [line.split() for line in lines if "cores" in line or "gpu 0" in line]
-    assert rows[0][:3] == ["n02-wit..cluster", "cores", "40%"]
-    assert rows[0][-1] == "31%"
-    assert rows[1] == ["gpu", "0", "87%", "▇" * 10, "25%", "350", "W", "61", "°C"]
-
-
 def test_what_is_wrong_with_a_node_and_with_the_run(tmp_path: Path) -> None:
     run = made(tmp_path, ["n01", "n02", "n03"])
     note = {"topic": "slow_rank", "text": "rank 1 (n01) is slow", "step": 900, "about": "1"}

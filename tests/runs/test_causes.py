@@ -26,7 +26,6 @@ from hpctrain.causes import (
     Cause,
     cause_of,
     is_out_of_memory,
-    named,
     one_line,
     recorded,
 )
@@ -289,14 +288,6 @@ def test_a_broken_connection_of_the_users_own_is_no_death_of_another_rank() -> N
     with pytest.raises(RuntimeError) as in_torch:
         torch.ones(2) @ torch.ones(3)
     assert cause_of(in_torch.value) is CODE
-
-
-def test_a_cause_is_named_once() -> None:
-    assert named("hang", "rank 1 (n1) is late") == "hang: rank 1 (n1) is late"
-    assert named("GPU fault", "GPU fault on n1: ECC") == "GPU fault on n1: ECC"
-    assert named("code", "ZeroDivisionError: of mine") == "ZeroDivisionError: of mine"
-    assert named("config", "ConfigError: launch.nodes=0") == "ConfigError: launch.nodes=0"
-    assert named("", "SIGTERM") == "SIGTERM"
 
 
 def test_one_line_has_the_last_error_of_nccl_and_neither_advice_nor_stack() -> None:

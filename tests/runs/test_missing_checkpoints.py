@@ -15,7 +15,7 @@ from hpctrain.runs.chosen_checkpoint import chosen_checkpoint, purged
 from hpctrain.runs.freeze import freeze, refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.journal import Journal, journal_path, last_step
-from tests.conftest import run_json, run_module
+from tests.conftest import run_json
 
 
 def trained(folder: Path, step: int) -> tuple[Config, RunDir]:
@@ -127,19 +127,3 @@ def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
     (run.path / "progress.json").write_text(json.dumps({"step": 401}))
     with pytest.raises(StorageError, match="was at step 401"):
         refuse_lost_checkpoints(config, run)
-
-
-def test_the_job_is_refused_and_says_why(digits: Path, tmp_path: Path) -> None:
-    given = ("experiment=digits", f"data.path={digits}", "tracking.upload=false")
-    run = Path(run_module("hpctrain", "freeze", *given, cwd=tmp_path).stdout.strip())
-    RunDir(run).begin_attempt()
-    journal = Journal(run)
-    journal.append("metrics", step=5000, metrics={})
-    journal.close()
-    before = journal_path(run).read_bytes()
-    done = run_module("hpctrain", "run", str(run), code=6, cwd=tmp_path)
-    assert "train.from_scratch=true" in done.stderr
-    record = run_json(run)
-    assert (record["state"], len(record["attempts"])) == ("failed", 2)
-    assert "from_scratch" in record["attempts"][-1]["error"]
-    assert journal_path(run).read_bytes() == before

@@ -209,24 +209,6 @@ def test_no_secret_of_a_working_tree_is_written_down(
     assert (copy / "pkg/login.py").stat().st_mode & 0o777 == 0o440
 
 
-def test_working_folders_are_those_that_nobody_installed(project: Path) -> None:
-    folders = git.code_folders()
-    assert folders[0] == project
-    assert not any("site-packages" in folder.parts for folder in folders)
-
-
-def test_repositories_have_names_of_their_own(tmp_path: Path) -> None:
-    folders = [tmp_path / place for place in ("a/net", "a/net/src", "b/net", "tools", "none")]
-    for folder in folders:
-        folder.mkdir(parents=True)
-        if folder.name in ("net", "tools"):
-            (folder / ".git").mkdir()
-    repos, outside = git.repositories(folders)
-    assert [repo.name for repo in repos] == ["net", "net.2", "tools"]
-    assert repos[0].used == folders[:2]
-    assert outside == folders[-1:]
-
-
 def test_code_imported_from_elsewhere_is_another_copy(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

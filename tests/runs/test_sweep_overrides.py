@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.runs.sweep_overrides import distinguishing, label, span, values_of
+from hpctrain.runs.sweep_overrides import distinguishing, values_of
 from hpctrain.secrets import MASK
 
 GRID = [(lr, seed) for lr in (0.1, 0.2) for seed in (0, 1)]
@@ -41,13 +41,3 @@ def test_runs_of_no_sweep_differ_in_what_decides_their_results() -> None:
     ]
     # A config that cannot be read makes no difference, nor does one that is older than a key.
     assert distinguishing([(adam, texts), ({}, texts), (adam | {"new": 1}, texts)]) == [{}] * 3
-
-
-def test_keys_are_short_unless_two_are_alike() -> None:
-    assert label(values_of(RUNS)[0]) == "lr=0.1 seed=0"
-    assert label(["data.window=1", "model.window=2"]) == "data.window=1 model.window=2"
-    assert span(values_of(RUNS)) == "lr=0.1,0.2 seed=0,1"
-    many = span([f"seed={n}"] for n in range(999))
-    assert len(many) == 100
-    assert many.startswith("seed=0,1,2,")
-    assert many.endswith("...")

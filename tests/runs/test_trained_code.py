@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -266,38 +264,6 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
     assert run_json(run) == record
 
 
-@pytest.mark.slow
-def test_a_job_that_runs_from_its_copy_has_not_changed(
-    train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
-) -> None:
-    """The copy counts in a job, although the working directory has the module that was edited."""
-    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
-    git = str(Path(str(shutil.which("git"))).parent)
-    env = {"PATH": f"{no_sbatch['PATH']}:{git}"} if not shutil.which("sbatch", path=git) else {}
-    local = () if env else ("hydra/launcher=submitit_local",)
-    train("-m", *OWN, *local, code=4, STOP="yes", **env)
-    (run,) = runs(project / "runs")
-    (copy,) = (project / "runs" / "code").iterdir()
-    RunDir(run).update(code=copy.name)  # as a submission to Slurm notes it
-    edit(project / "helper.py", "mean", "amax")
-    resumed = run_module("hpctrain", "resume", run.name, cwd=project, **no_sbatch)
-    assert "the code has changed" not in resumed.stderr
-    for log in (run / "logs").glob("*_log.out"):
-        assert "the code has changed" not in log.read_text()
-    assert run_json(run)["state"] == "finished"
-    again = train("-m", *OWN, *local, **env)
-    assert CHANGED in again.stderr, "a finished run, and the code of now"
-
-
-WIDE = """\
-from hpctrain.models import MLP
-
-class Net(MLP):
-    def __init__(self, in_features, hidden, out_features, **options):
-        super().__init__(in_features, [width * 1 for width in hidden], out_features, **options)
-"""
-
-
 def stage_problem() -> str:
     """Return what two stages of a pipeline say of a checkpoint that has another second stage."""
     weights = {"a": torch.zeros(2, 3)} if distributed.get_rank() == 0 else {"b": torch.zeros(4)}
@@ -313,32 +279,3 @@ def test_the_stages_of_a_pipeline_agree_on_what_does_not_fit() -> None:
     assert set(run_ranks(stage_problem, 2)) == {
         "b is 5 there and 4 in the model; c is not in the model"
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["ddp", "zero3"])
-def test_other_shapes_are_one_clear_error_in_every_layout(
-    digits: Path, project: Path, layout: str
-) -> None:
-    (project / "wide.py").write_text(WIDE)
-    keys = [] if layout == "ddp" else ["parallel=zero3"]
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={project}/runs", *SIZE]
-    ranks = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
-
-    def torchrun(*given: str, code: int) -> Completed:
-        command = (*ranks, *where, "model._target_=wide.Net", *keys, *given)
-        return run_module("torch.distributed.run", *command, code=code, cwd=project)
-
-    torchrun("train.max_steps=4", "train.max_epochs=null", code=0)
-    (run,) = runs(project / "runs")
-    (run / "run.json").write_text(json.dumps(run_json(run) | {"state": "interrupted"}))
-    edit(project / "wide.py", "width * 1", "width * 2")
-    done = torchrun("train.max_steps=4", "train.max_epochs=null", code=1)
-    assert "does not fit the model: " in done.stderr
-    assert " there and " in done.stderr
-    (log,) = (run / "logs").glob("terminal_2.rank0.log")
-    assert "Traceback" not in log.read_text()
-    torchrun("train.max_steps=4", "train.max_epochs=null", "train.from_scratch=true", code=0)
-    assert run_json(run)["state"] == "finished"
-    run = Path(f"{run}.1")
-    assert run_json(run)["attempts"][-1]["misfit"]

@@ -100,14 +100,6 @@ def test_the_digest_is_that_of_the_file(tmp_path, codec):
         assert shard.bytes == (tmp_path / shard.path).stat().st_size
 
 
-def test_categories_are_kept(tmp_path):
-    batches = [("train", {"label": np.arange(3)})]
-    index = write_shards(tmp_path, batches, categories={"label": ["a", "b", "c"]})
-    assert index.categories == {"label": ("a", "b", "c")}
-    assert Index.load(tmp_path) == index
-    assert index.digest != write_shards(tmp_path, batches).digest
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from([*DTYPES]),

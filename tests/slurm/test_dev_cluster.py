@@ -58,31 +58,12 @@ def left_behind(tmp_path: Path) -> list[str]:
     return links + mounts + [str(path) for path in tmp_path.glob("second*")]
 
 
-def subnet() -> str:
-    """Return the first three numbers of the addresses of the cluster that the tests use."""
-    config = Path(os.environ["SLURM_CONF"]).read_text()
-    return re.findall(r"NodeAddr=(.*)\.\d+ ", config)[0]
-
-
 def alive(pid: int) -> bool:
     try:
         # The state follows the name, which may hold any characters. A zombie counts as dead.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_ranks_run_on_four_hosts() -> None:
-    hosts = cluster.slurm("srun", "-N4", "--ntasks-per-node=2", "hostname").split()
-    assert sorted(hosts) == sorted(["node1", "node2", "node3", "node4"] * 2)
-
-
-def test_gpus_are_given_to_jobs() -> None:
-    mask = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    assert cluster.slurm("srun", "--gpus-per-node=2", *mask) == "0,1"
-    assert cluster.slurm("srun", "--gpus-per-node=1", *mask) == "0"
-    with pytest.raises(AssertionError, match="Requested node configuration is not available"):
-        cluster.slurm("srun", "--gpus-per-node=3", *mask)
 
 
 def test_a_job_without_the_environment_finds_the_cluster(tmp_path: Path) -> None:
@@ -92,18 +73,6 @@ def test_a_job_without_the_environment_finds_the_cluster(tmp_path: Path) -> None
     job = cluster.sbatch(script, "--export=NONE", f"--output={out}", "--nodelist=node3")
     cluster.wait_for(lambda: cluster.job_state(job) == "COMPLETED", 90, f"job {job} ends")
     assert out.read_text() == "node3\n"
-
-
-def test_preempt_and_hurry_refuse_other_jobs() -> None:
-    job = cluster.sbatch("sleep 60", "--output=/dev/null")
-    try:
-        cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 90, "the job starts")
-        done = cluster.tool("preempt", job)
-        assert done.returncode == 1
-        assert "RUNNING in batch" in done.stderr
-    finally:
-        cluster.slurm("scancel", job)
-    assert cluster.tool("hurry", "999999").returncode == 1
 
 
 def test_a_killed_daemon_is_healed_and_its_job_goes_on() -> None:
@@ -217,15 +186,3 @@ def test_from_up_to_down_nothing_is_left(
     assert not any(alive(pid) for pid in daemons)
     assert left_behind(tmp_path) == [f"{tmp_path}/second.logs"]
     assert (tmp_path / "second.logs" / "slurmctld-head").exists()
-
-
-def test_a_copy_of_the_folder_works_from_anywhere(tmp_path: Path) -> None:
-    compiled = shutil.ignore_patterns("__pycache__")  # other tests import the package
-    shutil.copytree(cluster.TOOL.parent, tmp_path / "copy", ignore=compiled)
-    (tmp_path / "link").symlink_to(tmp_path / "copy" / "dev-cluster")
-    # Without the packages that are installed here: the tool needs nothing but Python.
-    command = ["/usr/bin/env", "python3", "-I", "-S", str(tmp_path / "link"), "status"]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "slurmctld" in done.stdout
-    assert not list((tmp_path / "copy").rglob("__pycache__"))  # root would own it

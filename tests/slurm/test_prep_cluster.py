@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.shards.index import Index
 from tests import cluster
 from tests.conftest import run_module
 from tests.data_prep.crash import content
-from tests.slurm.test_templates import HAND_ON, come_back, ended, output, script, submit
+from tests.slurm.test_templates import come_back, ended, output, script, submit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 OUT = "it's $(touch oops) & out"
@@ -79,20 +78,3 @@ def test_an_array_over_nodes_with_a_task_that_is_preempted(here: Path) -> None:
     assert ended(here, tasks[0], *(f"{job}_{i}" for i in range(1, 5))) == ["COMPLETED|0:0"] * 5
     assert "already holds this data set" in output(here, tasks[0])
     assert (here / OUT / "index.json").stat().st_mtime_ns == before
-
-
-def test_a_part_that_fails_is_named_and_the_same_array_goes_on(here: Path) -> None:
-    given = ("preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
-    broken = script(here.parent / "python", f"[[ $* == *2/3* ]] && exit 9\n{HAND_ON}")
-    job = submit(here, "--array=1-3", *given, python=str(broken))
-    tasks = [f"{job}_{i}" for i in (1, 2, 3)]
-    assert ended(here, *tasks) == ["COMPLETED|0:0", "FAILED|9:0", "COMPLETED|0:0"]
-    said = run_module("data_prep", "finalize", OUT, code=3, cwd=here).stderr
-    assert "16 of 48 pieces are missing: part 2/3 is not done; python -m data_prep arrays" in said
-    assert said.endswith(" --part 2/3\n")
-    assert not (here / OUT / "index.json").exists()
-    job = submit(here, "--array=1-3%1", *given)
-    assert ended(here, *(f"{job}_{i}" for i in (1, 2, 3))) == ["COMPLETED|0:0"] * 3
-    assert as_the_reference(here)
-    run_module("data_prep", "finalize", OUT, cwd=here)
-    assert "--part" not in Index.load(here / OUT).provenance["command"]

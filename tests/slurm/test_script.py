@@ -16,7 +16,7 @@ from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchCo
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.slurm import steps
-from hpctrain.slurm.container import CHOOSE_GPUS, in_container, leave_note, shell_words
+from hpctrain.slurm.container import CHOOSE_GPUS, in_container, shell_words
 from hpctrain.slurm.job_environment import clean_environment
 from hpctrain.slurm.node_range import note
 from hpctrain.slurm.script import sbatch_script
@@ -655,13 +655,6 @@ def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
         *("update JobId=7_1 Requeue=1", "requeue 7_1"),
         *update,
     ]
-
-
-def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert not leave_note(tmp_path / "requeue", wait_s=0.3)
-    assert "the batch script has not read it" in caplog.text
-    assert not leave_note(tmp_path / "none" / "requeue", wait_s=0.3)
-    assert "No such file or directory" in caplog.text
 
 
 # What the page of a real site, which its file names, asks for in its example of two nodes (Mahti: a

@@ -190,29 +190,6 @@ def test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config(
     assert (second["restart_count"], second["state"]) == (1, "finished")
 
 
-@pytest.mark.slow  # test_site_cluster.py submits so, too
-def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
-    """The inner job does not inherit shape, memory, GPUs, bindings or array of the outer job."""
-    spy = script(here / "spy", f'env >"env-${{SLURM_STEP_ID:-batch}}-$SLURM_PROCID"\n{HAND_ON}')
-    given = f"experiment=digits data.path={digits} train.max_steps=3 tracking=off"
-    inner = f"sbatch --nodes=2 --ntasks-per-node=1 --parsable {SLURM}/train.sbatch {given} >inner"
-    leaking = "SLURM_RESTART_COUNT=1 RANK=0 WORLD_SIZE=1 HPCTRAIN_LAUNCHER=single"
-    outer = script(
-        here / "outer", f"srun -N1 -n1 --cpu-bind=map_cpu:0 --mem-bind=local env {leaking} {inner}"
-    )
-    shape = ("--array=7", "--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100", "--gpus=2")
-    outside = submit(here, *shape, str(outer), python=str(spy))
-    assert ended(here, f"{outside}_7") == ["COMPLETED|0:0"]
-    job = (here / "inner").read_text().strip()
-    assert ended(here, job) == ["COMPLETED|0:0"]
-    (attempt,) = run_json(the_run(here))["attempts"]
-    assert (attempt["world_size"], attempt["job_id"]) == (2, job)
-    assert (attempt["launcher"], attempt["restart_count"]) == ("slurm", 0)
-    for rank in range(2):
-        names = (here / f"env-0-{rank}").read_text()
-        assert not re.search(r"^SLURM_(CPU_BIND|MEM_|GPUS|ARRAY)|^(RANK|WORLD_SIZE)=", names, re.M)
-
-
 @pytest.mark.slow
 def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     lines = ("seed=1", "seed=2 'model.hidden=[8, 8]' output_dir='\"$(touch oops) `id`\"'")
@@ -235,36 +212,6 @@ def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     assert (run_json(first)["state"], run_json(second)["state"]) == ("finished", "finished")
     assert "hidden:\n  - 8\n  - 8\n" in (second / "config.yaml").read_text()
     assert not list(here.rglob("oops"))
-
-
-@pytest.mark.slow  # train.sbatch, which has the same lines, is preempted in the test above
-def test_one_task_of_an_array_is_preempted_and_resumes(
-    digits: Path, here: Path, paced: Paced
-) -> None:
-    listed = here / "runs.txt"
-    listed.write_text("seed=1\nseed=2\n")
-    shape = ("--partition=preemptible", "--array=1-2", "array.sbatch", "runs.txt")
-    array = submit(here, *shape, "experiment=digits", f"data.path={digits}", *steps(600))
-    both = [f"{array}_1", f"{array}_2"]
-    frozen = [here / f"slurm-{task}.run" for task in both]
-    cluster.wait_for(
-        lambda: all(file.exists() and file.stat().st_size for file in frozen), 180, "two runs"
-    )
-    paths = [Path(file.read_text().strip()) for file in frozen]
-    for path in paths:
-        cluster.wait_for_step(path, 20)
-    listed.write_text("the file is another one now\n")
-    # One task gets Slurm's warning, and the other one is preempted.
-    cluster.slurm("scancel", "--signal=USR2", both[0])
-    preempted = cluster.tool("preempt", both[1])
-    assert preempted.returncode == 0, preempted.stderr
-    come_back(both[0])
-    come_back(both[1], paced)
-    assert ended(here, *both) == ["COMPLETED|0:0"] * 2
-    for path, task, reason in zip(paths, both, ("SIGUSR2", "SIGTERM"), strict=True):
-        attempts = run_json(path)["attempts"]
-        assert [attempt["job_id"] for attempt in attempts] == [task] * 2
-        assert (attempts[0]["reason"], attempts[1]["state"]) == (reason, "finished")
 
 
 # A request with the password of the environment, if there is one; it prints the answer as JSON.
@@ -417,16 +364,6 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     ranks = ["hpctrain.slurm.steps", "hpctrain run", "hpctrain run"]
     assert made == ["hpctrain freeze", *ranks, "hpctrain.job.verdict", *ranks]
     assert all(" --nv " in call for call in calls)
-
-    # This job has no GPUs. A job that scancel ends is not requeued.
-    log.unlink()
-    job = submit(here, *given, *steps(4000), "seed=1", "output_dir=others", **path)
-    (other,) = cluster.wait_for(lambda: runs(here / "others"), 180, "the run directory")
-    cluster.wait_for_step(other, 20)
-    cluster.slurm("scancel", job)
-    assert ended(here, job)[0].startswith("CANCELLED")
-    assert "requeued by its batch script" not in output(here, job)
-    assert "--nv" not in log.read_text()
 
 
 def test_container_without_a_runtime(here: Path) -> None:

@@ -154,15 +154,3 @@ def test_two_ranks(digits: Path, tmp_path: Path) -> None:
     assert list(found["parts"]) == ["data", "compute", "communication", "whole"]
     assert found["setup"]["ranks"] == 2
     assert list((tmp_path / "runs").iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bare loop", "hpctrain", "its trainer"])
-def test_a_trainer_of_the_benchmarks_makes_a_turn(digits: Path, name: str) -> None:
-    """Benchmarks run by hand, so nobody would see that one does not start."""
-    command = [sys.executable, "-m", "tests.benchmarks.trainers", name, str(digits)]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT) as process:
-        assert process.stdout
-        wall_us, cpu_us = map(float, process.stdout.readline().split())
-        process.kill()
-    assert wall_us > 0 < cpu_us

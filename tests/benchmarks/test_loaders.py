@@ -3,8 +3,8 @@
 python -m pytest tests/benchmarks/test_loaders.py --benchmark-only
 HPCTRAIN_LOADERS=full python -m pytest tests/benchmarks/test_loaders.py --benchmark-only
 
-The first run installs webdataset, mosaicml-streaming, datasets, grain, litdata and lmdb, each
-into an environment of its own under ~/.cache/hpctrain-peers, which sees this environment's torch.
+The first run installs webdataset and mosaicml-streaming, each into an environment of its own under
+~/.cache/hpctrain-peers, which sees this environment's torch.
 The throughput is that of a plain loop over three epochs, with torch's default number of threads.
 The first command uses half of the data. The second uses all of it and more rounds; it needs 10 GB
 of memory and 10 GB of temporary disk. The tables are printed, and every number of every round is

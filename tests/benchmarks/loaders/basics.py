@@ -1,14 +1,12 @@
 """Defines the loaders without a peer package: bare loops, np.memmap, h5py and hpctrain's own."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.loading.loader import Loader
@@ -39,69 +37,6 @@ class NumpyGather(Competitor):
         return {name: tensor(array[rows.numpy()]) for name, array in self.arrays.items()}
 
 
-class IndexSelect(NumpyGather):
-    """A bare loop that copies rows of a mapped file by torch.index_select into a reused buffer."""
-
-    threads = torch.get_num_threads()  # number of torch threads
-
-    def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
-        super().__init__(work, folder, workers, state)
-        torch.set_num_threads(self.threads)
-        self.mapped = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
-        self.out = {
-            name: torch.empty((work.batch, *whole.shape[1:]), dtype=whole.dtype)
-            for name, whole in self.mapped.items()
-        }
-        self.wide = {  # buffers for uint16 fields, which become int32
-            name: torch.empty(room.shape, dtype=torch.int32)
-            for name, room in self.out.items()
-            if room.dtype == torch.uint16
-        }
-
-    def gather(self, rows: torch.Tensor) -> Batch:
-        for name, whole in self.mapped.items():
-            torch.index_select(whole, 0, rows, out=self.out[name])
-        for name, room in self.wide.items():
-            room.copy_(self.out[name])
-        return self.out | self.wide
-
-
-class IndexSelectAlone(IndexSelect):
-    """The same loop with one torch thread."""
-
-    threads = 1
-
-
-class Idle(MapStyle):
-    """A dataset that always returns the same batch; it shows the cost of torch's DataLoader."""
-
-    resumes = False
-    shuffle = "-"
-
-    def dataset(self, work: Work, folder: Path) -> Any:
-        arrays = work.arrays(folder.parent)
-        self.batch = {name: tensor(array[: work.batch].copy()) for name, array in arrays.items()}
-        return _Idle(work.count)
-
-    def collate(self) -> Callable[[Any], Batch]:
-        return partial(_always, self.batch)
-
-
-def _always(batch: Batch, samples: list[None]) -> Batch:
-    return batch
-
-
-class _Idle:
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, row: int) -> None:
-        return None
-
-
 class Memmap(MapStyle):
     """np.memmap in torch's DataLoader, with one fancy index for each batch."""
 
@@ -120,8 +55,8 @@ class _Memmap:
         return {name: tensor(array[rows]) for name, array in self.arrays.items()}
 
 
-class H5pySamples(MapStyle):
-    """h5py in torch's DataLoader with one read for each sample, as in many first scripts."""
+class H5pyBatches(MapStyle):
+    """h5py in torch's DataLoader with one fancy index for each batch, which needs ascending rows."""
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:
@@ -130,23 +65,10 @@ class H5pySamples(MapStyle):
                 file.create_dataset(name, data=array)
 
     def dataset(self, work: Work, folder: Path) -> Any:
-        return _H5pySamples(work, folder)
-
-    def collate(self) -> Callable[[Any], Batch]:
-        return default_collate
-
-
-class H5pyBatches(H5pySamples):
-    """h5py with one fancy index for each batch, which needs ascending rows."""
-
-    def dataset(self, work: Work, folder: Path) -> Any:
         return _H5pyBatches(work, folder)
 
-    def collate(self) -> Callable[[Any], Batch]:
-        return MapStyle.collate(self)
 
-
-class _H5pySamples:
+class _H5pyBatches:
     def __init__(self, work: Work, folder: Path) -> None:
         self.work, self.path = work, folder / "data.h5"
         self.file: h5py.File | None = None
@@ -160,11 +82,6 @@ class _H5pySamples:
             self.opened = {name: self.file[name] for name in self.work.fields}
         return self.opened
 
-    def __getitem__(self, row: int) -> Batch:
-        return {name: tensor(np.asarray(data[row])) for name, data in self.datasets().items()}
-
-
-class _H5pyBatches(_H5pySamples):
     def __getitems__(self, rows: list[int]) -> Batch:
         ascending, back = np.unique(rows, return_inverse=True)
         return {name: tensor(data[ascending][back]) for name, data in self.datasets().items()}
@@ -199,13 +116,6 @@ class Hpctrain(Stateful):
 
     def sampler(self, reader: Reader) -> Sampler:
         return Order(len(reader), seed=0)
-
-
-class HpctrainAlone(Hpctrain):
-    """hpctrain's loader without threads: the consumer reads each batch when it needs it."""
-
-    threads = 0
-    parallel = False
 
 
 class HpctrainBlock(Hpctrain):

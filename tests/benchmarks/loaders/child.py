@@ -50,8 +50,6 @@ class Child:
 
         `same_order` says whether the rest of the epoch is the same as without the interruption.
         """
-        if not self.kind.resumes:
-            return {}
         work, half = self.work, self.work.steps // 2
         before, straight = self._take(half, work.steps - half)
         _, after = self._take(0, work.steps - half, self.halfway)

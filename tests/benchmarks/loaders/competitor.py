@@ -17,18 +17,12 @@ class Competitor:
 
     Attributes:
         package: Name of its package on PyPI, which gets its own environment; "": none is needed.
-        peer: Whether it is a loader of another project.
-        by_hand: Whether code of this benchmark makes the tensors, instead of the peer's own.
         shuffle: How it shuffles, as the table says it.
-        resumes: Whether it can resume; if so, the benchmark checks that it does.
         parallel: Whether it is also measured with two processes (hpctrain: two threads).
     """
 
     package: ClassVar[str] = ""
-    peer: ClassVar[bool] = False
-    by_hand: ClassVar[bool] = False
     shuffle: ClassVar[str] = "full"
-    resumes: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
 
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import median
 
-from tests.benchmarks.loaders.competitors import BARE, BLOCK, COMPETITORS, LMDB, MEMMAP
+from tests.benchmarks.loaders.competitors import BARE, BLOCK, COMPETITORS, MEMMAP
 from tests.benchmarks.loaders.race import SLOW_DISK, Row, Rows
 from tests.benchmarks.loaders.works import WORKS
 
@@ -18,7 +18,7 @@ def report(rows: Rows, versions: dict[str, str]) -> str:
         [
             f"Page cache warm, shuffled; {sizes}.",
             "MB/s of sample bytes in a loop that does nothing with the batches, opening included; "
-            "the ratio to the fastest bare loop, and to the fastest other loader (marked *), each "
+            "the ratio to the bare loop, and to the fastest other loader (marked *), each "
             "in the same round; then MB/s with two processes (ours: two threads). Medians.",
             _speeds(rows, versions),
             "Milliseconds to the first batch, opening included, from the start → from halfway "
@@ -33,9 +33,7 @@ def report(rows: Rows, versions: dict[str, str]) -> str:
 
 
 def _speeds(rows: Rows, versions: dict[str, str]) -> str:
-    others = [
-        n for n, k in COMPETITORS.items() if n in (LMDB, MEMMAP) or (k.peer and not k.by_hand)
-    ]
+    others = [name for name, kind in COMPETITORS.items() if name == MEMMAP or kind.package]
     head = ["loader"]
     for work in rows:
         head += [f"{work} MB/s", "x bare", "x best *", "two"]
@@ -45,7 +43,7 @@ def _speeds(rows: Rows, versions: dict[str, str]) -> str:
         for table in rows.values():
             line += [
                 _median(table[name].mb_s),
-                _ratio(table, name, BARE),
+                _ratio(table, name, [BARE]),
                 _ratio(table, name, others),
                 _median(table[name].mb_s_2) if kind.parallel else "",
             ]

@@ -1,6 +1,5 @@
 """Tests of the `data` section, from the command line to the batches of a rank."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
-from tests.conftest import Completed
 from tests.job.feeds import Build, builder, epoch, values
 
 
@@ -384,17 +382,3 @@ def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
         (copy / path.name).write_bytes(path.read_bytes())
     mixed = [name(f"data.mixture=[{{name: a, path: {path}}}]") for path in (digits, copy)]
     assert mixed[0] == mixed[1] != base
-
-
-def test_a_url_is_staged_and_trained_on(
-    train: Callable[..., Completed], digits: Path, tmp_path: Path
-) -> None:
-    short = ("train.max_steps=20", "train.log_every=1", "tracking=off")
-    found: list[Any] = []
-    for path in (str(digits), f"file://{digits}"):
-        runs = tmp_path / f"runs-{len(found)}"
-        train(f"data.path={path}", f"data.stage_dir={tmp_path}", f"output_dir={runs}", *short)
-        (run,) = runs.glob("digits-*")
-        result = json.loads((run / "run.json").read_text())["result"]
-        found.append({name: value for name, value in result.items() if "perf" not in name})
-    assert found[0] == found[1]

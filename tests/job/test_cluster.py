@@ -1,6 +1,5 @@
 """Training on a real Slurm cluster: sweeps over several nodes, preemption and failures."""
 
-import itertools
 import json
 import re
 import sqlite3
@@ -199,67 +198,6 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     (undisturbed,) = runs(folder)
     assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
     assert journal_metrics(run) == journal_metrics(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_job_takes_the_nodes_that_are_free(
-    train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
-) -> None:
-    common = (
-        "train.max_steps=40",
-        "checkpoint.every_steps=5",
-        "train.log_every=10",
-        "tracking.upload=false",
-        "precision=fp64",
-    )
-    others = cluster.sbatch("sleep 600", "--nodes=3", "--exclusive")
-    cluster.wait_for(lambda: cluster.job_state(others) == "RUNNING", 60, "the other job")
-    train("-m", *common, paced.task, "launch.nodes=1-2", "site.partition=preemptible")
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for_step(run, 10)
-    cluster.slurm("scancel", others)
-    assert cluster.tool("preempt", job).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    paced.go()
-    assert cluster.tool("hurry", job).returncode == 0
-    # Beside it, two nodes of which the first gets three times as many samples.
-    weights = ("launch.nodes=2", "parallel.weights=[3,1]", f"output_dir={tmp_path}/weighted")
-    train("-m", *common, *weights)
-    jobs = [job, *cluster.job_ids(tmp_path / "weighted")]
-    assert set(cluster.wait_for_end(jobs).values()) == {"COMPLETED"}
-    (weighted,) = runs(tmp_path / "weighted")
-    attempts = run_json(run)["attempts"]
-    assert [attempt["world_size"] for attempt in attempts] == [1, 2]
-    assert [len(attempt["hosts"]) for attempt in attempts] == [1, 2]
-    # The losses are those of one rank that nobody has disturbed.
-    train(*common, f"output_dir={tmp_path}/alone", **no_sbatch)
-    (alone,) = runs(tmp_path / "alone")
-    for each, step in itertools.product((run, weighted), (10, 20, 30, 40)):
-        ours, theirs = (journal_metrics(path)["train/loss", step] for path in (each, alone))
-        assert ours == pytest.approx(theirs, rel=EXACT)
-    accuracy = run_json(alone)["result"]["val/accuracy"]
-    assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, rel=EXACT)
-
-
-def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:
-    where = f"data.path={digits} output_dir={tmp_path}/runs"
-    command = f"{sys.executable} -m hpctrain experiment=digits {where}"
-    shape = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out"]
-    # Without srun, nothing starts the second task.
-    job = cluster.sbatch(command, *shape)
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    assert (
-        "this job has 2 tasks (SLURM_NTASKS), but only this process"
-        in (tmp_path / "out").read_text()
-    )
-    # srun starts fewer tasks than the config has ranks.
-    job = cluster.sbatch(
-        f"srun -n1 -N1 {command} launch.nodes=2", *shape[:1], f"--output={tmp_path}/two"
-    )
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    assert "= 2 ranks, but 1 was started (slurm)" in (tmp_path / "two").read_text()
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_refusal_shows_the_schedulers_words_and_the_key(train: Train, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 import os
 import pwd
-import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,6 @@ from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
 from hpctrain.shards.index import Index
 from hpctrain.tracking.journal_line import parse
-from tests.conftest import ROOT
 
 if TYPE_CHECKING:
     from hpctrain.config.composing.compose_sweep import Composer
@@ -49,28 +45,6 @@ def test_a_user_without_an_entry_in_passwd(
     (tmp_path / "~x").mkdir()
     monkeypatch.chdir(tmp_path)
     assert composer.typed([*here, "output_dir='~x'"]).output_dir == str(tmp_path / "~x")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="it changes the user")
-def test_a_store_needs_no_home(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    reading = "+dac_read_search"  # this user may not read the files of the environment
-    done = subprocess.run(
-        [
-            *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
-            *(f"--inh-caps={reading}", f"--ambient-caps={reading}", "env", "-i"),
-            *("PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}", sys.executable, "-c"),
-            "import sys; from hpctrain.tracking.uploading.client import *; "
-            "import_mlflow(); connect(sys.argv[1])",
-            f"sqlite:///{tmp_path}/mlflow.db",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert (done.returncode, (tmp_path / "mlflow.db").exists()) == (0, True), done.stderr
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

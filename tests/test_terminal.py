@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hpctrain.console import Cell, Console
 from hpctrain.secrets import mask_logging
-from hpctrain.terminal import Guard, few, harmless, indented, printable
+from hpctrain.terminal import Guard, harmless, indented, printable
 from tests import forkserver
 
 # Write the clipboard (OSC 52), clear the screen, set the title, ring, hide, go back, reverse.
@@ -49,13 +49,6 @@ def test_control_characters_are_seen(text: str, line: str) -> None:
     assert printable(text) == line
     assert harmless(text) == line.replace(r"\t", "\t").replace(r"\n", "\n")
     assert printable(line) == harmless(line) == line  # what is harmless stays as it is
-
-
-def test_the_first_names_and_how_many_more() -> None:
-    assert few(["a", "b"], 2) == "a, b"
-    assert few(["a", "b", "c", "d"], 2) == "a, b and 2 more"
-    assert few(range(2005), 2, "; ") == "0; 1; and 2,003 more"
-    assert few(["n1", "n2"], 1, " ") == "n1 and 1 more"
 
 
 def test_a_quoted_newline_begins_no_message() -> None:

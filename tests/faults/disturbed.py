@@ -31,6 +31,13 @@ SIZE = (
     # The patience decides the end, at about step 90, so what it has counted must not be lost.
     *("train.early_stopping.metric=val/loss", "train.early_stopping.patience=3"),
     *("train.early_stopping.min_delta=0.05", "train.max_steps=400", "model.dropout=0.1"),
+    # What else a resumed run must go on with: an average of weights, the best checkpoint, stages
+    # of the batch size, a frozen layer, a second evaluation, and a rate that follows a metric.
+    *("train.ema=0.9", "checkpoint.best=val/accuracy", "scheduler=plateau"),
+    "scheduler.plateau={metric: train/accuracy, patience: 1, factor: 0.5}",
+    "optimizer.groups=[{match: '1.*', freeze: true}]",
+    "train.batch_size_ramp=[{global_batch_size: 32, steps: 22}]",
+    "data.val_sets=[{name: train, split: train}]",
     *("monitor.enabled=false", "tracking.upload=false", "parallel.timeout_s=60"),
     *("task._target_=disturbed_task.Task", "+hooks=[{_target_: disturbed_task.Recorder}]"),
 )
@@ -234,6 +241,8 @@ def differences(disturbed: Training, undisturbed: Training) -> list[str]:
     one, two = run_json(disturbed.run), run_json(undisturbed.run)
     if (one["state"], one.get("reason")) != (two["state"], two.get("reason")):
         found.append(f"the end is {one['state']} ({one.get('reason')})")
+    if one["best"] != two["best"]:
+        found.append(f"the best is {one['best']}, not {two['best']}")
     mine, other = journal_metrics(disturbed.run), journal_metrics(undisturbed.run)
     found += [f"{key}: {mine.get(key)}, not {other.get(key)}" for key in mine | other
               if mine.get(key) != other.get(key)]  # fmt: skip

@@ -31,10 +31,3 @@ def test_a_rank_whose_rank_0_has_gone_ends_itself(monkeypatch: pytest.MonkeyPatc
         assert not ended.is_set()
         del server
         assert ended.wait(60)
-
-
-def test_a_rank_that_ends_leaves_no_thread() -> None:
-    server = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    with lease.lease(server, 0, server.port):
-        assert "hpctrain-lease" in {thread.name for thread in threading.enumerate()}
-    assert "hpctrain-lease" not in {thread.name for thread in threading.enumerate()}

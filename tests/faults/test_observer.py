@@ -6,31 +6,26 @@ keys of `hang`. Each waits in its own way, and all of them at the same time.
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from subprocess import PIPE, Popen
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 
 from hpctrain import marks
 from hpctrain.child import Process
 from hpctrain.config.schema import HangConfig
-from hpctrain.data.loading.loader import Loader
-from hpctrain.data.workers.pool import Workers, stacks
+from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults import process_state as states
@@ -42,7 +37,6 @@ from hpctrain.faults.process_state import Place
 from hpctrain.record import written
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey, Hang
-from hpctrain.shards.field import Field
 from tests.faults.disturbed import command_line, descendants
 from tests.ranks import run_ranks
 
@@ -54,23 +48,11 @@ from hpctrain.config.schema import HangConfig
 from hpctrain.faults.observed import observed
 from hpctrain.rendezvous.ranks import RankInfo
 
-def busy():
-    while True: pass
-
-def in_c():  # regular expressions hold the lock; a digest does not
-    import hashlib
-    block = bytes(2**30)
-    while True: hashlib.sha256(block)
-
 HOW = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "dead": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "lock": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
-    "in_c": in_c,
     "asleep": lambda: time.sleep(600),
-    "python": busy,
-    "frozen": lambda: time.sleep(600),
-    "long": lambda: None,
 }
 logs, how = Path(sys.argv[1]), sys.argv[2]
 ranks = RankInfo("single", job_id="7", step_id=2)
@@ -79,10 +61,6 @@ with observed(HangConfig(floor_s=1.5), logs, ranks, 60):
     for step in range(1, 40):
         time.sleep(0.1)
         marks.stepped(step)
-    if how == "long":
-        with marks.in_long_work():
-            time.sleep(6)
-    print("now", flush=True)
     HOW[how]()
 """
 
@@ -159,57 +137,38 @@ def test_an_observer_that_is_killed_is_followed_by_another(tmp_path: Path) -> No
         wait_for(lambda: observers() - {killed}, "other observer")
 
 
-def two_ranks(folder: str, how: str, timeout_s: float = 100.0) -> str:
+def two_ranks(folder: str) -> str:
     """Make some steps; then rank 1 hangs until it is named, and rank 0 waits for it."""
     rank, run = dist.get_rank(), Path(folder)
     place = RankInfo("torchrun", rank, rank, 0, 2, 2, job_id="7", step_id=2)
-    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s)) for _ in range(2)]
-    sys.path.insert(0, folder)
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=100))
     try:
         with observed(HangConfig(1.5), run / "logs", place, 60):
             marks.open_page().where = partial(where, 2, stacks)
             marks.begin_step()
             for step in range(1, 25):
                 time.sleep(0.1)
-                dist.all_reduce(torch.ones(2), group=groups[0])
+                dist.all_reduce(torch.ones(2), group=group)
                 marks.stepped(step)
-            if rank == 1 and how == "asleep":
+            if rank == 1:
                 observed_of = run / "logs" / "observed"
                 files = [run / "hang.json", *(observed_of / f"rank{n}.stacks" for n in (0, 1))]
                 while not all(file.exists() for file in files):
                     time.sleep(1)
-            if rank == 1 and how == "no data":
-                blocks = import_module("blocking").blocks
-                with Workers(Numbers(), blocks, 1) as pool:
-                    batches = iter(Loader(Numbers(), global_batch_size=8, workers=pool))
-                    with marks.in_long_work():  # the worker starts
-                        next(batches)
-                    (run / "hold").touch()
-                    for _ in range(9):
-                        next(batches)
-            group = groups[rank if how == "others" else 0]
             dist.all_reduce(torch.ones(2), group=group)
     except RuntimeError as error:
         return str(error)
     finally:
-        sys.path.remove(folder)
-        sys.modules.pop("blocking", None)
         marks.open_page().where = dict
     return ""
 
 
-def run_two(folder: Path, how: str, timeout_s: float = 100.0) -> tuple[Hang, list[str]]:
-    """Run `two_ranks`; return what was said of them, and how they ended."""
-    (folder / "logs").mkdir()
-    with ThreadPoolExecutor(1) as pool:  # they may get on again, and then it is taken back
-        said = pool.submit(wait_for, lambda: Hang.of(folder, AttemptKey("7", 0, 2), 0), how)
-        ended = run_ranks(two_ranks, 2, str(folder), how, timeout_s)
-        return said.result(), ended
-
-
 def test_the_late_rank_is_the_cause_and_not_the_one_that_waits_for_it(tmp_path: Path) -> None:
-    hang, ended = run_two(tmp_path, "asleep")
-    assert ended == ["", ""]
+    (tmp_path / "logs").mkdir()
+    with ThreadPoolExecutor(1) as pool:  # they may get on again, and then it is taken back
+        said = pool.submit(wait_for, lambda: Hang.of(tmp_path, AttemptKey("7", 0, 2), 0), "hang")
+        assert run_ranks(two_ranks, 2, str(tmp_path)) == ["", ""]
+        hang = said.result()
     assert (hang.rank, hang.state, hang.step) == (1, states.ASLEEP, 24)
     assert f"at {__file__}:" in hang.sentence
     if "; rank 0 waits" in hang.sentence:  # its limit may have passed later
@@ -219,61 +178,6 @@ def test_the_late_rank_is_the_cause_and_not_the_one_that_waits_for_it(tmp_path: 
         assert "in two_ranks" in (tmp_path / f"logs/observed/rank{rank}.stacks").read_text()
     known = json.loads((tmp_path / "logs/observed/limits.json").read_text())
     assert known["step"]["floor_s"] >= 4 * 1.5  # so that a wrong limit ends no second attempt
-
-
-class Numbers:
-    """A source of 80 samples."""
-
-    fields: ClassVar = {"x": Field("int64")}
-
-    def __len__(self) -> int:
-        return 80
-
-    def read(self, indices: Any, out: Any = None) -> dict[str, Any]:
-        return {"x": np.array(indices)}
-
-
-TRANSFORM = """\
-import os, time
-
-def blocks(sample, random):
-    while os.path.exists({hold!r}) and not os.path.exists({go!r}): time.sleep(0.01)
-    return sample
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_data_tells_the_line_of_the_worker(tmp_path: Path) -> None:
-    files = {"hold": str(tmp_path / "hold"), "go": str(tmp_path / "hang.json")}
-    (tmp_path / "blocking.py").write_text(TRANSFORM.format(**files))
-    hang, ended = run_two(tmp_path, "no data")
-    assert ended == ["", ""]
-    assert (hang.rank, hang.state) == (1, states.NO_DATA)
-    # On a machine that is very busy, the worker may not answer in a second.
-    at = f"(is at {tmp_path}/blocking.py:4 in blocks|does not answer)"
-    assert re.search(rf"; worker 0 of the data \(process \d+\) with samples .* {at}", hang.sentence)
-
-
-@pytest.mark.slow
-def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
-    hang, ended = run_two(tmp_path, "others", 30.0)
-    assert all("imed out" in text for text in ended)
-    assert hang.state == states.COLLECTIVE
-    assert "it waits for other ranks in all_reduce number" in hang.sentence
-
-
-def test_an_answer_that_is_too_long_is_cut_and_stays_an_answer() -> None:
-    file = os.memfd_create("page")
-    os.ftruncate(file, marks.SIZE)
-    page = marks.Page(file)
-    page.tell({"at": "/ü" * 250, "may_last": True, "data": ["worker /日" * 60] * 4})
-    found = page.answer()
-    assert found["may_last"] is True
-    assert found["at"].startswith("/ü/ü")
-    assert found["data"][0].startswith("worker /日worker")
-    page.tell({"at": "f.py:3 in f", "data": []})
-    assert page.answer() == {"at": "f.py:3 in f", "data": []}
-    os.close(file)
 
 
 def test_the_first_batch_has_a_limit_once_it_is_known() -> None:
@@ -356,58 +260,6 @@ def test_a_node_is_not_silent_while_steps_are_made(tmp_path: Path) -> None:
     one._judge(151.0)
     assert one._named is not None
     assert (one._named.state, one._named.host) == (states.SILENT, "b")
-
-
-@pytest.mark.slow
-def test_what_a_rank_says_itself_and_a_frozen_rank(tmp_path: Path) -> None:
-    ways = ("in_c", "asleep", "python", "frozen", "long")
-    with frozen_cgroup() as freeze:
-        running = [program(tmp_path, how) for how in ways]
-        started = {how: each.__enter__() for how, each in zip(ways, running, strict=True)}
-        frozen = started["frozen"]
-        assert frozen.stdout is not None
-        assert frozen.stdout.readline() == "now\n"
-        freeze(frozen.pid)
-        said = {how: verdict(tmp_path / how) for how in ways[:4]}
-        freeze(None)
-        states_said = {how: hang.state for how, hang in said.items()}
-        assert states_said == {
-            "in_c": states.BUSY,
-            "asleep": states.ASLEEP,
-            "python": states.BUSY,
-            "frozen": states.UNINTERRUPTIBLE,
-        }
-        assert said["in_c"].at == "<string>:14 in in_c"
-        assert said["python"].at == "<string>:9 in busy"
-        # Work of unknown length is none, and the rank ends by itself.
-        assert started["long"].wait(100) == 0
-        wait_for(lambda: (tmp_path / "long/logs/observed/limits.json").exists(), "limits")
-        assert not (tmp_path / "long/hang.json").exists()
-        for each in running:
-            each.__exit__(None, None, None)
-
-
-@contextmanager
-def frozen_cgroup() -> Iterator[Callable[[int | None], None]]:
-    """Return what freezes a process in state D, and what thaws it (None)."""
-    folder = Path(f"/sys/fs/cgroup/freezer/hpctrain-{os.getpid()}")
-    try:
-        folder.mkdir()
-        (folder / "freezer.state").write_text("THAWED")
-    except OSError as error:
-        pytest.skip(f"no control group to freeze a process in: {error}")
-
-    def freeze(pid: int | None) -> None:
-        if pid is not None:
-            (folder / "cgroup.procs").write_text(str(pid))
-        (folder / "freezer.state").write_text("FROZEN" if pid is not None else "THAWED")
-
-    try:
-        yield freeze
-    finally:
-        freeze(None)
-        with suppress(OSError):  # the process has not ended yet
-            folder.rmdir()
 
 
 def test_the_observer_of_a_run_ends_when_its_ranks_train_another_one(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Tests of the `data` section, from the command line to the batches of a rank."""
 
-import functools
-import io
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -13,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, HpctrainError
-from hpctrain.job.building.instantiate import instantiate
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
-from tests.conftest import Completed
 from tests.job.feeds import Build, builder, epoch, values
 
 
@@ -161,15 +155,6 @@ def augment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return call
 
 
-def test_a_partial_function_is_called_at_once(augment: Callable[..., str]) -> None:
-    """Hydra's own kind of partial looks through all modules at each call, which takes 1 ms."""
-    made = instantiate(
-        "data.transforms[0]", {"_target_": "my_augment.flip", "_partial_": True, "x": 1}
-    )
-    assert type(made) is functools.partial
-    assert (made.func.__name__, made.args, made.keywords) == ("flip", (), {"x": 1})
-
-
 @pytest.mark.parametrize(
     ("name", "key"), [("flip", "transforms"), ("flip_batch", "batch_transforms")]
 )
@@ -196,16 +181,6 @@ def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., st
     assert same(epoch(given.evaluation()), epoch(given.evaluation()))
 
 
-# Each worker process would need a second and 280 MB for torch, which this transform does not use.
-MINE = """\
-import os, sys
-
-def invert(sample, random):
-    assert not ("HPCTRAIN_DATA_WORKER" in os.environ and "torch" in sys.modules)
-    return {**sample, "image": 16 - sample["image"] + random.integers(3, dtype="uint8")}
-"""
-
-
 def forget(*args):
     pass
 
@@ -215,28 +190,6 @@ def test_a_transform_that_returns_nothing_is_named(build: Build, key: str) -> No
     transform = f"data.{key}=[{{_target_: tests.job.test_build_data.forget, _partial_: true}}]"
     with pytest.raises(DataError, match=r"transform .*forget.* returned NoneType; it must return"):
         epoch(build(transform).training())
-
-
-@pytest.mark.slow
-def test_samples_are_transformed_alike_by_any_number_of_workers(
-    build: Build,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    augment: Callable[..., str],
-) -> None:
-    (tmp_path / "mine_to_transform.py").write_text(MINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    mine = "data.transforms=[{_target_: mine_to_transform.invert, _partial_: true}]"
-    found = [epoch(build(mine, f"data.workers={number}").training()) for number in (0, 1)]
-    assert same(*found)
-    plain = epoch(build().training())
-    assert not same(found[0], plain)
-    assert labels(found[0]) == labels(plain)
-    # An evaluation watches them in the workers, too.
-    scale, one = augment("scale"), "data.workers=1"
-    assert same(*(epoch(build(scale, *more).evaluation()) for more in ((), (one,))))
-    with pytest.raises(ConfigError, match="draws random numbers in an evaluation, for this sample"):
-        epoch(build("data.val_split=train", augment("nines"), one).evaluation())
 
 
 def test_a_transform_cannot_replace_the_mask(
@@ -255,17 +208,6 @@ def test_a_transform_must_be_one(build: Build, key: str) -> None:
         build(f"{key}=[{{_target_: builtins.dict, size: 8}}]").training()
     wrong = f"{key}[0]={{'_target_': 'builtins.dict', 'size': 8}}: it makes a dict"
     assert wrong in str(error.value)
-
-
-def test_shards_are_read_from_copies_on_the_node(
-    build: Build, tmp_path: Path, digits: Path
-) -> None:
-    stage = tmp_path / "node"
-    stage.mkdir()
-    where = (f"data.stage_dir={stage}", "data.stage=node")
-    assert same(epoch(build(*where).training()), epoch(build().training()))
-    copies = [path for path in stage.rglob("*") if path.is_file() and path.stat().st_size > 10_000]
-    assert len(copies) == len(Reader(digits, "train").shards)
 
 
 @pytest.mark.parametrize("mode", ["full", "first_use"])
@@ -320,20 +262,6 @@ def test_samples_of_like_length_and_packed(build: Build, tmp_path: Path) -> None
         assert offsets[-1] == len(batch["text"])
         for start, stop in pairwise(offsets):
             assert batch["text"][start:stop].tolist() == [stop - start] * (stop - start)
-
-
-def test_encoded_images(build: Build, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (12, 6, 5, 3), dtype=np.uint8)
-    encoded = []
-    for image in pixels:
-        file = io.BytesIO()
-        Image.fromarray(image).save(file, "png")
-        encoded.append(np.frombuffer(file.getvalue(), np.uint8))
-    write_shards(tmp_path / "png", [("train", {"image": encoded, "label": np.arange(12)})])
-    own = (f"data.path={tmp_path}/png", "data.val_split=null", "train.global_batch_size=4")
-    for batch in epoch(build(*own, "data.images.field=image").training()):
-        for image, label in zip(batch["image"], batch["label"], strict=True):
-            assert (image.permute(1, 2, 0).numpy() == pixels[label]).all()
 
 
 @pytest.mark.parametrize(
@@ -452,17 +380,3 @@ def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
         (copy / path.name).write_bytes(path.read_bytes())
     mixed = [name(f"data.mixture=[{{name: a, path: {path}}}]") for path in (digits, copy)]
     assert mixed[0] == mixed[1] != base
-
-
-def test_a_url_is_staged_and_trained_on(
-    train: Callable[..., Completed], digits: Path, tmp_path: Path
-) -> None:
-    short = ("train.max_steps=20", "train.log_every=1", "tracking=off")
-    found: list[Any] = []
-    for path in (str(digits), f"file://{digits}"):
-        runs = tmp_path / f"runs-{len(found)}"
-        train(f"data.path={path}", f"data.stage_dir={tmp_path}", f"output_dir={runs}", *short)
-        (run,) = runs.glob("digits-*")
-        result = json.loads((run / "run.json").read_text())["result"]
-        found.append({name: value for name, value in result.items() if "perf" not in name})
-    assert found[0] == found[1]

@@ -1,11 +1,9 @@
 """Training on a real Slurm cluster: sweeps over several nodes, preemption and failures."""
 
-import itertools
 import json
 import re
 import sqlite3
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -158,26 +156,8 @@ class Killed(Classification):
                 if os.path.exists(asked):
                     os.rename(asked, asked + ".done")
                     os.kill(os.getpid(), getattr(signal, name))
-            hang = os.path.dirname(__file__) + "/hang"
-            if os.path.exists(hang):
-                os.remove(hang)
-                time.sleep(600)
         return super().__call__(model, batch)
 """
-
-
-def plant_hang(run: Path, host: str, state: str) -> None:
-    """Write what the observers of the ranks write."""
-    last = run_json(run)["attempts"][-1]
-    facts = {key: last[key] for key in ("job_id", "restart_count", "step_id")}
-    facts |= {
-        "sentence": "rank 1 hangs",
-        "rank": 1,
-        "host": host,
-        "state": state,
-        "time": time.time(),
-    }
-    (run / "hang.json").write_text(json.dumps(facts))
 
 
 def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
@@ -218,172 +198,6 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     (undisturbed,) = runs(folder)
     assert run_json(undisturbed)["attempts"][-1]["world_size"] == 2
     assert journal_metrics(run) == journal_metrics(undisturbed)
-
-
-NOTED = """\
-import os
-import torch.distributed as dist
-from paced_task import Paced
-
-class Noted(Paced):
-    def __call__(self, model, batch):
-        name = f"pid.{dist.get_rank()}.{os.environ['SLURM_STEP_ID']}"
-        with open(os.path.dirname(__file__) + "/" + name, "w") as file:
-            file.write(str(os.getpid()))
-        return super().__call__(model, batch)
-"""
-
-
-@pytest.fixture
-def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paced: Paced) -> tuple[str, ...]:
-    """The overrides of a slow run, whose ranks note their process ids as `pid.RANK.STEP`."""
-    (tmp_path / "noted.py").write_text(NOTED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    size = ("train.max_epochs=16", "checkpoint.every_steps=20", "train.log_every=10")
-    return (*size, "task._target_=noted.Noted", "tracking.upload=false", "launch.nodes=2")
-
-
-@pytest.mark.slow
-def test_a_spare_takes_the_place_of_a_node_that_is_lost(
-    train: Train, tmp_path: Path, noted: tuple[str, ...], paced: Paced
-) -> None:
-    """The rank on the lost node, which is alive, ends itself and writes nothing more."""
-    train("-m", *noted, "launch.spares=1", "parallel.timeout_s=600")
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for_step(run, 20)
-    lost = run_json(run)["attempts"][0]["hosts"][1]
-    try:
-        assert cluster.tool("cut", lost).returncode == 0
-        cluster.wait_for((tmp_path / "pid.1.1").exists, 240, "the rank on the spare node")
-        left = Path("/proc", (tmp_path / "pid.1.0").read_text())
-        alive = left.exists()
-        cluster.wait_for(lambda: not left.exists(), 300, "the end of the rank on the lost node")
-        assert alive
-        paced.go()
-        assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    finally:
-        assert cluster.tool("heal", lost).returncode == 0
-    first, second = run_json(run)["attempts"]
-    assert (first["state"], second["state"]) == ("interrupted", "finished")
-    assert (second["restart_count"], second["step_id"]) == (0, 1)
-    assert second["hosts"][0] == first["hosts"][0]
-    assert lost not in second["hosts"]
-
-
-@pytest.mark.slow
-def test_a_task_that_cannot_be_killed_does_not_hold_the_job(
-    train: Train, tmp_path: Path, noted: tuple[str, ...], paced: Paced
-) -> None:
-    """A frozen control group stands for a file system that does not answer."""
-    freezer = Path("/sys/fs/cgroup/freezer/hpctrain-test")
-    if not freezer.parent.is_dir():
-        pytest.skip("no control groups of version 1 that freeze processes")
-    train("-m", *noted)
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for_step(run, 20)
-    freezer.mkdir(exist_ok=True)
-    pid = (tmp_path / "pid.1.0").read_text()
-    try:
-        (freezer / "cgroup.procs").write_text(pid)
-        (freezer / "freezer.state").write_text("FROZEN")
-        plant_hang(run, "node2", "asleep")
-        cluster.wait_for((tmp_path / "pid.1.1").exists, 240, "the next step")
-        assert Path("/proc", pid).exists()
-        paced.go()
-        cluster.wait_for(lambda: run_json(run)["state"] == "finished", 240, "the end of the run")
-    finally:
-        (freezer / "freezer.state").write_text("THAWED")
-        cluster.wait_for(lambda: not Path("/proc", pid).exists(), 60, "its end")
-        freezer.rmdir()
-    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    assert [each["step_id"] for each in run_json(run)["attempts"]] == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_job_takes_the_nodes_that_are_free(
-    train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
-) -> None:
-    common = (
-        "train.max_steps=40",
-        "checkpoint.every_steps=5",
-        "train.log_every=10",
-        "tracking.upload=false",
-        "precision=fp64",
-    )
-    others = cluster.sbatch("sleep 600", "--nodes=3", "--exclusive")
-    cluster.wait_for(lambda: cluster.job_state(others) == "RUNNING", 60, "the other job")
-    train("-m", *common, paced.task, "launch.nodes=1-2", "site.partition=preemptible")
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for_step(run, 10)
-    cluster.slurm("scancel", others)
-    assert cluster.tool("preempt", job).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    paced.go()
-    assert cluster.tool("hurry", job).returncode == 0
-    # Beside it, two nodes of which the first gets three times as many samples.
-    weights = ("launch.nodes=2", "parallel.weights=[3,1]", f"output_dir={tmp_path}/weighted")
-    train("-m", *common, *weights)
-    jobs = [job, *cluster.job_ids(tmp_path / "weighted")]
-    assert set(cluster.wait_for_end(jobs).values()) == {"COMPLETED"}
-    (weighted,) = runs(tmp_path / "weighted")
-    attempts = run_json(run)["attempts"]
-    assert [attempt["world_size"] for attempt in attempts] == [1, 2]
-    assert [len(attempt["hosts"]) for attempt in attempts] == [1, 2]
-    # The losses are those of one rank that nobody has disturbed.
-    train(*common, f"output_dir={tmp_path}/alone", **no_sbatch)
-    (alone,) = runs(tmp_path / "alone")
-    for each, step in itertools.product((run, weighted), (10, 20, 30, 40)):
-        ours, theirs = (journal_metrics(path)["train/loss", step] for path in (each, alone))
-        assert ours == pytest.approx(theirs, rel=EXACT)
-    accuracy = run_json(alone)["result"]["val/accuracy"]
-    assert run_json(weighted)["result"]["val/accuracy"] == pytest.approx(accuracy, rel=EXACT)
-
-
-@pytest.mark.slow
-def test_a_rank_that_cannot_stop_is_requeued_before_the_time_limit(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "killed.py").write_text(KILLED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    (tmp_path / "hang").touch()
-    where = ("launch.nodes=2", "launch.warn_s=20", "checkpoint.every_steps=20", "tracking=off")
-    train("-m", "train.max_epochs=2", "task._target_=killed.Killed", *where)
-    run = only_run(tmp_path)
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    cluster.wait_for(lambda: not (tmp_path / "hang").exists(), 400, "the rank that hangs")
-    cluster.slurm("scancel", "--signal=USR2", job)
-    cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the end of the ranks")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    assert cluster.tool("hurry", job).returncode == 0
-    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    first, second = run_json(run)["attempts"]
-    assert ": asked to stop by SIGUSR2 " in first["reason"]
-    assert (second["restart_count"], second["first_step"]) == (1, 20)
-    log = (run / "logs" / f"{job}.rank1.log").read_text()
-    assert f"it is still at {tmp_path}/killed.py:19 in __call__: this rank exits" in log
-
-
-def test_two_nodes_asked_and_one_task_started(digits: Path, tmp_path: Path) -> None:
-    where = f"data.path={digits} output_dir={tmp_path}/runs"
-    command = f"{sys.executable} -m hpctrain experiment=digits {where}"
-    shape = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out"]
-    # Without srun, nothing starts the second task.
-    job = cluster.sbatch(command, *shape)
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    assert (
-        "this job has 2 tasks (SLURM_NTASKS), but only this process"
-        in (tmp_path / "out").read_text()
-    )
-    # srun starts fewer tasks than the config has ranks.
-    job = cluster.sbatch(
-        f"srun -n1 -N1 {command} launch.nodes=2", *shape[:1], f"--output={tmp_path}/two"
-    )
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    assert "= 2 ranks, but 1 was started (slurm)" in (tmp_path / "two").read_text()
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_refusal_shows_the_schedulers_words_and_the_key(train: Train, tmp_path: Path) -> None:

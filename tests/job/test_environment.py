@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import cluster
-from tests.conftest import ROOT, Completed, run_module
+from tests.conftest import ROOT, Completed
 
 # Python imports this module at its start. It writes the variables at the moment when torch is
 # loaded. With ONLY_LOOK the rank then ends, which saves seconds; the other tests train to the end.
@@ -98,25 +98,6 @@ def test_here_with_a_variable_of_ones_own(
     assert watched.ranks() == {"0": EXPECTED | sockets | {"NCCL_DEBUG": "VERSION"}}
     kept = "exported variables are kept: NCCL_DEBUG=VERSION (not network.debug=WARN)\n"
     assert done.stderr.count(kept) == 1
-
-
-def test_a_sweep_here(
-    train: Callable[..., Completed], watched: Watched, no_sbatch: dict[str, str]
-) -> None:
-    ranks = "launch.tasks_per_node=2"
-    look = watched.env | {"ONLY_LOOK": "1"}
-    train("-m", *SHORT, *SETTINGS, ranks, new=True, code=4, **look, **no_sbatch)
-    # The ranks of one node connect to each other at an address that no other node can reach.
-    expected = EXPECTED | {"GLOO_SOCKET_IFNAME": "lo"}
-    assert watched.ranks() == {"0": expected, "1": expected}
-
-
-def test_a_frozen_run(digits: Path, tmp_path: Path, watched: Watched) -> None:
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    frozen = run_module("hpctrain", "freeze", *where, *SHORT, *SETTINGS, cwd=tmp_path)
-    run = frozen.stdout.strip()
-    run_module("hpctrain", "run", run, cwd=tmp_path, new=True, ONLY_LOOK="1", **watched.env)
-    assert watched.ranks() == {"0": EXPECTED}
 
 
 @pytest.mark.slurm

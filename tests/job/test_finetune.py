@@ -1,11 +1,8 @@
 """experiment=finetune: a tiny model of Hugging Face is trained, saved and adapted by LoRA."""
 
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.validate import validate
@@ -70,14 +67,3 @@ def test_a_model_from_a_folder_learns_own_text(tmp_path: Path) -> None:
     before, after = losses["train/loss", 1], losses["val/loss", 80]
     print(f"loss {before:.3f} -> {after:.3f}, bits per byte {losses['val/bits_per_byte', 80]:.3f}")
     assert after < 0.7 * before
-
-    # The same model with a layer in 8 bits is refused, with what to do.
-    stored = load_file(tmp_path / "base" / "model.safetensors")
-    name = "model.layers.0.self_attn.q_proj.weight"
-    scale = stored[name].abs().amax() / 127
-    shutil.copytree(tmp_path / "base", tmp_path / "base8")
-    codes = {name: (stored[name] / scale).to(torch.int8), f"{name}_scale": scale}
-    save_file(stored | codes, tmp_path / "base8" / "model.safetensors", {"format": "pt"})
-    told = run_module("hpctrain", *lora, "checkpoint.init_from=base8", cwd=tmp_path, code=2).stderr
-    assert f"{name} is stored as int8 and is float32 in the model" in told
-    assert "take the release of the model in bf16" in told

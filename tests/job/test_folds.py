@@ -1,15 +1,12 @@
 """Cross-validation with real digits and a made-up patient: no patient is in both parts."""
 
-import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hpctrain import load_run
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -18,7 +15,6 @@ from hpctrain.errors import HpctrainError
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
-from tests.conftest import run_json, run_module, runs
 from tests.job.feeds import Build, builder, epoch, values
 
 FOLDS = 3
@@ -139,41 +135,3 @@ def test_what_cannot_be_is_said_before_anything_is_queued(
     with pytest.raises(HpctrainError) as error:
         check(config(*re.split(r" (?=data|train)", overrides)))
     assert words in str(error.value)
-
-
-def given(patients: Path, folder: Path, *overrides: str) -> list[str]:
-    where = ["experiment=digits", f"data.path={patients}", f"output_dir={folder}/runs"]
-    off = ["tracking=off", "monitor.enabled=false"]
-    return [*where, "data.group=patient", *FIELDS, *off, *overrides]
-
-
-@pytest.mark.slow
-def test_a_sweep_over_the_folds_is_cross_validation(patients: Path, tmp_path: Path) -> None:
-    folds = ",".join(f"{fold}/3" for fold in range(3))
-    local = "hydra/launcher=submitit_local"
-    sweep = ("-m", f"data.fold={folds}", "train.max_epochs=3", local)
-    run_module("hpctrain", *given(patients, tmp_path, *sweep), cwd=tmp_path)
-    found = runs(tmp_path / "runs")
-    assert len(found) == 3
-    samples: Counter[int] = Counter()
-    for run in found:
-        loaded = load_run(run)
-        result = run_json(run)["result"]
-        assert {f"val/{name}": value for name, value in loaded.evaluate().items()} == {
-            name: value for name, value in result.items() if name.startswith("val/")
-        }
-        out = loaded.predict(None, tmp_path / f"{run.name}-out")
-        index = json.loads((out / "index.json").read_text())
-        (name,) = {shard["split"] for shard in index["shards"]}
-        assert name == f"train-fold-{loaded.config.data.fold[0]}-of-3"  # type: ignore[index]
-        samples[name] = sum(shard["count"] for shard in index["shards"])
-        assert loaded.evaluate("train")["loss"] != result["val/loss"]
-    assert sum(samples.values()) == 1000
-    said = run_module(
-        *("hpctrain", "report", *(str(run) for run in found), "--over", "fold"),
-        *("--metric", "val/accuracy"),
-        cwd=tmp_path,
-    )
-    assert "±" in said.stdout
-    done = run_module("hpctrain", "evaluate", str(found[0]), cwd=tmp_path)
-    assert "split train-fold-" in done.stdout

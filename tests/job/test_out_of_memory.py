@@ -28,27 +28,6 @@ def test_one_process_lowers_it_and_goes_on(train: Train, tmp_path: Path) -> None
     assert run_json(only_run(tmp_path))["micro_batch_rows"] == 16
 
 
-@pytest.mark.slow
-def test_what_helps_is_named_when_a_single_row_does_not_fit(train: Train, tmp_path: Path) -> None:
-    (tmp_path / "limited.py").write_text(TASK.replace("> 16", "> 0"))
-    done = train(*COMMON, PYTHONPATH=str(tmp_path), code=1)
-    assert "out of memory: `train.activation_checkpointing=full` computes activat" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["train.micro_batch_size=32", "train.accumulate=1"])
-def test_a_sharded_run_goes_on_when_it_is_started_again(
-    train: Train, tmp_path: Path, size: str
-) -> None:
-    (tmp_path / "limited.py").write_text(TASK)
-    for code in (1, 1, 0) if size == "train.accumulate=1" else (1, 0):
-        done = train(*COMMON, size, "parallel=offload", PYTHONPATH=str(tmp_path), code=code)
-        if code:
-            assert "the run goes on from its last checkpoint with" in done.stderr
-    assert run_json(only_run(tmp_path))["micro_batch_rows"] == 16
-    assert run_json(only_run(tmp_path))["state"] == "finished"
-
-
 def test_an_error_on_one_of_two_ranks_ends_both_and_the_next_attempt_has_smaller_ones(
     train: Train, tmp_path: Path
 ) -> None:

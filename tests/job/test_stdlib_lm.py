@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain import gpu_driver
-from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.text_generation import Generator
-from hpctrain.models import Transformer
 from tests.bounds import EXACT
 from tests.conftest import Completed, run_json, run_module
-from tests.steps import save_alone
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
 SMALL = (
@@ -72,15 +69,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 @pytest.fixture(scope="module")
 def generator(trained: tuple[Path, Completed]) -> Generator:
     return Generator.of(trained[0])
-
-
-@pytest.mark.slow
-def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> None:
-    run, done = trained
-    result = run_json(run)["result"]
-    assert result["train/loss"] < 0.5 * math.log(300)
-    assert result["val/bits_per_byte"] < 1.5
-    assert f"{result['val/bits_per_byte']:.4f}" in done.stdout
 
 
 def test_bits_per_byte_are_exact(
@@ -142,20 +130,6 @@ def test_tokens_that_begin_alike(corpus: Path) -> None:
     assert len(similar) > 3
     assert tokenizer.eod not in tokenizer.extensions(tokenizer.encode("<")[0])
     assert DatasetTokenizer("bytes", 256, None).extensions(7) == [7]
-
-
-@pytest.mark.parametrize("part", ["model", "replica.0.model"])
-def test_weights_alone_are_loaded(part: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    models = [Transformer(50, 32, 1, 2, tied=True) for _ in range(2)]
-    state = {part: models[0].state_dict(), "optimizer": {"step": torch.zeros(1)}}
-    del state[part]["head.weight"]
-    save_alone(state, tmp_path)
-    load_weights(models[1], tmp_path)
-    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(first, second)
-    with pytest.raises(StorageError, match=r"has no layers\.1\."):
-        load_weights(Transformer(50, 32, 2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(

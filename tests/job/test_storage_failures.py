@@ -12,7 +12,7 @@ from hpctrain.errors import StorageError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.freeze import told
 from hpctrain.runs.terminal_log import kept
-from tests.conftest import NET, Completed, only_run, run_json, run_module, runs
+from tests.conftest import NET, Completed, runs
 
 Train = Callable[..., Completed]
 SIZE = ("train.max_steps=60", "checkpoint.every_steps=4", "checkpoint.keep=100", "tracking=off")
@@ -76,20 +76,6 @@ def test_a_run_directory_that_is_deleted_while_it_trains(train: Train, tmp_path:
     assert last.startswith(f"error: {tmp_path}/runs/digits-")
     assert "is gone: it was deleted or renamed while the run was under way" in last
     assert not runs(tmp_path / "runs"), "no checkpoint was written where nobody finds it"
-
-
-@pytest.mark.slow  # the log itself is looked at below
-def test_what_is_no_exception_is_shown_by_logs(train: Train, tmp_path: Path) -> None:
-    (tmp_path / "odd.py").write_text("class Odd(BaseException): pass\n")
-    action = "import odd; raise odd.Odd('a panic of a library')"
-    (tmp_path / "my_net.py").write_text(ACTING.replace("ACTION", action))
-    done = train("model._target_=my_net.Net", *SIZE, code=1)
-    assert done.stderr.splitlines()[-1] == "odd.Odd: a panic of a library"
-    run = only_run(tmp_path)
-    assert run_json(run)["attempts"][-1]["error"] == "Odd: a panic of a library"
-    shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path).stdout
-    assert "odd.Odd: a panic of a library" in shown
-    assert "my_net.py" in shown
 
 
 def test_only_failures_of_the_storage_are_retold(tmp_path: Path) -> None:

@@ -105,65 +105,6 @@ def test_two_ranks_give_the_loss_of_one(train: Train, reference: Reference, tmp_
         assert two[key] == pytest.approx(one[key], rel=EXACT), key
 
 
-SLOW_EVALUATION = """\
-import os, time
-import torch
-from hpctrain.tasks import Classification
-
-class Task(Classification):
-    def __call__(self, model, batch):
-        sums = super().__call__(model, batch)
-        if not model.training:
-            torch.rand(1)  # an evaluation may use random numbers
-            if os.path.exists(slow := os.path.dirname(__file__) + "/slow"):
-                open(slow + ".now", "a").write("batch\\n")
-                time.sleep(0.2)
-        return sums
-"""
-
-
-@pytest.mark.slow
-def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
-    train: Train,
-    reference: Reference,
-    digits: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slow, batches = tmp_path / "slow", tmp_path / "slow.now"
-    (tmp_path / "slow_evaluation.py").write_text(SLOW_EVALUATION)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    common = (
-        *("train.max_steps=40", "train.eval_every=20", "train.log_every=1"),
-        *("train.global_batch_size=16", "model.dropout=0.1", "checkpoint.every_steps=1000"),
-        *("task._target_=slow_evaluation.Task", "tracking.upload=false"),
-    )
-    undisturbed = reference(*common)
-    slow.touch()
-    # An evaluation has 12 batches. The second attempt makes the first one again.
-    for reached, begun in ((20, 2), (40, 14)):
-        batches.write_text("")
-        process = start(digits, tmp_path, *common)
-        end = time.monotonic() + 120
-        while batches.read_text().count("batch") < begun:
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 143
-        assert batches.read_text().count("batch") <= begun + 3
-        run = only_run(tmp_path)
-        attempt = run_json(run)["attempts"][-1]
-        assert (attempt["state"], attempt["step"]) == ("interrupted", reached)
-        assert ("val/loss", reached) not in journal_metrics(run)
-    slow.unlink()
-    train(*common)
-    assert run_json(run)["state"] == "finished"
-    assert journal_metrics(run) == journal_metrics(undisturbed)
-    logged = (run / "journal" / "events.jsonl").read_text().count('"val/loss"')
-    assert logged == 2
-
-
 @pytest.mark.slow
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     train: Train, reference: Reference, tmp_path: Path
@@ -220,18 +161,6 @@ def test_all_ranks_know_why_one_of_them_was_stopped(digits: Path, tmp_path: Path
     assert (record["state"], record["attempts"][-1]["reason"]) == ("interrupted", "SIGINT")
 
 
-def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Path) -> None:
-    process = torchrun(digits, tmp_path)
-    process.kill()
-    process.wait()
-    run = only_run(tmp_path)
-    end = time.monotonic() + 120
-    while run_json(run)["state"] != "interrupted":
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
-
-
 def test_a_failing_training_exits_1_with_its_traceback(train: Train, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(NET.replace("return super()", 'raise OSError("no luck") #'))
     given = ("model._target_=bad.Net", "tracking=off")
@@ -278,17 +207,6 @@ def test_a_metric_that_a_users_task_lacks_ends_the_run_at_its_first_log_line(
     assert "step 6/9" not in done.stderr
     run = only_run(tmp_path)
     assert run_json(run)["attempts"][-1]["error"].startswith("ConfigError: metric=val/rmsee")
-
-
-@pytest.mark.slow
-def test_a_missing_gpu_is_told_before_the_tracker_starts(train: Train, tmp_path: Path) -> None:
-    done = train("parallel.device=cuda", code=2, CUDA_VISIBLE_DEVICES="")
-    assert "parallel.device=cuda, but torch sees no GPU here" in done.stderr
-    run = only_run(tmp_path)
-    assert run_json(run)["state"] == "failed"
-    assert "sees no GPU" in run_json(run)["attempts"][-1]["error"]
-    # So there is nothing to upload, for which the error would wait.
-    assert not (run / "journal").exists()
 
 
 def test_no_traceback_unless_asked(train: Train) -> None:

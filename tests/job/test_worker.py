@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,45 +10,14 @@ from typing import Any
 import pytest
 
 from hpctrain.causes import GPU_MEMORY
-from hpctrain.config.frozen import load
 from hpctrain.job import pieces, worker
 from hpctrain.job.attempt import Attempt
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from tests.conftest import Completed, journal_metrics, run_module, runs
-from tests.job.test_pause import weights
+from tests.conftest import runs
 from tests.made_runs import make_run
-
-Train = Callable[..., Completed]
-COMMON = (
-    *("-m", "hydra/sweeper=optuna", "hydra/launcher=submitit_local", "hydra.sweeper.n_jobs=1"),
-    *("hydra.sweeper.direction=maximize", "metric=val/accuracy", "train.max_steps=20"),
-    *("train.eval_every=10", "checkpoint.every_steps=1000", "model.dropout=0.1"),
-    *("tracking.upload=false", "hydra/sweeper/sampler=random"),
-)
-# Each line is what the process has after a trial.
-PROBE = """\
-import gc, json, os
-from hpctrain.training import Hook
-
-class Probe(Hook):
-    def after_evaluation(self, state):
-        process = f"/proc/{os.getpid()}"
-        count = lambda name: len(os.listdir(f"{process}/{name}"))
-        children = open(f"{process}/task/{os.getpid()}/children").read().split()
-        resident = int(open(f"{process}/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        found = {"files": count("fd"), "children": len(children), "frozen": gc.get_freeze_count(),
-                 "threads": count("task"), "resident": resident}
-        with open(os.path.dirname(__file__) + "/seen", "a") as file:
-            file.write(json.dumps({"process": os.getpid(), "step": state.step} | found) + "\\n")
-"""
-
-
-def log_of_worker(folder: Path) -> str:
-    (log,) = folder.glob("runs/sweeps/*/workers/0/logs/*_log.out")
-    return log.read_text()
 
 
 def by_kind(folder: Path) -> dict[str, Path]:
@@ -108,45 +76,6 @@ def test_the_worker_goes_on_after_a_trial_that_fails(
     monkeypatch.setattr(worker, "forget", lambda: False)
     assert worker._lead(given_by, folder, ranks) == 143  # type: ignore[arg-type]
     assert left == [good]
-
-
-@pytest.mark.slow
-def test_twenty_trials_leave_nothing_and_the_last_is_as_if_it_were_alone(
-    train: Train, digits: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "probe.py").write_text(PROBE)
-    hook = "+hooks=[{_target_: probe.Probe}]"
-    rates = "optimizer.lr=tag(log,interval(1e-3,1e-1))"
-    settings = ("train.log_every=5", "precision.compute=bf16", hook)
-    space = (rates, "train.deterministic=false", *settings)
-    train(*COMMON, "hydra.sweeper.n_trials=20", *space, timeout=900, PYTHONPATH=str(tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
-    ends = [line for line in lines if line["step"] == 20]
-    assert len(ends) == 20
-    assert len({line["process"] for line in ends}) == 1
-    first, last = ends[4], ends[-1]
-    for name in ("files", "children", "frozen"):
-        assert last[name] == first[name], name
-    assert last["threads"] <= first["threads"] + 2  # one of the last trial may still end
-    assert last["resident"] - first["resident"] < 32 * 2**20
-
-    names = re.findall(r"(digits-\w+): trained for", log_of_worker(tmp_path))
-    worked = tmp_path / "runs" / names[-1]
-    rate = load(worked / "config.yaml").optimizer.lr
-    alone = tmp_path / "alone"
-    own = [text for text in COMMON if not text.startswith(("-m", "hydra"))]
-    where = [f"data.path={digits}", f"output_dir={alone}/runs", "experiment=digits"]
-    run_module(
-        *("hpctrain", "freeze", *where, *own, *settings, f"optimizer.lr={rate!r}"),
-        *("train.deterministic=false",),
-        cwd=tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )
-    (other,) = runs(alone / "runs")
-    run_module("hpctrain", "run", str(other), cwd=tmp_path, new=True, PYTHONPATH=str(tmp_path))
-    assert other.name == worked.name
-    assert journal_metrics(other) == journal_metrics(worked)
-    assert weights(other, 20) == weights(worked, 20) != {}
 
 
 def test_ranks_heed_the_lines_of_their_own_step(tmp_path: Path) -> None:

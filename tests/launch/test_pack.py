@@ -29,7 +29,7 @@ from tests.made_runs import make_run
 
 Train = Callable[..., Completed]
 PACKED = """\
-import os, signal, time
+import os, signal
 from hpctrain.tasks import Classification
 
 class Packed(Classification):
@@ -38,24 +38,15 @@ class Packed(Classification):
     def __init__(self, *, fault="none", **options):
         super().__init__(**options)
         self.fault, self.folder = fault, os.path.dirname(__file__)
-        names = "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_SHARDS_ON_NODE"
-        with open(f"{self.folder}/gpu.{fault}", "w") as file:
-            file.write(" ".join(os.environ[name] for name in names if name in os.environ))
 
     def __call__(self, model, batch):
         self.calls += 1
         if self.calls == 25 and self.fault == "error":
             raise ValueError("as asked")
-        if self.fault.startswith("slow") and os.path.exists(f"{self.folder}/slow"):
-            time.sleep(0.25)
         once = f"{self.folder}/killed"
         if self.calls == 25 and self.fault == "kill" and not os.path.exists(once):
             open(once, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        once = f"{self.folder}/frozen"
-        if self.calls == 25 and self.fault == "freeze" and not os.path.exists(once):
-            open(once, "w").close()
-            os.kill(os.getpid(), signal.SIGSTOP)
         return super().__call__(model, batch)
 """
 
@@ -277,22 +268,10 @@ def fault_of(run: Path) -> str:
     return str(said["error"]["summary"])
 
 
-def states(folder: Path) -> dict[str, str]:
-    """Return the states of the runs, as `status` shows them, by the value of +task.fault."""
-    listed = json.loads(run_module("hpctrain", "status", "--json", str(folder)).stdout)
-    names = {str(run): fault for fault, run in by_fault(folder).items()}
-    return {names[str(Path(one["run"]).resolve())]: one["state"] for one in listed}
-
-
-def wait_for_states(folder: Path, **expected: str) -> None:
-    cluster.wait_for(lambda: states(folder) == expected, 240, f"the states {expected}")
-
-
 @pytest.fixture
 def packed(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """A function that submits runs with the task Packed; the file `slow` holds some of them up."""
+    """A function that submits runs with the task Packed."""
     (tmp_path / "packed.py").write_text(PACKED)
-    (tmp_path / "slow").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     size = ("train.max_steps=200", "checkpoint.every_steps=20", "tracking=off")
 
@@ -339,92 +318,3 @@ def test_three_runs_share_a_whole_node(packed: Train, tmp_path: Path) -> None:
     assert shares[0].startswith("billing=8,cpu=8")
     assert all("cpu=1" in share for share in shares[2:])
     assert fault_of(found["error"]).endswith("ValueError: as asked")
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("empty_queue")
-def test_a_preempted_job_goes_on_with_the_runs_that_have_not_ended(
-    packed: Train, tmp_path: Path
-) -> None:
-    where = ("launch.pack=4", "site.partition=preemptible", "train.max_steps=1000")
-    packed("+task.fault=none,error,slow,slower", *where)
-    (job,) = {*cluster.job_ids(tmp_path / "runs")}
-    found = by_fault(tmp_path / "runs")
-    for name in ("slow", "slower"):
-        cluster.wait_for_step(found[name], 20)
-    wait_for_states(
-        tmp_path / "runs", none="finished", error="failed", slow="running", slower="running"
-    )
-    preempted = cluster.tool("preempt", job)
-    assert preempted.returncode == 0, preempted.stderr
-    for name in ("slow", "slower"):
-        run = found[name]
-        cluster.wait_for(lambda run=run: run_json(run)["state"] == "interrupted", 180, "the save")
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    assert states(tmp_path / "runs") == {
-        "none": "finished",
-        "error": "failed",
-        "slow": "requeued",
-        "slower": "requeued",
-    }
-    (tmp_path / "slow").unlink()
-    assert cluster.tool("hurry", job).returncode == 0
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    records = {name: run_json(run) for name, run in found.items()}
-    assert {name: len(one["attempts"]) for name, one in records.items()} == {
-        "none": 1,
-        "error": 1,
-        "slow": 2,
-        "slower": 2,
-    }
-    assert records["slow"]["state"] == records["slower"]["state"] == "finished"
-    assert records["slow"]["attempts"][1]["restart_count"] == 1
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("empty_queue")
-def test_one_run_of_a_job_is_cancelled_and_submitted_again(packed: Train, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shape = ("launch.pack=2", "launch.gpus_per_node=1", "train.max_steps=9000")
-    packed("+task.fault=slow,slower", *shape)
-    (job,) = {*cluster.job_ids(folder)}
-    found = by_fault(folder)
-    for run in found.values():
-        cluster.wait_for_step(run, 20)
-    gpus = {path.read_text() for path in tmp_path.glob("gpu.*")}
-    assert gpus == {"0 1", "1 1"}  # CUDA_VISIBLE_DEVICES and SLURM_GPUS_ON_NODE
-    said = run_module("hpctrain", "cancel", str(found["slow"])).stdout
-    assert f"asked to save and stop, within seconds; job {job} goes on with its other runs" in said
-    wait_for_states(folder, slow="interrupted", slower="running")
-    assert run_json(found["slow"])["attempts"][-1]["verdict"] == "cancel"
-    # The one that was cancelled comes back alone, and asks for its share only.
-    packed("+task.fault=slow", *shape, "+site.sbatch.hold=true")
-    again = cluster.job_id(found["slow"])
-    assert again != job
-    script = Path(run_json(found["slow"])["submission"]["script"]).read_text()
-    assert "#SBATCH --gpus-per-node=1\n" in script
-    assert states(folder) == {"slow": "queued", "slower": "running"}
-    run_module("hpctrain", "cancel", *map(str, found.values()))
-    assert cluster.wait_for_end([job]) == {job: "CANCELLED"}
-    assert again not in cluster.queue()
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.usefixtures("empty_queue")
-def test_four_runs_share_a_gpu_at_the_same_time(packed: Train, tmp_path: Path) -> None:
-    """Slurm's parts of GPUs are real; the GPUs are device files, so nobody uses their memory."""
-    shape = ("launch.pack=4", "launch.gpus_per_node=1", "launch.gpus_per_run=0.25")
-    packed("+task.fault=slow,slower,slowest,slow4", *shape, "train.max_steps=1000")
-    (job,) = {*cluster.job_ids(tmp_path / "runs")}
-    for run in by_fault(tmp_path / "runs").values():
-        cluster.wait_for_step(run, 20)
-    assert set(states(tmp_path / "runs").values()) == {"running"}  # not one after another
-    # CUDA_VISIBLE_DEVICES, SLURM_GPUS_ON_NODE and SLURM_SHARDS_ON_NODE
-    assert {path.read_text() for path in tmp_path.glob("gpu.*")} == {"0 1 1"}
-    (tmp_path / "slow").unlink()
-    assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
-    fields = ("sacct", "--allocations", "--noheader", "--parsable2", "--format=AllocTRES")
-    assert "gres/gpu" not in cluster.slurm(*fields, f"--jobs={job}")

@@ -1,7 +1,6 @@
 """The sbatch script on a real Slurm: how Slurm reads it, what ranks see, how they come back."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from hpctrain.slurm.queue import call
 from hpctrain.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import ROOT, Completed, only_run, run_json, runs
+from tests.conftest import ROOT, Completed, only_run, run_json
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -125,52 +124,6 @@ def test_every_rank_sees_the_right_gpus(
     assert [seen[rank]["SLURM_DISTRIBUTION"] for rank in range(4)] == ["block:block"] * 4
 
 
-# There is no container runtime here. This stand-in hides the scheduler's commands from the command
-# that it runs, as a container would.
-APPTAINER = """\
-#!/bin/bash
-echo "apptainer $*"
-while [[ $1 != *.sif ]]; do shift; done
-shift
-PATH=/nowhere exec "$@"
-"""
-
-
-@pytest.fixture
-def in_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides for runs in a container, which is the stand-in above."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "apptainer").write_text(APPTAINER)
-    (commands / "apptainer").chmod(0o755)
-    monkeypatch.setenv("PATH", str(commands), prepend=":")
-    image = f"site.container.image={tmp_path}/image.sif"
-    return ["site.container.runtime=apptainer", image, f"site.container.python={sys.executable}"]
-
-
-@pytest.mark.slow
-def test_a_container_comes_back_after_a_preemption(
-    train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
-) -> None:
-    size = ["train.max_epochs=16", "checkpoint.every_steps=20", "tracking=off"]
-    train("-m", *size, paced.task, "site.partition=preemptible", *in_apptainer)
-    (run,) = runs(tmp_path / "runs")
-    job = cluster.job_id(run)
-    cluster.wait_for_step(run, 40)
-    assert cluster.tool("preempt", job).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    first = run_json(run)["attempts"][0]
-    assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
-    log = (run / "logs" / f"{job}.rank0.log").read_text()
-    assert f"--bind={tmp_path} " in log
-    assert "the batch script was asked to requeue the job" in log
-    paced.go()
-    assert cluster.tool("hurry", job).returncode == 0
-    assert wait_for_end(job) == "COMPLETED"
-    assert [attempt["restart_count"] for attempt in run_json(run)["attempts"]] == [0, 1]
-    assert not (run / "requeue").exists()
-
-
 @pytest.fixture
 def preempting() -> Iterator[Callable[[str, int], None]]:
     """A function that sets how the partition `preemptible` treats the jobs that it preempts."""
@@ -213,31 +166,3 @@ def test_a_chain_goes_on_where_slurm_cancels(
     assert [each["job_id"] for each in (first, second)] == [f"{job}_0" for job in jobs[:2]]
     assert second["first_step"] >= 20
     assert state_of(run) == ("finished", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "grace_s", "requeue"), [("REQUEUE", 0, 1), ("CANCEL", 10, 1), ("REQUEUE", 10, 0)]
-)
-def test_a_preempted_job_is_requeued(
-    mode: str,
-    grace_s: int,
-    requeue: int,
-    train: Train,
-    tmp_path: Path,
-    paced: Paced,
-    preempting: Callable[[str, int], None],
-) -> None:
-    preempting(mode, grace_s)
-    train("-m", *SITE)
-    run = only_run(tmp_path)
-    job = cluster.job_id(run)
-    cluster.wait_for_step(run, 20)
-    # As `sbatch --no-requeue` and JobRequeue=0 leave it.
-    cluster.slurm("scontrol", "update", f"JobId={job}", f"Requeue={requeue}")
-    assert cluster.tool("preempt", job).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    paced.go()
-    assert cluster.tool("hurry", job).returncode == 0
-    assert wait_for_end(job) == "COMPLETED"
-    assert [attempt["restart_count"] for attempt in run_json(run)["attempts"]] == [0, 1]

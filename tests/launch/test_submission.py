@@ -6,16 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpctrain.commands import cancel
-from hpctrain.runs.state.facts import gather
 from tests import cluster
-from tests.cluster import Paced
-from tests.conftest import NET, ROOT, Completed, linked_python, run_json, run_module, runs
+from tests.conftest import NET, Completed, linked_python, run_json, run_module, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -228,40 +225,6 @@ def test_a_job_that_is_being_requeued_is_not_doubled(
     assert len(cluster.queue()) == 1
 
 
-@pytest.mark.slow
-def test_what_is_submitted_later_keeps_to_max_running_too(train: Train, tmp_path: Path) -> None:
-    limit = ("tracking=off", "launch.max_running=1", HELD)
-    train("-m", "seed=1,2", *limit)
-    train("-m", "seed=1,2,3", *limit)
-    first, second = sorted({job.partition("_")[0] for job in cluster.job_ids(tmp_path / "runs")})
-    shown = cluster.slurm("scontrol", "show", "job", second)
-    assert f"Dependency=afterany:{first}_*" in shown
-
-
-@pytest.mark.slow
-def test_a_chain_is_one_job_to_its_user(train: Train, tmp_path: Path) -> None:
-    common = ("-m", "seed=1,2", "train.max_steps=2", "tracking=off", "launch.chain=3")
-    train(*common, "launch.max_running=1", HELD)
-    assert len(cluster.queue()) == 6
-    jobs = {run: facts.chain for run in runs(tmp_path / "runs") for facts in gather([run])}
-    first, second = sorted(jobs.values())
-    shown = cluster.slurm("scontrol", "show", "job", second[0])
-    for job in first:
-        assert f"afterany:{job}_*(unfulfilled)" in shown
-    assert "singleton" in shown
-    names = cluster.slurm("squeue", "--noheader", "--array", "--format=%j").split()
-    assert sorted(names.count(name) for name in {*names}) == [3, 3]
-    assert train(*common, HELD).stderr.count("pending already") == 2
-    assert len(cluster.queue()) == 6
-    train(*common[:-1], "launch.chain=2", "launch.rerun=queued", HELD)
-    assert len(cluster.queue()) == 4
-    assert cancel.main(["--all", "--dir", str(tmp_path / "runs")]) == 0
-    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
-    done = train(*common, "launch.wait=true")
-    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}, done.stderr
-    cluster.wait_for(lambda: not cluster.queue(), 60, "the end of the jobs that waited")
-
-
 def test_a_run_that_ends_while_we_look_is_not_done_again(
     train: Train, tmp_path: Path, wrapper: Callable[[str, str], str]
 ) -> None:
@@ -271,19 +234,6 @@ def test_a_run_that_ends_while_we_look_is_not_done_again(
     path = wrapper("squeue", f'until {ended}; do sleep 0.2; done; exec "$real" "$@"')
     assert "finished before" in train(*common, PATH=path).stderr
     assert not cluster.queue()
-
-
-@pytest.mark.slow
-def test_a_refusal_leaves_the_finished_run_that_was_to_be_made_again(
-    train: Train, tmp_path: Path
-) -> None:
-    common = ("tracking=off", "train.max_steps=2")
-    train(*common)
-    (run,) = runs(tmp_path / "runs")
-    before = run_json(run)
-    train("-m", *common, "launch.rerun=all", "site.partition=none", code=4)
-    assert runs(tmp_path / "runs") == [run]
-    assert run_json(run) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
@@ -332,35 +282,6 @@ def test_data_that_was_exchanged_meanwhile_is_refused(
     assert cluster.wait_for_end([job]) == {job: "FAILED"}
     (log,) = run.glob("logs/*.rank0.log")
     assert "error: data.path" in log.read_text()
-
-
-@pytest.mark.slow
-def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, paced: Paced) -> None:
-    common = ("tracking=off", "train.max_epochs=20", "checkpoint.every_steps=20", paced.task)
-    train("-m", *common)
-    (run,) = runs(tmp_path / "runs")
-    cluster.wait_for(lambda: list(run.glob("checkpoints/step-*")), 180, "a checkpoint")
-    paced.fail()
-    (job,) = cluster.job_ids(tmp_path / "runs")
-    assert cluster.wait_for_end([job]) == {job: "FAILED"}
-    paced.fail(False)
-    assert "failed before" in train("-m", *common, "launch.rerun=none").stderr
-    assert not cluster.queue()
-    paced.go()
-    train("-m", *common, "launch.wait=true")
-    record = run_json(run)
-    assert record["state"] == "finished"
-    assert len(record["attempts"]) == 2
-    # There is nothing to do: the output names no running job, and the sweep still names its runs.
-    idle = train("-m", *common).stderr
-    assert idle.startswith("1 run: sbatch")
-    assert "without this terminal" not in idle
-    newest = max((tmp_path / "runs" / "sweeps").iterdir())
-    assert run.name in run_module("hpctrain", "status", str(newest)).stdout
-    again = train("-m", *common, "launch.rerun=all", HELD)
-    assert "queued" in again.stderr
-    assert run_json(run.with_name(run.name + ".1"))["uid"] == record["uid"]
-    assert run_json(run)["attempts"] == []
 
 
 def test_checking_asks_the_scheduler_and_shows_the_start(train: Train, tmp_path: Path) -> None:
@@ -425,58 +346,3 @@ def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -
     stamp = sent.parents[1].name
     lines = [line for line in shown.splitlines() if "/sweeps/" not in line]
     assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A second cluster with small limits: 3 tasks per array and 4 jobs in the queue."""
-    cluster.require()
-    folder = tmp_path_factory.mktemp("cluster") / "strict"
-    setting = {cluster.SETTING: f"{folder}:10.79.{cluster.number()}.0/24"}
-    limits = ("--set", "MaxArraySize=3", "--set", "AccountingStorageEnforce=limits")
-    up = cluster.tool("up", "--nodes", "1", *limits, **setting)
-    assert up.returncode == 0, up.stderr
-    env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    cluster.slurm("sacctmgr", "-in", "modify", "qos", "normal", "set", "GrpSubmitJobs=4", env=env)
-    yield {"SLURM_CONF": str(folder / "slurm.conf")}
-    cluster.tool("down", **setting)
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("strict")
-def test_arrays_keep_to_the_clusters_limits(
-    train: Train, tmp_path: Path, strict: dict[str, str]
-) -> None:
-    common = ("seed=range(0,5)", "train.max_steps=2", "tracking=off")
-    done = train("-m", *common, HELD, code=4, **strict)
-    assert "4 of 5 runs queued, 1 not" in done.stderr
-    env = os.environ | strict
-    listed = cluster.slurm("squeue", "--noheader", "--array", "--format=%i", env=env).split()
-    assert sorted(job.partition("_")[2] for job in listed) == ["0", "0", "1", "2"]
-    states = [run_json(run)["state"] for run in runs(tmp_path / "runs")]
-    assert sorted(states) == ["created"] + ["queued"] * 4
-    cluster.slurm("scancel", "--me", env=env)
-    # With launch.wait it submits the rest when there is room in the queue.
-    time.sleep(1)
-    done = train("-m", *common, "launch.wait=true", "launch.max_running=3", **strict)
-    assert {run_json(run)["state"] for run in runs(tmp_path / "runs")} == {"finished"}
-    assert len({cluster.job_id(run) for run in runs(tmp_path / "runs")}) == 5
-
-
-@pytest.mark.slow
-def test_a_run_of_the_template_that_waits_for_its_restart_is_not_doubled(
-    train: Train, digits: Path, tmp_path: Path, paced: Paced
-) -> None:
-    size = ["tracking=off", "train.max_epochs=400", "checkpoint.every_steps=20", paced.task]
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    options = [f"--chdir={tmp_path}", f"--output={tmp_path}/out"]
-    options += [f"--export=ALL,HPCTRAIN_PYTHON={sys.executable}"]
-    template = str(ROOT / "slurm" / "train.sbatch")
-    job = cluster.slurm("sbatch", "--parsable", *options, template, *where, *size)
-    (run,) = cluster.wait_for(lambda: runs(tmp_path / "runs"), 180, "the run directory")
-    cluster.wait_for_step(run, 20)
-    assert "running already" in train("-m", *size).stderr
-    cluster.slurm("scancel", "--signal=USR2", job)
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    assert "pending already" in train("-m", *size).stderr
-    assert cluster.queue() == [job]

@@ -143,23 +143,3 @@ def test_a_search_here_goes_on_where_it_stopped(
     assert " of 8 trials of study digits-" in more.stdout
     (stored,) = tmp_path.glob("runs/sweeps/*.optuna")
     assert stored.name in re.sub(r"study (\S+)", r"\1.optuna", more.stdout)
-
-
-@pytest.mark.slow
-def test_a_search_whose_trials_all_fail_is_an_error(
-    train: Train, no_sbatch: dict[str, str]
-) -> None:
-    search = (*SEARCH, "seed=range(0,9)", "model.in_features=3", "hydra.sweeper.n_trials=4")
-    done = train(*search, code=4, **no_sbatch)
-    assert "none of the 4 trials finished" in done.stderr
-    strict = ("seed=range(0,8)", "hydra.sweeper.max_failure_rate=0.5")
-    done = train(*search, *strict, code=4, **no_sbatch)
-    assert "2 of 2 trials failed, more than hydra.sweeper.max_failure_rate=0.5" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_a_metric_that_is_not_there_is_a_failure(train: Train, no_sbatch: dict[str, str]) -> None:
-    # This search is also tracked.
-    search = (*SEARCH[:-1], "seed=range(0,9)", "metric=train/bubble", "hydra.sweeper.n_trials=1")
-    assert "train/bubble" in train(*search, code=4, **no_sbatch).stderr

@@ -1,21 +1,17 @@
 """What `status` and `report` show of a search, whose study and runs are made by hand."""
 
-import fcntl
 import json
-import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain.commands import cancel, logs, resume, status
+from hpctrain.commands import cancel, resume, status
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.report import report_command
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.select import latest_run
 from hpctrain.search import worker_arrays
 from hpctrain.slurm.queue import Job, Queue
 from hpctrain.tracking.journal import last_record
@@ -55,47 +51,6 @@ def test_status_of_a_search_that_is_over(
     assert (len(told["runs"]), told["search"]["best"]) == (12, 5)
     assert told["search"]["rungs"][1]["promoted"] == 1
     assert told["search"]["trials"][5]["values"]["90"] == pytest.approx(1 / 90)
-
-
-def test_status_of_a_search_that_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_slurm: None
-) -> None:
-    sweep = make_search(tmp_path, over=False)
-    text = shown(capsys, status, "--dir", tmp_path, "2026")
-    assert "The best so far is trial 5" in text
-    assert "val/loss is 0.033333 at step 30" in text
-    assert words(text)[3:5] == [["2", "30", "4", "1", "3", "0.033333"], ["3", "90", "1"]]
-    assert words(text)[7][2] == "promoted"
-    assert "No worker runs: the same command goes on; the logs of its workers: " in text
-    # Workers hold the locks of trials 4 and 5.
-    (sweep / "trials").mkdir()
-    for number in (5, 4):
-        run = tmp_path / f"digits-{number:08d}"
-        content = json.loads((run / "run.json").read_text()) | {"state": "running"}
-        content["attempts"][-1] |= {"host": "n7"}
-        (run / "run.json").write_text(json.dumps(content))
-        (run / "progress.json").write_text(json.dumps({"step": 41, "time": time.time()}))
-    with open(sweep / "trials" / "4", "w") as four, open(sweep / "trials" / "5", "w") as five:
-        fcntl.flock(four, fcntl.LOCK_EX)
-        fcntl.flock(five, fcntl.LOCK_EX)
-        text = shown(capsys, status, "--dir", tmp_path, "2026")
-    rows = words(text)
-    assert rows[2:5] == [
-        ["1", "10", "1", "11", "4", "7", "0.1"],
-        ["2", "30", "4", "1", "2", "0.033333"],
-        ["3", "90", "2"],
-    ]
-    assert [row[:5] for row in rows[7:9]] == [
-        ["5", "digits-00000005", "training", "41/90,", "n7"],
-        ["4", "digits-00000004", "training", "41/30,", "n7"],
-    ]
-    assert "No worker runs" not in text
-    # `top` and `logs` take the trial that has shown progress last.
-    os.utime(tmp_path / "digits-00000004" / "progress.json", (2e9, 2e9))
-    (tmp_path / "digits-00000004" / "logs").mkdir()
-    (tmp_path / "digits-00000004" / "logs" / "terminal_1.rank0.log").write_text("step 41\n")
-    assert latest_run(tmp_path, "2026", "top").name == "digits-00000004"
-    assert shown(capsys, logs, "--dir", tmp_path, "2026") == "step 41\n"
 
 
 def test_the_end_of_a_search_is_recorded_for_mlflow(tmp_path: Path, no_slurm: None) -> None:

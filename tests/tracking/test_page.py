@@ -1,10 +1,8 @@
 """What people read on a run's page in MLflow, in real stores; and the files that it comes from."""
 
 import json
-import sqlite3
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import samples
-from hpctrain.tracking.final_status import with_cause
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.page import links, nodes
 from hpctrain.tracking.page.images import save_image
@@ -170,17 +167,6 @@ def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
     assert is_uploaded(run, Meta.read(run))
 
 
-def test_the_cause_of_an_end_is_above_what_people_write() -> None:
-    first = with_cause("mine", "FAILED", "it | is\nbad")
-    assert "**Failed**: it | is bad\n" in first
-    assert first.endswith("\n\nmine")
-    second = with_cause(f"over it\n{first}", "KILLED", "node lost")
-    assert second.count("**") == 2
-    assert second.endswith("over it\nmine")
-    assert with_cause(first, "RUNNING", "") == "mine"
-    assert with_cause("", "FAILED", "it") == "", "somebody has removed the description"
-
-
 def test_a_repeated_image_replaces_itself(tmp_path: Path) -> None:
     first = save_image(tmp_path, "a b", np.zeros((4, 5), np.uint8), 1)
     assert save_image(tmp_path, "a b", np.ones((4, 5, 1), bool), 1) == first
@@ -235,32 +221,3 @@ def test_a_change_on_a_node_is_told_once(tmp_path: Path) -> None:
     writer.write(2.0, facts={"driver": "570"})
     assert seen.new_tags() == {"hpctrain.node.n01": "driver=570"}
     writer.close()
-
-
-@pytest.mark.slow
-def test_a_description_that_somebody_has_changed_stays(
-    database: Path, tmp_path: Path, sync: Callable[..., Any], rows: Rows
-) -> None:
-    for attempt in range(2):
-        tracker = new_tracker(tmp_path / "r", database)
-        tracker.start({}, {"mlflow.note.content": "ours", "hpctrain.hosts": f"n{attempt}"})
-        tracker.finish("FINISHED")
-        assert sync(tmp_path / "r").returncode == 0
-        change = "UPDATE tags SET value = 'theirs' WHERE key = 'mlflow.note.content'"
-        with closing(sqlite3.connect(database)) as connection, connection:
-            connection.execute(change)
-    tags = dict(rows("SELECT key, value FROM tags"))
-    assert (tags["mlflow.note.content"], tags["hpctrain.hosts"]) == ("theirs", "n1")
-
-
-@pytest.mark.slow
-def test_each_upload_brings_what_is_new_of_a_run_that_does_not_upload(
-    database: Path, tmp_path: Path, sync: Callable[..., Any], rows: Rows
-) -> None:
-    tracker = new_tracker(tmp_path / "r", database)
-    tracker.start({}, {})
-    for step in range(2):
-        tracker.log_metrics({"loss": 1.0}, step)
-        assert sync(tmp_path / "r").returncode == 0
-        assert rows("SELECT max(step) FROM metrics") == [(step,)]
-        assert rows("SELECT status FROM runs") == [("RUNNING",)]

@@ -40,14 +40,6 @@ def test_best_first_failed_last_with_the_cause_and_what_people_wrote_stays() -> 
     assert sweep_table.digest(rows) != sweep_table.digest(rows[1:])
 
 
-def test_a_long_sweep_shows_its_best_and_its_failed_runs() -> None:
-    many = [dataclasses.replace(GOOD, name=f"n{i:02}", value=float(i)) for i in range(40)]
-    text = sweep_table.description("", [*many, WRONG], 0, "7")
-    assert text is not None
-    assert ("n19" in text, "n20" in text, "c lr=9" in text) == (True, False, True)
-    assert "20 more runs are below this one." in text
-
-
 def test_a_row_says_what_the_run_directory_knows(tmp_path: Path) -> None:
     assert Row.of(tmp_path, "n", "1", "FAILED", "w" * 999).why == "w" * 197 + "..."
     (tmp_path / "progress.json").write_text(

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import random
 import re
 import sqlite3
 import subprocess
@@ -20,76 +18,12 @@ import pytest
 from hpctrain.tracking.store import check_store, experiment_id
 from hpctrain.tracking.uploading.client import nature
 from tests.tracking.mlflow_server import MlflowServer, serving
-from tests.tracking.warm_server import WarmServer
 
 
 @pytest.fixture
 def server(database: Path) -> Iterator[MlflowServer]:
     with serving(MlflowServer(database.parent, database)) as server:
         yield server
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-def test_eight_runs_with_sensors_while_the_server_is_killed_at_random(
-    database: Path,
-    tmp_path: Path,
-    train: Callable[..., subprocess.Popen[str]],
-    sync: Callable[..., subprocess.CompletedProcess[str]],
-    rows: Callable[..., list[tuple[Any, ...]]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """HPCTRAIN_KILLS sets the number of kills; 1000 take an hour, if the machine has time for them.
-
-    The trainings go on with their steps as the kills do, so that each kill meets an upload.
-    """
-    runs, steps, draws = 8, 5_000, random.Random(0)
-    kills = int(os.environ.get("HPCTRAIN_KILLS", "20"))
-    released = tmp_path / "released"
-    released.write_text("0")
-    server = WarmServer(tmp_path, database)
-    with serving(server):
-        assert check_store(server.uri, "exp")
-        processes = [
-            train(
-                *(tmp_path / f"r{number}", server.uri), begin=0, end=steps, drain=5.0, nodes=2,
-                released=str(released),
-            )
-            for number in range(runs)
-        ]  # fmt: skip
-        for number in range(1, kills + 1):
-            unfinished = tmp_path / "released.new"
-            unfinished.write_text(str(steps * number // kills))
-            unfinished.replace(released)
-            time.sleep(draws.uniform(0.0, 2.5))  # the uploaders look every 2 s
-            server.kill()
-            server.start()
-            server.wait()
-            with (tmp_path / "kills").open("a") as log:
-                log.write(f"{number}\n")
-        for process in processes:
-            process.communicate(timeout=590)
-            assert process.returncode == 0
-        for number in range(runs):  # what an uploader has left
-            while "is at work" in (done := sync(tmp_path / f"r{number}")).stdout:
-                time.sleep(0.5)
-            assert done.returncode == 0, done.stderr
-    each = steps + 2 * 4 * steps // 10
-    found = rows(
-        "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics GROUP BY run_uuid"
-    )
-    logs = "".join(path.read_text() for path in tmp_path.glob("r*/journal/uploader.log"))
-    with capsys.disabled():
-        print(
-            f"\n{server.starts - 1} kills; of {runs * each} points "
-            f"{runs * each - sum(distinct for _, distinct in found)} lost, "
-            f"{sum(count - distinct for count, distinct in found)} doubled; "
-            f"{len(re.findall('Connection aborted|Connection broken', logs))} requests were cut "
-            f"off, {logs.count('refused')} refused"
-        )
-    assert server.starts == kills + 1
-    assert found == [(each, each)] * runs
-    assert rows("SELECT count(*) FROM runs") == [(runs,)]
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from hpctrain.tracking.store import (
     resolve_uri,
 )
 from hpctrain.tracking.sync import sync
-from hpctrain.tracking.uploading.client import explain
 from tests.tracking.new_tracker import new_tracker
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
@@ -126,13 +125,6 @@ def test_half_of_a_store_is_refused_with_the_cure(tmp_path: Path) -> None:
     assert not experiment_id(f"sqlite:///{path}", "exp")
     with pytest.raises(TrackingError, match=rf"^{path}: half of an MLflow store.* delete it"):
         check_store(f"sqlite:///{path}", "exp")
-
-
-def test_errors_are_explained_in_one_line() -> None:
-    uri = "sqlite:////x/m.db"
-    assert explain(MemoryError(), uri) == "MemoryError"
-    sql = Exception("(sqlite3.OperationalError) table runs already exists\n[SQL: CREATE\nTABLE]")
-    assert explain(sql, uri) == "(sqlite3.OperationalError) table runs already exists"
 
 
 def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

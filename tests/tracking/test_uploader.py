@@ -1,19 +1,15 @@
 """Uploads to real SQLite stores, by real processes that are killed during the upload."""
 
-import dataclasses
 import json
 import math
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +17,7 @@ import pytest
 from hpctrain.child import Child
 from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.journal import Journal, journal_path, last_record, read_all
-from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import Status
-from hpctrain.tracking.uploading import child_uploader
 from hpctrain.tracking.uploading import uploader as uploader_module
 from hpctrain.tracking.uploading.upload import GaveUp
 from tests.tracking.new_tracker import SYNC, new_tracker
@@ -203,50 +197,6 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     assert again["hpctrain.changed.workers"] == "8"
 
 
-@pytest.mark.slow
-def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
-    database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
-) -> None:
-    for uid, value in (("one", 0.5), ("two", 0.75)):
-        facts = {"swept": [f"optimizer.lr={value}"], "sweep": {"runs": "3"}}
-        shown = {"metric": "val/acc", "better": "higher", "metrics": {"val/acc": value}, "step": 9}
-        write_facts(tmp_path / uid, facts, shown)
-    runs = [
-        train(tmp_path / uid, database, begin=0, end=400, sleep=0.01, parent=parent,
-              metrics={f"m{k}": k for k in range(9)})
-        for uid, parent in (("one", "sweep"), ("two", None))
-    ]  # fmt: skip
-
-    def uploaders() -> list[int]:
-        logs = [tmp_path / uid / "journal/uploader.log" for uid in ("one", "two")]
-        text = "".join(log.read_text() for log in logs if log.exists())
-        return [int(pid) for pid in re.findall(r"uploader (\d+) of", text)]
-
-    wait_for(lambda: len(uploaders()) == 2)
-    for pid in uploaders():
-        for name in ("TERM", "INT", "USR1", "USR2", "HUP"):
-            subprocess.run(["kill", f"-{name}", str(pid)], check=True)
-    # The sweep adopts the second run while it is training.
-    alone = Meta.read(tmp_path / "two")
-    dataclasses.replace(alone, parent_uid="sweep", parent_name="s").write(tmp_path / "two")
-    assert [output(process) for process in runs] == ["FINISHED\n"] * 2
-    parent = tags("sweep")
-    for uid in ("one", "two"):
-        run = tags(uid)
-        assert run["status"] == "FINISHED"
-        assert run["mlflow.parentRunId"] == parent["id"]
-        assert rows(
-            "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics WHERE run_uuid = ?",
-            run["id"],
-        ) == [(4000, 4000)]
-    assert parent["status"] == "FINISHED"
-    assert parent["hpctrain.sweep.state"] == "2 of 3 finished, 1 not begun"
-    assert parent["hpctrain.sweep.best"] == "two: val/acc 0.75"
-    assert parent["hpctrain.sweep.best_run_id"] == tags("two")["id"]
-    assert re.findall(r"^\| \[(\w+)\]", parent["mlflow.note.content"], re.M) == ["two", "one"]
-    assert rows("SELECT count(*) FROM runs") == [(3,)]
-
-
 def write_facts(run: Path, record: dict[str, Any], progress: dict[str, Any]) -> None:
     """Write the files from which a run tells its sweep how it does."""
     run.mkdir()
@@ -400,21 +350,6 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(
     assert "seventeen" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, train: Start) -> None:
-    process = train(tmp_path / "r", "http://127.0.0.1:9", begin=0, end=10, drain=6.0)
-    begin = time.monotonic()
-    text = process.communicate(timeout=120)[0]
-    assert process.returncode == 0
-    assert time.monotonic() - begin < 60  # MLflow alone would try for minutes
-    assert "INFO waiting up to 6 s until 10 points are in MLflow" in text
-    assert "10 points are not in MLflow yet" in text
-    assert "nothing is lost: `python -m hpctrain status --upload" in text
-    log = (tmp_path / "r/journal/uploader.log").read_text
-    wait_for(lambda: "gave up" in log())
-    assert "Traceback" not in log()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_wait_for_the_uploader(
     tmp_path: Path,
@@ -459,30 +394,6 @@ class Clock:
         self.then.get(self.now - 100, lambda: None)()
 
 
-@pytest.mark.parametrize(
-    ("drain", "reached", "waited"),
-    [(10.0, 30.0, 41.0), (10.0, None, 71.0), (0.0, None, 1.0)],
-)
-def test_the_start_of_mlflow_is_not_counted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drain: float,
-    reached: float | None,
-    waited: float,
-) -> None:
-    """The training waits for an uploader that reaches the store after 30 s, and hangs then."""
-    clock = Clock()
-    monkeypatch.setattr(child_uploader, "time", clock)
-    child = child_uploader.ChildUploader(tmp_path, "http://h", drain)
-    nothing = dict.fromkeys(("close_input", "release"), lambda: None)
-    hangs: Any = SimpleNamespace(code=None, has_told=False, **nothing)
-    child.process = hangs
-    if reached is not None:
-        clock.then[reached] = lambda: setattr(hangs, "has_told", True)
-    child.wait()
-    assert clock.now - 100 == waited
-
-
 def test_the_uploader_gives_up_after_it_has_reached_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,39 +419,3 @@ def test_the_uploader_gives_up_after_it_has_reached_the_store(
     uploader = uploader_module._Uploader(tmp_path / "r", 2.0, 10.0)
     uploader._stdin_open = False
     assert last() == 70.0
-
-
-@pytest.mark.slow
-def test_a_run_that_is_deleted_for_a_while_loses_nothing(
-    database: Path, tmp_path: Path, train: Start, sync: Sync, rows: Rows, tags: Tags
-) -> None:
-    process = train(
-        tmp_path / "r", database, begin=0, end=300, sleep=0.02, checkpoint=20, drain=60.0,
-        metrics={f"m{k}": k for k in range(9)}, params={"lr": 1},
-    )  # fmt: skip
-    log, note = (tmp_path / "r/journal" / name for name in ("uploader.log", "uploaded.json"))
-
-    def mark(stage: str) -> None:
-        with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
-            connection.execute("UPDATE runs SET lifecycle_stage = ?", (stage,))
-
-    wait_for(lambda: rows("SELECT 1 FROM metrics"))
-    mark("deleted")
-    wait_for(lambda: "the run is deleted in MLflow" in log.read_text())
-    run_id = tags("r")["id"]
-    assert f"mlflow runs restore --run-id {run_id}" in json.loads(note.read_text())["problem"]
-    mark("active")
-    assert output(process).endswith("FINISHED\n")
-    assert process.returncode == 0
-    assert json.loads(note.read_text())["problem"] == ""
-    everything = "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics"
-    assert rows(everything) == [(3000, 3000)]
-    assert tags("r")["status"] == "FINISHED"
-    assert "rejects" not in log.read_text()
-
-    # While it is deleted, `sync` says so at once, and makes no second run.
-    mark("deleted")
-    done = sync("--check", tmp_path / "r")
-    assert done.returncode == 1
-    assert f"mlflow runs restore --run-id {run_id}" in done.stderr
-    assert rows("SELECT count(*) FROM runs") == [(1,)]

@@ -21,7 +21,7 @@ from hpctrain.training.looking.first_look import FirstLook, NoLook
 from hpctrain.training.looking.held_values import HeldValues, check_parameters
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import FP64, config_with, spread
-from tests.ranks import RanksError, run_ranks
+from tests.ranks import run_ranks
 from tests.training import optimizers
 
 ROWS = 8  # of a rank
@@ -280,7 +280,7 @@ def errors(says: str, *layouts: dict[str, Any], **case: Any) -> list[Case]:
     return [Case(says, keys=keys, **case) for keys in layouts]
 
 
-FAST = [
+CASES = [
     *errors("", DDP, ZERO3, PIPELINE),
     *errors("the count of the task's loss depends on the model", DDP, task="Ratio"),
     *errors("its loss changes with rows whose mask is False", PIPELINE, task="MeanOfAll"),
@@ -305,19 +305,7 @@ FAST = [
         "optimizer.count of tests.training.optimizers.Counting", DDP, optimizer=optimizers.Counting
     ),
     *errors("", DDP, optimizer=optimizers.Lion),
-]
-SLOW = [
-    *errors("the count of the task's loss depends on the model", ZERO3, task="Ratio"),
-    *errors("its loss changes with rows whose mask is False", DDP, task="MeanOfAll"),
-    *errors("", ZERO3, model="Cached"),
-    *errors("the buffer blocks.0.code (Codes) and 1 more", DDP, model="Codes", warns=True),
     *errors("", DDP, model="SharedCodes"),
-    *errors("model.blocks.0.calls, model.blocks.1.calls changed", ZERO3, model="Counting"),
-    *errors("", DDP, model="Managed"),
-    *errors("task.steps changed in the first steps", DDP, task="Annealed"),
-    *errors("", DDP, task="Told"),
-    *errors("", ZERO3, task="Saved"),
-    *errors("Saved.state_dict() is another one on rank 1", PIPELINE, task="Saved"),
 ]
 
 
@@ -373,22 +361,14 @@ def said(cases: list[Case]) -> list[tuple[str, str]]:
 
 
 @functools.cache
-def answers(slow: bool) -> list[list[tuple[str, str]]]:
-    return run_ranks(said, 2, SLOW if slow else FAST)
+def answers() -> list[list[tuple[str, str]]]:
+    return run_ranks(said, 2, CASES)
 
 
-def numbered() -> list[Any]:
-    fast = [pytest.param(False, number, id=str(case)) for number, case in enumerate(FAST)]
-    slow = pytest.mark.slow
-    return fast + [
-        pytest.param(True, number, id=str(case), marks=slow) for number, case in enumerate(SLOW)
-    ]
-
-
-@pytest.mark.parametrize(("slow", "number"), numbered())
-def test_what_the_look_says(slow: bool, number: int) -> None:
-    case = (SLOW if slow else FAST)[number]
-    (error, warned), (other, _) = (rank[number] for rank in answers(slow))
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
+def test_what_the_look_says(number: int) -> None:
+    case = CASES[number]
+    (error, warned), (other, _) = (rank[number] for rank in answers())
     assert error == other
     if case.warns or not case.says:
         assert not error
@@ -398,22 +378,12 @@ def test_what_the_look_says(slow: bool, number: int) -> None:
         assert case.says in error
 
 
-@pytest.mark.slow
-def test_the_last_stage_of_a_pipeline_refuses_a_ratio() -> None:
-    with pytest.raises(RanksError, match="count of the task's loss depends on the model"):
-        run_ranks(training, 2, Case(task="Ratio", keys=PIPELINE))
-
-
 def undisturbed(cases: list[Case]) -> list[bool]:
     return [training(case) == training(case, looks=False) for case in cases]
 
 
-@pytest.mark.parametrize(
-    "cases", [FAST[:3], pytest.param([*FAST, *SLOW], marks=pytest.mark.slow)], ids=["few", "all"]
-)
-def test_the_look_leaves_no_trace(cases: list[Case]) -> None:
-    kept = [case for case in cases if not case.says or case.warns]
-    assert len(kept) >= 3
+def test_the_look_leaves_no_trace() -> None:
+    kept = [case for case in CASES if not case.says or case.warns]
     for answer in run_ranks(undisturbed, 2, kept):
         assert answer == [True] * len(kept)
 

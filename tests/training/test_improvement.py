@@ -1,18 +1,11 @@
 """Early stopping and the best checkpoint: when a value is better, and what a run makes of it."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import hpctrain
 from hpctrain.training.improvement import Best, Improvement
-from tests.conftest import Completed, journal_metrics, run_json, runs
-
-Train = Callable[..., Completed]
 
 
 def judged(values: list[float], **options: Any) -> tuple[Improvement, list[bool]]:
@@ -80,64 +73,6 @@ class KillOnce(Hook):
             Path("killed").touch()
             os._exit(9)
 """
-STOPS = (
-    *("+hooks=[{_target_: kill.KillOnce}]", "train.max_steps=60", "train.eval_every=5"),
-    *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
-    *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10"),
-    *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
-    "data.val_sets=[{name: train, split: train}]",
-    "train.batch_size_ramp=[{global_batch_size: 16, steps: 12}, {global_batch_size: 32, steps: 4}]",
-    *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
-    *("scheduler=plateau", "scheduler.plateau={metric: train/accuracy, patience: 1, factor: 0.5}"),
-)
-
-
-def _without_times(result: dict[str, Any]) -> dict[str, Any]:
-    counted = ("perf/samples_seen",)
-    return {k: v for k, v in result.items() if k in counted or not k.startswith("perf/")}
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_stops_early_at_the_same_step(
-    train: Train, digits: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "kill.py").write_text(KILL)
-    common = (*STOPS, f"data.val_sets=[{{name: other, path: {digits}}}]")
-    train(*common, "name=whole", KILL="")
-    train(*common, "name=killed", KILL="1", code=9, new=True)
-    train(*common, "name=killed", KILL="1")
-    killed, whole = (run_json(run) for run in runs(tmp_path / "runs"))
-    assert len(killed["attempts"]) == 2
-    assert (killed["state"], killed["attempts"][-1]["state"]) == ("finished", "finished")
-    one, other = (_without_times(result["result"]) for result in (killed, whole))
-    assert one == other
-    assert whole["result"]["train/lr"] < 0.02, "the plateau has lowered the rate"
-    assert {"val/loss", "val/train/loss", "val/train/accuracy"} <= whole["result"].keys()
-    assert whole["result"]["val/other/loss"] == whole["result"]["val/loss"], "they are one here"
-    assert killed["best"] == whole["best"]
-    metrics, uninterrupted = (
-        {key: value for key, value in journal_metrics(run).items() if key[0].startswith("best/")}
-        for run in runs(tmp_path / "runs")
-    )
-    assert metrics == uninterrupted
-    assert metrics["best/step", whole["best"]["step"]] == whole["best"]["step"]
-    assert whole["result"]["step"] < 60
-    assert "early stopping: val/loss was best at step" in whole["attempts"][-1]["reason"]
-    averages = []
-    for run in map(hpctrain.load_run, runs(tmp_path / "runs")):
-        average, plain = run.model(ema=True), run.model()
-        pairs = zip(average.parameters(), plain.parameters(), strict=True)
-        same = [torch.equal(*pair) for pair in pairs]
-        assert same == [True, True] + [False] * 4, "what is frozen is its own average"
-        averages.append(torch.cat([p.flatten() for p in average.parameters()]))
-        best = whole["best"]["step"]
-        assert {best, whole["result"]["step"]} <= {*run.checkpoints}
-        assert run.best == whole["best"]
-        parameters = [
-            [*model.parameters()] for model in (run.model(best=True), run.model(step=best))
-        ]
-        assert all((a == b).all() for a, b in zip(*parameters, strict=True))
-    assert torch.equal(*averages)
 
 
 @pytest.mark.parametrize(

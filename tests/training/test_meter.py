@@ -17,7 +17,7 @@ from hpctrain.training.measuring import account, meter, step_times
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import Compared, Interval
-from hpctrain.training.measuring.step_times import StepTimes, percentile
+from hpctrain.training.measuring.step_times import StepTimes
 from tests.conftest import journal, only_run
 
 CPU = torch.device("cpu")
@@ -150,20 +150,6 @@ def test_each_second_is_in_one_part_and_steps_are_without_what_is_between(clock:
     assert device_s == pytest.approx(1000 + 2 * sum(seconds.values()))
 
 
-def test_reports_that_follow_each_other_soon_have_one_record_of_time(clock: Clock) -> None:
-    measured, _, notes, _ = made(clock)
-    measured.begin(0)
-    for number, seconds in enumerate((0.1, 0.1, 0.9, 0.1), 1):
-        step(measured, clock, number, work=seconds)
-        with measured.spent("other"):
-            clock.spend(work=0.05)  # waiting for the other ranks, and writing
-            assert measured.report({})["perf/step_ms_max"] == pytest.approx(1000 * seconds)
-    measured.close()
-    assert [number for _, number, _ in notes.times] == [1, 3, 4]
-    assert notes.times[-1][0]["other"] == pytest.approx(4 * 0.05)
-    assert notes.times[-1][0]["compute"] == pytest.approx(0.1 + 0.1 + 0.9 + 0.1)
-
-
 def test_compiling_is_neither_work_nor_communication(clock: Clock) -> None:
     measured, _, notes, _ = made(clock, devices=2)
     measured.begin(0)
@@ -235,12 +221,6 @@ def test_the_steps_of_a_gpu_are_timed_on_the_gpu(monkeypatch: pytest.MonkeyPatch
     Event.device_ms += 7.0
     times.step()
     assert times.take() == pytest.approx([0.007])
-
-
-def test_percentiles() -> None:
-    values = [float(value) for value in range(1, 21)]
-    assert [percentile(values, p) for p in (0, 50, 95, 100)] == [1, 10, 19, 20]
-    assert percentile([3.0], 50) == percentile([3.0], 95) == 3
 
 
 def test_a_run_logs_registered_metrics_and_where_its_time_went(train: Any, tmp_path: Path) -> None:

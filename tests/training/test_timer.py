@@ -93,9 +93,3 @@ def test_all_ranks_save_after_the_same_step(
     late: bool, every: int | None, steps: list[int], tmp_path: Path
 ) -> None:
     assert on_ranks(tmp_path, late=late, every=every, stop_at=0) == steps
-
-
-def test_without_seconds_nothing_is_added_to_the_reduction() -> None:
-    timer = Timer()
-    timer.offer([])
-    assert (timer.flags(), timer.is_due()) == ([], False)

@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from hpctrain import slow
-from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks, reach
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
@@ -38,13 +37,10 @@ _LOSES = {
 }
 
 
-def compared(
-    looks: Sequence[Probe], hardware: Mapping[str, Any] | None = None, *, mixed: bool = False
-) -> Places:
+def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
     """Return the findings of each host: its own, and what differs from the other hosts.
 
-    Where nodes may differ (`Expectation.mixed`), only GPUs of one kind are compared. `hardware` is
-    the section of the config.
+    Where nodes may differ (`Expectation.mixed`), only GPUs of one kind are compared.
     """
     alike: dict[str, list[Probe]] = {}
     for each in looks:
@@ -58,7 +54,6 @@ def compared(
         *_versions(looks, mixed),
         *_number_of_gpus(looks),
         *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
-        *against_hardware.compared(looks, hardware or {}),
     ):
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}

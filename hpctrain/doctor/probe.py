@@ -47,7 +47,6 @@ class Expectation:
     mixed: bool = False  # its nodes may differ
     shared: bool = False  # others use its GPU, too
     compiles: bool = False  # `train.compile`
-    hardware: dict[str, Any] = field(default_factory=dict)  # the section
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -67,7 +66,6 @@ class Expectation:
             mixed=may_differ(config),
             shared=config.launch.gpus_per_run is not None,
             compiles=config.train.compile != "off",
-            hardware=config.hardware,
         )
 
 

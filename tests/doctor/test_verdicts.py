@@ -32,7 +32,7 @@ from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.units import GIB, MIB
 from tests.conftest import ROOT
-from tests.doctor.test_comparison import GPU, H100, VERSIONS, look
+from tests.doctor.test_comparison import GPU, VERSIONS, look
 from tests.monitor.nvml import Nvml
 
 FAIL, WARN = "fail", "warn"
@@ -143,10 +143,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
     "link to other nodes": (
         "pppfpppwpppp",
         lambda _: [*of_link(400), *of_link(600), *of_link(900)],
-    ),
-    "network against the hardware": (
-        "w",
-        lambda _: of_looks(look(0, gpus=[H100], figures={"pair_1_mb_s": 125.0})),
     ),
     "InfiniBand": ("w", of_ports),
     "InfiniBand library": ("w", lambda _: [infiniband.library()]),

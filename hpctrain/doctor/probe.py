@@ -46,7 +46,6 @@ class Expectation:
     split: str
     mixed: bool = False  # its nodes may differ
     shared: bool = False  # others use its GPU, too
-    compiles: bool = False  # `train.compile`
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -65,7 +64,6 @@ class Expectation:
             split=data.train_split,
             mixed=may_differ(config),
             shared=config.launch.gpus_per_run is not None,
-            compiles=config.train.compile != "off",
         )
 
 
@@ -155,8 +153,6 @@ def _of_node(
     yield from interfaces.interface(asked.interface, nccl)
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
-    if uuids:
-        yield installed.compiler(asked.compiles)
     yield from infiniband.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())

@@ -93,20 +93,6 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
     assert verdicts(several, [GPU]) == ["pass"]
 
 
-def test_a_compiler_matters_only_to_jobs_that_compile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
-    found = installed.compiler(True)
-    assert (found.verdict, f"no {tmp_path}/Python.h" in found.found) == ("warn", True)
-    assert installed.compiler(False).verdict == "pass"
-    for name in ("gcc", "Python.h"):
-        (tmp_path / name).touch(0o755)
-    assert installed.compiler(True).found == f"{tmp_path}/gcc, {tmp_path}/Python.h"
-
-
 def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found on a machine where the first step of each run came after 40 seconds."""
     source = tmp_path / "__init__.py"

@@ -21,7 +21,6 @@ from hpctrain.doctor.checks import (
     gpu_health,
     gpu_judgements,
     infiniband,
-    installed,
     interfaces,
     limits,
     reach,
@@ -177,7 +176,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
             for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
         ],
     ),
-    "C compiler for Triton": ("wp", seen(installed.compiler, (True,), (False,))),
     "TCP to other nodes": (
         "fpp",
         lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
@@ -221,8 +219,6 @@ def test_a_check_fails_and_warns_as_the_table_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    if name == "C compiler for Triton":
-        monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
         monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
 from hpctrain.report.plot_command import _draw, main
-from hpctrain.report.views.curves import smoothed, thinned
+from hpctrain.report.views.curves import thinned
 from hpctrain.tracking.tracker import JournalTracker
 from hpctrain.trained.commands.export import main as export
 from hpctrain.trained.commands.export import write_table
@@ -42,7 +42,7 @@ def test_what_counts_is_drawn_in_the_terminal(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([str(run), "--log-y"]) == 0
+    assert main([str(run)]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     lines = shown.splitlines()
@@ -59,7 +59,7 @@ def test_what_counts_is_drawn_in_the_terminal(
 
 def test_a_picture_and_a_page(run: Path, tmp_path: Path) -> None:
     for name in ("a.png", "a.html"):
-        options = ["--out", str(tmp_path / name), "--smooth", "0.5", "--log-y"]
+        options = ["--out", str(tmp_path / name)]
         assert main([str(run), *options]) == 0
     picture = (tmp_path / "a.png").read_bytes()
     page = (tmp_path / "a.html").read_text()
@@ -96,8 +96,6 @@ def test_export_writes_metrics_or_weights(
 def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--metric train/los: did you mean train/loss\?"):
         main([str(run), "--metric", "train/los"])
-    with pytest.raises(ConfigError, match=r"--smooth 1: it must be at least 0"):
-        main([str(run), "--smooth", "1"])
     with pytest.raises(ConfigError, match=r"--out a\.pdf: a plot is a \.png or a \.html file"):
         main([str(run), "--out", "a.pdf"])
     with pytest.raises(StorageError, match=r"no-folder/a\.csv: cannot be written"):
@@ -117,7 +115,6 @@ def test_curves_keep_restarts_and_peaks(run: Path) -> None:
     assert np.nanmax(few) == 9.0
     gap = steps[np.isnan(few)]  # it is left open
     assert (gap.min(), gap.max()) == (2_000, 2_900)
-    assert smoothed([2.0, math.nan, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
 
 
 def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(
@@ -136,5 +133,5 @@ def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(
 def test_an_axis_has_no_label_that_is_rounding() -> None:
     steps = np.arange(2.0)
     for low, high in ((0.0, hundredth / 100) for hundredth in range(1, 101)):
-        text = str(_draw("x", [("x", steps, np.array([low, high]))], 20, logarithmic=False))
+        text = str(_draw("x", [("x", steps, np.array([low, high]))], 20))
         assert "\n        0 ┤" in text  # and not 1.11e-16

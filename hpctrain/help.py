@@ -59,7 +59,7 @@ Commands
   plan OVERRIDES       tell memory, time and cost of a run before it is queued
   doctor               check versions, Slurm, storage; --nodes N: in a job
   doctor --env [--json]        the ranks, hosts, Slurm variables of this process
-  bench OVERRIDES      measure loader, steps and links; --against FILE compares
+  bench OVERRIDES      measure loader, steps and links
   gc                   list what can be deleted; only --delete deletes it
 
 What jobs and templates call

@@ -28,11 +28,11 @@ BUSY_PERCENT = 50.0  # the clock of a GPU without work says nothing
 
 
 class Part(NamedTuple):
-    """The part of the median, or of what the hardware has, below which a figure warns or fails."""
+    """The part of the median below which a figure warns or fails."""
 
     warns: float
     fails: float = 0.0
 
 
-FIGURE, CORE = Part(0.8, 0.5), Part(0.5)  # of a GPU, and of a core of a CPU
+FIGURE = Part(0.8, 0.5)
 LINK = Part(0.7, 0.5)

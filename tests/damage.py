@@ -244,9 +244,6 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
         bench = ["bench", "experiment=digits", *few[:3], "--data-only", "--steps", "5"]
         return [*tools, ["data_prep", "inspect", data], ["plan", "experiment=digits", *where],
                 predict, bench]  # fmt: skip
-    if part == "bench.json":
-        few = ["--data-only", "--steps", "5", "--against", str(damaged_file)]
-        return [["bench", "experiment=digits", f"data.path={data}", "parallel.device=cpu", *few]]
     digits = ["plan", "experiment=digits", f"data.path={house / 'digits'}", f"output_dir={runs}"]
     if part == "hardware.yaml":
         return [[*digits, f"hardware={damaged_file}"]]

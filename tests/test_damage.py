@@ -69,9 +69,6 @@ def house(
     (folder / "hardware.yaml").write_text(cpu)
     (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
     (folder / "accelerate.yaml").write_text(ACCELERATE)
-    few = ["--data-only", "--steps", "5", "--save", str(folder / "bench.json")]
-    where = [f"data.path={digits}", "parallel.device=cpu"]
-    run_module("hpctrain", "bench", "experiment=digits", *where, *few)
     return folder
 
 

@@ -62,7 +62,7 @@ ALLOWED = {
     ),
     "search": "config estimates launch restarts runs slurm tracking",
     "doctor": (
-        "config data distributed hardware launch monitor rendezvous runs shards.ragged slurm "
+        "config data distributed launch monitor rendezvous runs shards.ragged slurm "
         "tracking.server tracking.store"
     ),
     "job": (

@@ -17,7 +17,6 @@ from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config.schema import Config
 from hpctrain.errors import DamageError, DataError, HpctrainError
-from hpctrain.estimates.bench_figures import Figures
 from hpctrain.record import (
     Count,
     Finite,
@@ -135,14 +134,12 @@ def test_what_is_no_file_of_ours_is_damage_and_what_is_missing_is_missing(tmp_pa
             read(Whole, tmp_path / name)
 
 
-FIGURES = {"setup": {"data": "x"}, "parts": {}}
 MODULES = {"version": 1, "records": [{"attempt": 1, "modules": {"a": {"file": "a", "text": ""}}}]}
 # Each kind of file with a version: its place, a key and a value of another type, and its reader.
 KINDS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "run.json": ("attempts", 7, RunRecord.of),
     "progress.json": ("metrics", 7, Progress.of),
     "modules.json": ("records", 7, trained_code._records),
-    "bench.json": ("setup", 7, lambda run: Figures.load(run / "bench.json")),
     "journal/meta.json": ("uid", 7, Meta.read),
     "journal/uploaded.json": ("uid", 7, Uploaded.read),
     "evaluations/recorded/step-00000005.json": ("time", "x", lambda run: recorded.read(run, 5)),
@@ -164,7 +161,6 @@ def old_files(tmp_path: Path) -> Path:
     made = corpus / "runs" / "digits-0db66357" / "evaluations"
     shutil.copytree(made, run / "evaluations", dirs_exist_ok=True)
     shutil.copy(corpus / "digits" / "index.json", run)
-    (run / "bench.json").write_text(json.dumps(FIGURES))
     (run / "modules.json").write_text(json.dumps(MODULES))
     uploaded = {"uri": "sqlite:////x", "uid": "u", "experiment_id": "1", "run_id": "r", "offset": 0}
     (run / "journal" / "uploaded.json").write_text(json.dumps(uploaded))
@@ -210,7 +206,6 @@ def test_files_of_older_and_newer_versions(
 
 
 def test_what_is_written_has_its_version(tmp_path: Path) -> None:
-    assert json.loads(written(Figures(setup={"a": 1})))["version"] == 1
     assert "version" not in json.loads(written({"host": Part(step=3)}))
     run = RunDir(tmp_path / "run-00000001")
     run.freeze(Config())

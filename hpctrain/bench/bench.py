@@ -14,11 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from hpctrain.config.advice import cures
 from hpctrain.console import Cell, Console, Table
-from hpctrain.errors import ConfigError, NodeError
+from hpctrain.errors import ConfigError
 from hpctrain.estimates.bench_figures import Figures
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import referenced
@@ -30,26 +28,28 @@ _ONLY = {"data": "data", "compute": "compute", "comm": "communication"}
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print; return the exit code: that of a NodeError if it is slower than before."""
+    """Measure and print; return the exit code."""
     options, overrides = _parser().parse_known_args(argv)
     if strange := [text for text in overrides if text.startswith("-")]:
         raise ConfigError(f"{strange[0]}: no option of bench (--help lists them)")
     if options.steps < 5:
         raise ConfigError(f"--steps {options.steps}: at least 5 are needed")
-    if options.tolerance < 0:
-        raise ConfigError(f"--tolerance {options.tolerance:g}: it must be at least 0")
-    before = Figures.load(options.against) if options.against else None
     ranks = RankInfo.from_env()
     parts = _parts(options, ranks)
     config = _config(overrides, options, ranks)
     found = _measured(config, ranks, parts, options)
     if not ranks.is_main:
         return 0
-    if options.save:
-        found.save(options.save)
     kinds = ("data", "communication")
     limit = found.limit({kind: cures(kind, config, ranks.world_size) for kind in kinds})
-    return _report(found, before, limit, options)
+    if options.json:
+        print(json.dumps(asdict(found) | {"limit": limit}))
+    else:
+        _print(found)
+        if limit:
+            Console().print(Cell(limit))
+    sys.stdout.flush()
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,8 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m hpctrain bench",
         usage="python -m hpctrain bench KEY=VALUE... [OPTIONS]",
         description="Measure the loader, the steps and the links of a training by themselves: "
-        "samples per second, the time of a step, MFU, and what limits. Nothing is trained. The "
-        "exit code is 9 if a part is slower than in the file of --against.",
+        "samples per second, the time of a step, MFU, and what limits. Nothing is trained.",
     )
     only = parser.add_mutually_exclusive_group()
     for name, part in _ONLY.items():
@@ -66,13 +65,6 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}-only", dest="only", action="store_const", const=part, help=f"only {part}"
         )
     parser.add_argument("--steps", type=int, default=50, help="steps that are measured (50)")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument(
-        "--against", type=Path, metavar="FILE", help="compare with the figures of --save"
-    )
-    parser.add_argument(
-        "--tolerance", type=float, default=10.0, metavar="PERCENT", help="what does not count (10)"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
     return parser
@@ -144,7 +136,7 @@ def _folder(config: Config, ranks: RankInfo) -> Path:
 
 
 def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
-    """Return what two benchmarks must have in common to be compared."""
+    """Return what two benchmarks must have in common to be comparable."""
     parallel = asdict(config.parallel)
     degrees = {name: value for name, value in parallel.items() if isinstance(value, int)}
     return {
@@ -161,34 +153,13 @@ def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
     }
 
 
-def _report(found: Figures, before: Figures | None, limit: str, options: argparse.Namespace) -> int:
-    slower: list[str] = []
-    if before is not None:
-        found.check_comparable(before, options.against)
-        slower = found.slower(before, options.tolerance)
-    if options.json:
-        print(json.dumps(msgspec.to_builtins(found) | {"limit": limit, "slower": slower}))
-    else:
-        _print(found, before)
-        for line in filter(None, [limit, *slower]):
-            Console().print(Cell(line))
-        if before is not None and not slower:
-            print(f"not slower than {options.against}, within {options.tolerance:g}%")
-    sys.stdout.flush()
-    return NodeError.exit_code if slower else 0
-
-
-def _print(found: Figures, before: Figures | None) -> None:
+def _print(found: Figures) -> None:
     heads = ["part", "samples/s", "step p50 ms", "p95 ms", "MB/s", "MFU %"]
-    heads += ["before"] if before else []
     title = f"{found.setup['ranks']} x {found.setup['device']}"
     table = Table(*heads, title=title, right=range(1, len(heads)))
     for name, part in found.parts.items():
         cells = [name, f"{part.samples_per_s:,.0f}", f"{part.p50_ms:.2f}", f"{part.p95_ms:.2f}"]
         cells.append("" if part.mb_per_s is None else f"{part.mb_per_s:,.1f}")
         cells.append("" if part.mfu_percent is None else f"{part.mfu_percent:.1f}")
-        if before is not None:
-            old = before.parts.get(name)
-            cells.append("" if old is None else f"{old.samples_per_s:,.0f}")
         table.add_row(*cells)
     Console().print(table)

@@ -21,7 +21,6 @@ from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.measures import node_job
 from hpctrain.doctor.probe import Expectation, Probe
 from hpctrain.errors import ConfigError, LaunchError, NodeError
-from hpctrain.hardware import of_section
 from hpctrain.launch import function
 from hpctrain.rendezvous.hostlist import expand_hostlist
 from hpctrain.slurm import queue
@@ -29,7 +28,7 @@ from hpctrain.slurm.excluded_hosts import folder_of
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = (
-    *("launch", "site", "network", "parallel", "tracking", "train", "hardware"),
+    *("launch", "site", "network", "parallel", "tracking", "train"),
     *("name", "output_dir"),
 )
 _TIME_MIN = 10  # of the job
@@ -104,7 +103,6 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
     if not has_data:
         config.data.path = ""
     validate_job(config, sections)
-    of_section(config.hardware)  # a ConfigError if it is wrong
     return config, here
 
 
@@ -131,7 +129,7 @@ def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, floa
     looks = [Probe.of_json(facts) for facts in answers.values()]
     if not looks:
         raise LaunchError(f"job {job.job_id}: no rank has answered; see {job.paths.folder}")
-    places = comparison.compared(looks, asked.hardware, mixed=asked.mixed)
+    places = comparison.compared(looks, mixed=asked.mixed)
     if missing := sorted(set(range(config.asked_world_sizes[0])) - answers.keys()):
         _add_missing(places, missing, launch.tasks_per_node, job.job_id)
     return places, comparison.figures(looks)

@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from hpctrain import slow
-from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks, reach
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
@@ -30,21 +29,15 @@ _LOSES = {
     "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
     "processes on it, and exclude the node until then.",
     "memory_gb_s": "has slower memory than the others: look for other processes on it.",
-    "core_tflops": "has a slower core than the others: look for heat, a power limit, or "
-    "another kind of processor.",
-    "core_memory_gb_s": "has slower memory than the others: look for other processes on the node.",
     "read_mb_s": "reads the data more slowly than the others: look at its network and its mounts.",
     "to_gpu_gb_s": "has a slower link to its GPU than the others: look at PCIe.",
 }
 
 
-def compared(
-    looks: Sequence[Probe], hardware: Mapping[str, Any] | None = None, *, mixed: bool = False
-) -> Places:
+def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
     """Return the findings of each host: its own, and what differs from the other hosts.
 
-    Where nodes may differ (`Expectation.mixed`), only GPUs of one kind are compared. `hardware` is
-    the section of the config.
+    Where nodes may differ (`Expectation.mixed`), only GPUs of one kind are compared.
     """
     alike: dict[str, list[Probe]] = {}
     for each in looks:
@@ -58,7 +51,6 @@ def compared(
         *_versions(looks, mixed),
         *_number_of_gpus(looks),
         *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
-        *against_hardware.compared(looks, hardware or {}),
     ):
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
@@ -165,15 +157,15 @@ def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
             if name in each.figures and (each.gpus or name not in _BY_THE_CLOCK)
         ]
         middle = median(value for _, value in judged) if judged else 0.0
+        reads = name == "read_mb_s"
         for each, value in judged:
-            part = slow.FIGURE if each.gpus else slow.CORE
             finding = bounded(
                 f"rank {each.rank}: {name}",
                 value,
                 f"{value:.4g}",
                 # A node may have read the data before, and have it in its memory.
-                fail_below=None if name == "read_mb_s" else part.fails * middle,
-                warn_below=part.warns * middle,
+                fail_below=None if reads else slow.FIGURE.fails * middle,
+                warn_below=(slow.FIGURE.fails if reads else slow.FIGURE.warns) * middle,
                 expected=f"the median, {middle:.4g}",
                 cure=f"This rank {loss}",
             )

@@ -46,8 +46,6 @@ class Expectation:
     split: str
     mixed: bool = False  # its nodes may differ
     shared: bool = False  # others use its GPU, too
-    compiles: bool = False  # `train.compile`
-    hardware: dict[str, Any] = field(default_factory=dict)  # the section
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -66,8 +64,6 @@ class Expectation:
             split=data.train_split,
             mixed=may_differ(config),
             shared=config.launch.gpus_per_run is not None,
-            compiles=config.train.compile != "off",
-            hardware=config.hardware,
         )
 
 
@@ -157,8 +153,6 @@ def _of_node(
     yield from interfaces.interface(asked.interface, nccl)
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
-    if uuids:
-        yield installed.compiler(asked.compiles)
     yield from infiniband.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())

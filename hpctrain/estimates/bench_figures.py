@@ -1,32 +1,25 @@
-"""The figures of a benchmark: computed from step times, saved, and compared with earlier ones."""
+"""The figures of a benchmark, computed from step times, and what they say."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
-
-import msgspec
-
-from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.record import Finite, Record, read, written
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 _MUCH = 0.3  # communication that takes this part of a step by itself
 
-Speed = Annotated[float, msgspec.Meta(gt=0, le=1.7e308)]
 
-
-class Part(Record, frozen=True):
+@dataclass(frozen=True)
+class Part:
     """The figures of one part."""
 
-    samples_per_s: Speed  # of all ranks, over all steps
-    p50_ms: Finite
-    p95_ms: Finite
-    mb_per_s: Finite | None = None  # 1e6 bytes/s of all ranks: samples or gradients; None of a step
-    mfu_percent: Finite | None = None  # None where hardware or model are unknown
+    samples_per_s: float  # of all ranks, over all steps
+    p50_ms: float
+    p95_ms: float
+    mb_per_s: float | None = None  # 1e6 bytes/s of all ranks: samples or gradients; None of a step
+    mfu_percent: float | None = None  # None where hardware or model are unknown
 
     @classmethod
     def of(
@@ -61,53 +54,14 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-class Figures(Record, frozen=True):
+@dataclass(frozen=True)
+class Figures:
     """A benchmark."""
 
-    VERSION: ClassVar[int] = 1
-
-    setup: dict[str, Any]  # what must be the same for a comparison
+    setup: dict[str, Any]  # what was measured
     # `data`, `compute`, `communication`, `whole`.
-    parts: dict[str, Part] = msgspec.field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
     torch: str = ""
-
-    def save(self, path: Path) -> None:
-        """Write the file. StorageError: it cannot be written."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, written(self))
-        except OSError as error:
-            raise StorageError(f"--save {path}: {error.strerror}") from error
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a file of `--save`. ConfigError: it is none."""
-        try:
-            return read(cls, path, parts=0)
-        except OSError as error:
-            raise ConfigError(f"--against {path}: {error.strerror}") from None
-        except DamageError as error:
-            raise ConfigError(f"--against {path}: not a file of bench --save ({error})") from None
-
-    def check_comparable(self, before: Figures, path: Path) -> None:
-        """Raise a ConfigError that names what differs, unless both measure the same."""
-        old, new = before.setup, self.setup
-        differ = [
-            f"{name} was {old.get(name)} and is {new.get(name)}"
-            for name in sorted(old.keys() | new.keys())
-            if old.get(name) != new.get(name)
-        ]
-        if differ:
-            raise ConfigError(f"--against {path}: another benchmark: {'; '.join(differ)}")
-
-    def slower(self, before: Figures, tolerance: float) -> list[str]:
-        """Return a sentence for each part that is slower than before."""
-        found = []
-        for name in (name for name in self.parts if name in before.parts):
-            now, old = self.parts[name].samples_per_s, before.parts[name].samples_per_s
-            if (change := 100 * (now / old - 1)) < -tolerance:
-                found.append(f"{name}: {now:,.0f} samples/s, {-change:.0f}% less than {old:,.0f}")
-        return found
 
     def limit(self, cures: Mapping[str, str]) -> str:
         """Return what limits the training, with its cure; "" if too little was measured."""

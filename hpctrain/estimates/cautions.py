@@ -42,7 +42,7 @@ def cautions(config: Config) -> Iterator[str]:
     try:
         hardware = of_section(config.hardware) if config.hardware else None
         degrees = Degrees.of(config.parallel, config.asked_world_sizes.start)
-        batch = BatchSizes.of(config, degrees)
+        BatchSizes.of(config, degrees)
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
     yield from idle(config, USUAL)
@@ -50,7 +50,6 @@ def cautions(config: Config) -> Iterator[str]:
     yield from _across_nodes(config, degrees)
     if hardware is not None and config.parallel.device != "cpu":
         yield from _states(config, degrees, hardware)
-        yield from _idle(config, degrees, batch, hardware)
 
 
 def _cores(config: Config) -> Iterator[str]:
@@ -110,28 +109,6 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
             f"{machine} has {memory / GIB:.1f} GiB: "
             f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
             "`python -m hpctrain plan` shows layouts that fit"
-        )
-
-
-def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardware) -> Iterator[str]:
-    """Yield a warning if matrix products have so few rows that they wait for the memory.
-
-    A product of m rows with a large matrix makes m operations for each byte of a 16-bit weight, or
-    m / 2 with 32 bits. A GPU is busy if that is more than its peak divided by its bandwidth
-    (Williams et al. 2009, "Roofline").
-    """
-    windows, peak = config.data.windows, hardware.peak(config.precision.compute)
-    tokens = windows.length - 1 if windows.field is not None and windows.length else 0
-    if not (peak and hardware.memory_bandwidth and tokens):
-        return
-    rows = batch.micro * tokens // degrees.cp
-    needed = peak / hardware.memory_bandwidth * ELEMENT_BYTES[config.precision.compute] / 2
-    if rows < needed:
-        yield (
-            f"a micro-batch of {batch.micro} x {tokens} tokens leaves the GPU idle: its matrix "
-            f"products have {rows} rows, and {hardware.title} needs {needed:.0f} to be busy "
-            "(its peak divided by its bandwidth); use a smaller train.accumulate, a larger "
-            "train.global_batch_size or fewer ranks"
         )
 
 

@@ -129,7 +129,7 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
     seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
     seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
-    return comparison.compared(looks, asked.hardware, mixed=asked.mixed)
+    return comparison.compared(looks, mixed=asked.mixed)
 
 
 def _remember(config: Config, ranks: RankInfo, places: Places) -> list[str]:

@@ -17,7 +17,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
 from hpctrain.report.tree import Curves
 from hpctrain.report.views import output
-from hpctrain.report.views.curves import Numbers, smoothed, thinned
+from hpctrain.report.views.curves import Numbers, thinned
 from hpctrain.runs.state.select import add_dir, select
 from hpctrain.terminal import printable
 from hpctrain.tracking.journal import journal_path
@@ -42,13 +42,7 @@ def main(argv: list[str]) -> int:
     add_dir(parser)
     parser.add_argument("--metric", action="append", default=[], metavar="KEY", help="repeatable")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .html file")
-    parser.add_argument(
-        "--smooth", type=float, default=0.0, metavar="0..1", help="weight of a moving average"
-    )
-    parser.add_argument("--log-y", action="store_true", help="a logarithmic axis of values")
     options = parser.parse_args(argv)
-    if not 0 <= options.smooth < 1:
-        raise ConfigError(f"--smooth {options.smooth:g}: it must be at least 0 and less than 1")
     if options.out:
         output.check("--out", options.out, ".png", ".html")
     paths = select(options.dir, options.runs, several=True)
@@ -64,12 +58,12 @@ def main(argv: list[str]) -> int:
     console = Console()
     for metric in metrics:
         found = [
-            (name, *thinned(series.steps, smoothed(series.values, options.smooth), _POINTS))
+            (name, *thinned(series.steps, series.values, _POINTS))
             for name, history in runs.items()
             if (series := history.metrics.get(metric)) is not None
         ]
         width = min(console.width, 100)
-        console.print(_draw(metric, found, width, options.log_y))
+        console.print(_draw(metric, found, width))
     if count := len(paths) - len(tracked):
         text = "1 run has" if count == 1 else f"{count} runs have"
         console.print(f"{text} tracked nothing", style="dim")
@@ -85,10 +79,10 @@ def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> N
     from hpctrain.report.views import charts, html_view
 
     restarts = [step for history in runs.values() for step in history.restarts]
-    scale, drawn = "log" if options.log_y else "linear", []
+    drawn = []
     for metric in metrics:
         lines = {name: history.series(metric) for name, history in runs.items()}
-        drawn.append(charts.metric_chart(metric, lines, restarts, options.smooth, scale))
+        drawn.append(charts.metric_chart(metric, lines, restarts))
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     page = html_view.page(title, [Curves(drawn)]) if is_page else charts.png(drawn, title)
     output.write(options.out, page)
@@ -106,18 +100,13 @@ def _chosen(names: Collection[str], options: argparse.Namespace) -> list[str]:
     return chosen or sorted(names)[:4]
 
 
-def _draw(
-    title: str, curves: Sequence[tuple[str, Numbers, Numbers]], width: int, logarithmic: bool
-) -> Text:
-    """Return the plot of curves (name, steps, values): each character has 2 x 4 dots of braille.
-
-    On a logarithmic axis, values that are not positive are left out.
-    """
+def _draw(title: str, curves: Sequence[tuple[str, Numbers, Numbers]], width: int) -> Text:
+    """Return the plot of curves (name, steps, values): each character has 2 x 4 dots of braille."""
     points = [
-        (curve_x, math.log10(y) if logarithmic else y, number)
+        (x, y, number)
         for number, (_, xs, ys) in enumerate(curves)
-        for curve_x, y in zip(xs.tolist(), ys.tolist(), strict=True)
-        if math.isfinite(y) and (y > 0 or not logarithmic)
+        for x, y in zip(xs.tolist(), ys.tolist(), strict=True)
+        if math.isfinite(y)
     ]
     text = Text(printable(title), "bold")
     if not points:
@@ -138,9 +127,8 @@ def _draw(
     for row in range(_LINES):
         value = high - (high - low) * row / (_LINES - 1)
         value = 0.0 if abs(value) < 1e-9 * (high - low) else value  # not 1.11e-16
-        shown = 10**value if logarithmic else value
         labelled = row in (0, _LINES // 2, _LINES - 1)
-        text.append(f"\n{shown:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")
+        text.append(f"\n{value:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")
         for column in range(width - _MARGIN):
             mask, number = dots.get((row, column), (0, 0))
             text.append(chr(0x2800 + mask) if mask else " ", _COLOURS[number % len(_COLOURS)])

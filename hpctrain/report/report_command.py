@@ -76,8 +76,7 @@ def _several(
         from hpctrain.report.views import sweep_charts
 
         charts += [sweep_charts.scaling_chart(series)] if series and series.points else []
-        charts += [sweep_charts.settings_chart(found, metric) for metric in metrics if found]
-        charts += sweep_charts.sweep_charts(sweep)
+        charts += [sweep_charts.sweep_chart(sweep)] if sweep.finished else []
     return sweep_tree.tree(accounts, sweep, found, series, search, charts)
 
 

@@ -70,8 +70,6 @@ def _promotable(found: Found) -> Iterator[Trial]:
     for number in range(len(found.rungs) - 1, 0, -1):
         step, eta = found.rungs[number - 1], found.etas[number - 1]
         reported = [trial for trial in found.trials if step in trial.values]
-        if len(reported) < found.min_reports:
-            continue
         reported.sort(key=lambda trial, step=step: found.rank(trial, step))  # type: ignore[misc]
         for trial in reported[: math.floor(len(reported) / eta + 1e-9)]:
             if trial.state == "paused" and trial.rung == number and _is_finite(trial):

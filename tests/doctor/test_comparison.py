@@ -2,9 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison, exclusion
@@ -17,7 +14,6 @@ from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.script import sbatch_script
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
-H100 = replace(GPU, name="NVIDIA H100 80GB HBM3", power_w=350.0)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
 
 
@@ -61,45 +57,6 @@ def test_the_node_is_named_that_differs() -> None:
         "node4": [("same system", "warn")],
         "node5": [("same GPUs: name", "fail")],
     }
-
-
-GH200 = replace(H100, name="NVIDIA GH200 120GB", memory_bytes=97_871 * 2**20)
-L40S = replace(H100, name="NVIDIA L40S", memory_bytes=46_068 * 2**20)
-OLD_BOARD = {"devices": [H100.name], "host": {"kind": "PCIe 4", "gb_per_s": 31.5}}
-SLOW_LINK = {"devices": [H100.name], "between": {"gb_per_s": 0.125}}
-ALL_REDUCE = "all_reduce_268435456_bus_gb_s"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "figures", "section", "expected"),
-    [
-        # 700 of 989 TFLOP/s in bfloat16 is usual; nothing is said of an unknown GPU.
-        (H100, {"matmul_tflops": 700.0, "memory_gb_s": 2900.0, ALL_REDUCE: 370.0}, {}, []),
-        (H100, {"matmul_tflops": 300.0}, {}, ["rank 0: matmul"]),
-        (H100, {"memory_gb_s": 1000.0}, {}, ["rank 0: memory"]),
-        (H100, {ALL_REDUCE: 20.0}, {}, ["all-reduce"]),
-        (GPU, {"matmul_tflops": 1.0, "to_gpu_gb_s": 1.0}, {}, []),
-        (H100, {"to_gpu_gb_s": 12.0}, {}, ["rank 0: PCIe under load"]),
-        (H100, {"to_gpu_gb_s": 20.0}, OLD_BOARD, []),
-        (GH200, {"to_gpu_gb_s": 370.0}, {}, []),
-        (L40S, {ALL_REDUCE: 12.7, "to_gpu_gb_s": 13.0}, {}, []),  # of two sockets; shared lanes
-        (
-            L40S,
-            {ALL_REDUCE: 5.0, "to_gpu_gb_s": 6.5},
-            {},
-            ["rank 0: PCIe under load", "all-reduce"],
-        ),
-        # Nodes with 400 Gb/s for each GPU, of which a pair reaches 1 Gb/s.
-        (H100, {"pair_1_mb_s": 125.0}, {}, ["network"]),
-        (H100, {"pair_1_mb_s": 125.0}, SLOW_LINK, []),
-    ],
-)
-def test_what_was_measured_is_compared_with_the_file_of_the_hardware(
-    gpu: GpuFacts, figures: dict[str, float], section: dict[str, Any], expected: list[str]
-) -> None:
-    (found,) = comparison.compared([look(0, gpus=[gpu], figures=figures)], section).values()
-    bad = [one.check for one in found if one.verdict == "warn"]
-    assert bad == [f"{name} against the hardware" for name in expected]
 
 
 def test_nodes_that_are_meant_to_differ() -> None:
@@ -173,14 +130,12 @@ def test_gpus_that_each_rank_sees_alone_are_counted_over_the_node() -> None:
 
 
 def test_a_busy_cpu_is_not_a_slow_one() -> None:
-    """Other work on a node costs time of the clock, and no CPU time of a core."""
-    well = {"matmul_tflops": 0.2, "memory_gb_s": 20.0, "core_tflops": 0.1, "core_memory_gb_s": 9.0}
+    """Other work on a node costs time of the clock, so what a CPU reaches is only shown."""
+    well = {"matmul_tflops": 0.2, "memory_gb_s": 20.0}
     busy = well | {"matmul_tflops": 0.02, "memory_gb_s": 2.0}
     looks = [look(n, gpus=[], figures=well) for n in range(3)]
     looks.append(look(3, gpus=[], figures=busy))
     assert verdicts(looks) == {f"node{n}": [] for n in range(4)}
-    looks.append(look(4, gpus=[], figures=well | {"core_tflops": 0.04}))
-    assert verdicts(looks)["node4"] == [("rank 4: core_tflops", "warn")]
     speeds = enumerate((9000.0, 9000.0, 60.0))  # two nodes have the data in their memory
     looks = [look(n, figures={"read_mb_s": speed}) for n, speed in speeds]
     assert verdicts(looks)["node2"] == [("rank 2: read_mb_s", "warn")]

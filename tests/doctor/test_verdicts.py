@@ -21,7 +21,6 @@ from hpctrain.doctor.checks import (
     gpu_health,
     gpu_judgements,
     infiniband,
-    installed,
     interfaces,
     limits,
     reach,
@@ -32,7 +31,7 @@ from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.units import GIB, MIB
 from tests.conftest import ROOT
-from tests.doctor.test_comparison import GPU, H100, VERSIONS, look
+from tests.doctor.test_comparison import GPU, VERSIONS, look
 from tests.monitor.nvml import Nvml
 
 FAIL, WARN = "fail", "warn"
@@ -144,10 +143,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "pppfpppwpppp",
         lambda _: [*of_link(400), *of_link(600), *of_link(900)],
     ),
-    "network against the hardware": (
-        "w",
-        lambda _: of_looks(look(0, gpus=[H100], figures={"pair_1_mb_s": 125.0})),
-    ),
     "InfiniBand": ("w", of_ports),
     "InfiniBand library": ("w", lambda _: [infiniband.library()]),
     "locked memory (ulimit -l)": (
@@ -181,7 +176,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
             for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
         ],
     ),
-    "C compiler for Triton": ("wp", seen(installed.compiler, (True,), (False,))),
     "TCP to other nodes": (
         "fpp",
         lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
@@ -225,8 +219,6 @@ def test_a_check_fails_and_warns_as_the_table_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    if name == "C compiler for Triton":
-        monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
         monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)

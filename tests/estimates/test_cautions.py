@@ -46,16 +46,6 @@ LORA = ["train.lora.match='*'", "checkpoint.init_from=base"]
             [*LLAMA, "+model.experts=16", "parallel.ep=16", "parallel.dp_shard=16"],
             "parallel.ep=16 spans several nodes",
         ),
-        (
-            [
-                *LM,
-                "precision=bf16",
-                "train.accumulate=32",
-                "train.global_batch_size=32",
-                "data.windows.length=129",
-            ],
-            "a micro-batch of 1 x 128 tokens leaves the GPU idle",
-        ),
         ([*LLAMA, "train.local_sgd.outer_lr=0.7"], "outer_lr=0.7 needs train.local_sgd.every: wit"),
         ([*LLAMA, "train.compression.rank=8"], "compression.rank=8 needs train.compression.kind"),
         ([*LLAMA, "data.windows.field=null"], "data.windows.length=8193 needs data.windows.field"),

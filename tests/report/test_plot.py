@@ -10,7 +10,7 @@ import pytest
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.report.account.history import History
 from hpctrain.report.plot_command import main
-from hpctrain.report.views.curves import smoothed, thinned
+from hpctrain.report.views.curves import thinned
 from hpctrain.tracking.tracker import JournalTracker
 from hpctrain.trained.commands.export import main as export
 from hpctrain.trained.commands.export import write_table
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_picture_and_a_page(run: Path, tmp_path: Path) -> None:
     for name in ("a.png", "a.html"):
-        options = ["--out", str(tmp_path / name), "--smooth", "0.5", "--log-y"]
+        options = ["--out", str(tmp_path / name)]
         assert main([str(run), *options]) == 0
     picture = (tmp_path / "a.png").read_bytes()
     page = (tmp_path / "a.html").read_text()
@@ -77,8 +77,6 @@ def test_export_writes_metrics_or_weights(
 def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--metric train/los: did you mean train/loss\?"):
         main([str(run), "--metric", "train/los"])
-    with pytest.raises(ConfigError, match=r"--smooth 1: it must be at least 0"):
-        main([str(run), "--smooth", "1"])
     with pytest.raises(ConfigError, match=r"--out a\.pdf: a plot is a \.png or a \.html file"):
         main([str(run), "--out", "a.pdf"])
     with pytest.raises(StorageError, match=r"no-folder/a\.csv: cannot be written"):
@@ -98,7 +96,6 @@ def test_curves_keep_restarts_and_peaks(run: Path) -> None:
     assert np.nanmax(few) == 9.0
     gap = steps[np.isnan(few)]  # it is left open
     assert (gap.min(), gap.max()) == (2_000, 2_900)
-    assert smoothed([2.0, math.nan, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
 
 
 def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(

@@ -14,7 +14,6 @@ GIVEN = {
     "n_jobs": 2,
     "max_failure_rate": 1.0,
     "sampler": {},
-    "storage": None,
     "study_name": None,
 }
 
@@ -71,7 +70,6 @@ def test_the_wrong_direction_is_told(
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),
         ({"n_trials": 2.5}, "n_trials=2.5: it must be at least 1"),
         ({"max_failure_rate": 2}, "max_failure_rate=2: it must be a share"),
-        ({"min_reports": 0}, "min_reports=0: it must be at least 1, or null"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: str) -> None:

@@ -3,14 +3,12 @@
 import hashlib
 import os
 import platform
-import shutil
 import sys
-import sysconfig
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.doctor.finding import Finding, good, judged, unknown
+from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.rendezvous.report import installed_version
 from hpctrain.runs.code.provenance import packages
 
@@ -79,23 +77,6 @@ def _no_bytecode(folder: Path) -> Finding:
         "compiled files (__pycache__)",
         f"As the owner of the folder: `{sys.executable} -m compileall -q -j 0 {folder.parent}`; uv "
         "has --compile-bytecode.",
-    )
-
-
-def compiler(compiles: bool) -> Finding:
-    """Check what Triton builds its launcher with, which a job with train.compile needs."""
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    command = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    lacking = [] if command else ["no gcc or clang on the PATH, and CC is not set"]
-    lacking += [] if header.exists() else [f"no {header}"]
-    found = "; ".join(lacking) or f"{command}, {header}"
-    return judged(
-        "C compiler for Triton",
-        not (compiles and lacking),
-        found if compiles or not lacking else f"{found}; only train.compile needs them",
-        "a C compiler, and Python's headers",
-        "Install gcc and python3-dev (RHEL: python3-devel) on the node or in the image, load a "
-        "module that has them (site.modules), or set train.compile=off.",
     )
 
 

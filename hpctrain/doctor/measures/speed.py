@@ -1,8 +1,7 @@
 """Speed of one rank by itself: matrix products, memory, the link to its GPU, and reading.
 
-A CPU may have other work at the same time, also on a node that is well. So of a CPU there are two
-kinds of figures: what all its threads reach by the clock, and what one core does in its own CPU
-time (`core_...`). Only the latter tells a slow node from a busy one, and is compared.
+A CPU may have other work at the same time, also on a node that is well, so its figures are shown
+and not compared.
 """
 
 import time
@@ -24,8 +23,7 @@ _REPEATS, _SECONDS = 5, 0.4  # on a busy CPU, a short time can be that of others
 def measured(device: torch.device) -> dict[str, float]:
     """Return TFLOP/s of a matrix product, GB/s of memory, and on a GPU GB/s from the host to it.
 
-    A GPU multiplies bfloat16, a CPU float32. Each figure is that of the fastest repeat. A CPU has
-    the figures of one core, too, in TFLOP/s and GB/s of its CPU time.
+    A GPU multiplies bfloat16, a CPU float32. Each figure is that of the fastest repeat.
     """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = _SIZE[device.type]
@@ -37,16 +35,6 @@ def measured(device: torch.device) -> dict[str, float]:
     # A copy reads each byte and writes it.
     seconds = _best(lambda: target.copy_(source), device)
     figures["memory_gb_s"] = 2 * source.numel() / seconds / 1e9
-    if device.type == "cpu":
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            seconds = _best(lambda: torch.mm(a, b, out=out), device, time.thread_time)
-            figures["core_tflops"] = 2 * size**3 / seconds / 1e12
-            seconds = _best(lambda: target.copy_(source), device, time.thread_time)
-            figures["core_memory_gb_s"] = 2 * source.numel() / seconds / 1e9
-        finally:
-            torch.set_num_threads(threads)
     if device.type == "cuda":
         host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
         place = target[: host.numel()]
@@ -55,18 +43,16 @@ def measured(device: torch.device) -> dict[str, float]:
     return figures
 
 
-def _best(
-    work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def _best(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of the fastest repeat, after one that is not measured."""
     work()
     best, number, end = float("inf"), 0, time.perf_counter() + _SECONDS
     while number < _REPEATS or time.perf_counter() < end:
         synchronise(device)
-        begin = clock()
+        begin = time.perf_counter()
         work()
         synchronise(device)
-        best, number = min(best, clock() - begin), number + 1
+        best, number = min(best, time.perf_counter() - begin), number + 1
     return best
 
 

@@ -25,7 +25,7 @@ from hpctrain.config.metric_registry import unit
 from hpctrain.metric_names import better
 from hpctrain.report.account.history import Series
 from hpctrain.report.tree import Chart
-from hpctrain.report.views.curves import smoothed, thinned
+from hpctrain.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
@@ -130,23 +130,18 @@ def metric_chart(
     metric: str,
     series: Mapping[str, Series],
     restarts: Iterable[int],
-    smooth: float = 0.0,
-    scale: str = "",
 ) -> Chart:
     """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
 
-    With `smooth`, the weight of the average, the values themselves are drawn faintly. The axis of
-    values has the `scale`, or the one that suits the metric.
+    The axis of values has the scale that suits the metric.
     """
 
     def draw(axes: Axes) -> None:
         every = [value for each in series.values() for value in each.finite()]
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
-        axes.set(yscale=scale or ("log" if falls else "linear"))
+        axes.set(yscale="log" if falls else "linear")
         for number, (name, each) in enumerate(series.items()):
-            if smooth:
-                axes.plot(each.steps, each.values, color=f"C{number % 10}", alpha=0.25)
-            line(axes, each.steps, smoothed(each.values, smooth), name, number)
+            line(axes, each.steps, each.values, name, number)
         for number, step in enumerate(restarts):
             vertical(axes, step, "restart" if number == 0 else "")
         name_axes(axes, "step", metric)

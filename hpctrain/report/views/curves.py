@@ -1,4 +1,4 @@
-"""Curves as they are drawn: thinned to what is seen, and smoothed."""
+"""Curves as they are drawn: thinned to what is seen."""
 
 from itertools import pairwise
 
@@ -26,19 +26,3 @@ def thinned(x: ArrayLike, y: ArrayLike, most: int) -> tuple[Numbers, Numbers]:
         keep += sorted(begin + place for place in places)
     keep += [len(x) - 1] * (keep[-1] < len(x) - 1)  # the end of a curve stays
     return x[keep], y[keep]
-
-
-def smoothed(values: ArrayLike, weight: float) -> Numbers:
-    """Return values smoothed as TensorBoard does: an average that is corrected at its beginning.
-
-    The weight is that of the average so far, from 0 (not smoothed) to below 1. A value that is not
-    finite is left out of the average.
-    """
-    values = np.asarray(values, np.float64)
-    average, count, result = 0.0, 0, values.copy()
-    for i, value in enumerate(values if weight else ()):
-        if np.isfinite(value):
-            average = weight * average + (1 - weight) * value
-            count += 1
-        result[i] = average / (1 - weight**count) if count else value
-    return result

@@ -243,7 +243,6 @@ def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
     assert parent["hpctrain.sweep.state"] == "2 of 3 finished, 1 not begun"
     assert parent["hpctrain.sweep.best"] == "two: val/acc 0.75"
     assert parent["hpctrain.sweep.best_run_id"] == tags("two")["id"]
-    assert re.findall(r"^\| \[(\w+)\]", parent["mlflow.note.content"], re.M) == ["two", "one"]
     assert rows("SELECT count(*) FROM runs") == [(3,)]
 
 
@@ -271,8 +270,7 @@ def test_no_row_of_a_sweep_is_lost_when_its_runs_are_uploaded_at_once(
         runs = [run for run, process in started.items() if process.wait(500)]
     parent = tags("p")
     assert parent["hpctrain.sweep.state"] == "6 of 6 finished"
-    values = re.findall(r"\| \*?\*?(\d)\*?\*? \|", parent["mlflow.note.content"])
-    assert sorted({*values}) == [*"012345"]
+    assert len([key for key in parent if key.startswith("mlflow.hpctrain.sweep.")]) == 6
     assert parent["hpctrain.sweep.best"] == "n: val/loss 0"
     latest = "SELECT value FROM latest_metrics WHERE key = 'val/loss' AND run_uuid = ?"
     assert rows(latest, parent["id"]) == [(0.0,)]

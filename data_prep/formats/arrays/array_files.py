@@ -14,7 +14,6 @@ from data_prep.formats.arrays import (
     array_hdf5,
     array_npz,
     array_numpy,
-    array_zarr,
 )
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5 import groups
@@ -52,12 +51,16 @@ _FORMATS: dict[str, _Open] = {
     "raw": array_numpy.open_raw,
     "hdf5": array_hdf5.open_hdf5,
     "netcdf": array_hdf5.open_hdf5,
-    "zarr": array_zarr.open_zarr,
 }
 
 
 def open_array(where: Where, axis: int | None = 0) -> ArrayFile:
     """Open an array; without an axis, the whole array is one sample."""
+    if where.kind == "zarr":
+        raise ConfigError(
+            f"{where}: Zarr is not read by `arrays`: a function over the library zarr converts it "
+            "with `data_prep python` (docs/data.md has the lines)"
+        )
     _check_file(where)
     with ExitStack() as opened:
         with reading(where):
@@ -97,7 +100,7 @@ def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
     with reading(where):
         mode = os.stat(where.path).st_mode
-    if not stat.S_ISREG(mode) and not (stat.S_ISDIR(mode) and where.kind == "zarr"):
+    if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "not a file"
         raise DataError(f"{where.path} is {what}; a field is {FORMS}")
 

@@ -1,18 +1,13 @@
-import io
 import os
 import sys
-from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hpctrain.data.dataset import HDF5Dataset, LoaderDataset
-from hpctrain.data.loading.loader import Loader
-from hpctrain.data.samplers.order import Order
-from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.data.dataset import HDF5Dataset
+from hpctrain.errors import DataError
 from hpctrain.shards.format import write_shards
 from tests import forkserver
 
@@ -85,80 +80,6 @@ def test_in_torchs_data_loader(folder, workers):
         assert sorted(found) == list(range(COUNT))
 
 
-# LoaderDataset: hpctrain's loader, whose iterations are epochs.
-
-
-def ours(folder, **options):
-    options = {"global_batch_size": 4, "tail": "pad", "seed": 3} | options
-    return LoaderDataset(Loader(Reader(folder, "train", ["label"]), **options))
-
-
-def labels(batches):
-    return [batch["label"][batch["mask"]].tolist() for batch in batches]
-
-
-def joined(batches):
-    return list(chain.from_iterable(labels(batches)))
-
-
-def orders(*epochs):
-    order = Order(COUNT, 3)
-    return [order(epoch, np.arange(COUNT)).tolist() for epoch in epochs]
-
-
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: DataLoader(x, batch_size=None)])
-def test_each_iteration_is_an_epoch(folder, wrap):
-    loader = wrap(ours(folder))
-    assert len(loader) == 6
-    epochs = [joined(loader) for _ in range(3)]
-    assert epochs == orders(0, 1, 2)
-
-
-def test_an_epoch_that_is_broken_off(folder):
-    dataset = ours(folder)
-    for _ in dataset:
-        break
-    assert dataset.state_dict() == {"consumed": 4}
-    assert joined(dataset) == orders(1)[0]
-    iter(dataset)  # an iterator that is never used begins no epoch
-    assert joined(dataset) == orders(2)[0]
-
-
-@pytest.mark.parametrize("done", range(0, 20, 3))
-def test_it_resumes_within_an_epoch(folder, done):
-    def steps(dataset, count):
-        found = []
-        while len(found) < count:
-            for batch in DataLoader(dataset, batch_size=None):
-                found += labels([batch])
-                if len(found) == count:
-                    break
-        return found
-
-    whole = steps(ours(folder), 24)
-    first, second = ours(folder), ours(folder)
-    assert steps(first, done) == whole[:done]
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second.load_state_dict(torch.load(file))
-    assert steps(second, 24 - done) == whole[done:]
-
-
-def test_evaluation_by_epochs(folder):
-    dataset = ours(folder, shuffle=False)
-    for _ in dataset:  # Lightning's sanity check does this
-        break
-    for _ in range(3):
-        assert joined(dataset) == list(range(COUNT))
-
-
-@forks
-def test_worker_processes_are_refused(folder):
-    with pytest.raises(ConfigError, match=r"needs DataLoader\(num_workers=0\)"):
-        next(iter(DataLoader(ours(folder), batch_size=None, num_workers=1)))
-
-
 # Other frameworks on real digits, used as the docstring of hpctrain.data.dataset shows.
 
 
@@ -169,56 +90,6 @@ def net():
 
 def loss_of(model, batch):
     return torch.nn.functional.cross_entropy(model(batch["image"].float() / 16), batch["label"])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Lightning and its dependencies give many warnings
-def test_lightning_continues_in_the_middle_of_an_epoch(digits, tmp_path):
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net, self.seen, self.validated = net(), [], 0
-
-        def training_step(self, batch, step):
-            self.seen.append(batch["label"].tolist())
-            return loss_of(self.net, batch)
-
-        def validation_step(self, batch, step):
-            self.validated += int(batch["mask"].sum())
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def fit(steps, **options):
-        module = Module()
-        trainer = lightning.Trainer(
-            max_steps=steps,
-            accelerator="cpu",
-            devices=1,
-            use_distributed_sampler=False,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        training = Loader(Reader(digits, "train"), global_batch_size=64)
-        evaluation = Loader(Reader(digits, "val"), global_batch_size=64, shuffle=False, tail="pad")
-        loaders = LoaderDataset(training), LoaderDataset(evaluation)
-        trainer.fit(module, *loaders, **options)
-        return trainer, module, len(loaders[0])
-
-    _, whole, epoch = fit(50)
-    done = epoch + 7
-    trainer, first, _ = fit(done)
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    _, second, _ = fit(50, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
-    assert first.seen == whole.seen[:done]
-    assert second.seen == whole.seen[done:]
-    for one, other in zip(second.net.parameters(), whole.net.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert whole.validated >= len(Reader(digits, "val"))
 
 
 ACCELERATE = """

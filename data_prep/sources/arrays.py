@@ -1,10 +1,8 @@
-"""Arrays as fields: NumPy, HDF5, NetCDF and raw files. The first axis counts the samples.
+"""Arrays as fields: NumPy, HDF5 and NetCDF files. The first axis counts the samples.
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
                --field t=FILE.nc:temperature     in NetCDF
-               --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
-               --field u=FILE.bin:>f4:3x64x64:512       big-endian, after a header of 512 bytes
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
                --field u='run*.nc:u'             joined in natural order: run2 before run10
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32

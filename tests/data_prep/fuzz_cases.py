@@ -283,12 +283,6 @@ CASES = {
     ),
     "npz": Case(npz(zipfile.ZIP_STORED), "x.npz", ("arrays", "x.npz")),
     "npz deflate": Case(npz(zipfile.ZIP_DEFLATED), "x.npz", ("arrays", "x.npz")),
-    "raw": Case(
-        lambda: X.tofile("x.bin"),
-        "x.bin",
-        (*ARRAY, "x=x.bin:int32:4"),
-        lambda: {"x": np.fromfile("x.bin", "<i4").reshape(-1, 4)},
-    ),
     "hdf5": Case(hdf5(), "x.h5", (*ARRAY, "x=x.h5:x"), read_hdf5),
     "hdf5 chunks": Case(
         hdf5(chunks=(1, 2), compression="gzip"), "x.h5", (*ARRAY, "x=x.h5:x"), read_hdf5

@@ -3,7 +3,7 @@
 A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
 and how rows along an axis are read. The rest is done here once: which axis counts the samples,
 arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
-.npy and raw numbers, `array_npz` and `array_hdf5` the others; `array_files` has them in a table.
+.npy, `array_npz` and `array_hdf5` the others; `array_files` has them in a table.
 Memory is needed for the requested rows only, whatever the size of the file.
 """
 
@@ -27,11 +27,7 @@ from hpctrain.terminal import few
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
-_ZARR = (".zarr", ".zarr.zip")
-FORMS = (
-    "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE, "
-    "or for raw numbers FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
-)
+FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE"
 TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
@@ -41,7 +37,7 @@ class Where:
     """The address of an array: a file, and the array in it."""
 
     path: str
-    key: str = ""  # the text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP"
+    key: str = ""  # the text after the colon: the array's name in the file
     # Names the sample if the key comes from a pattern; see `groups.Match`.
     matched: tuple[str, ...] = field(default=(), compare=False)
 
@@ -50,12 +46,12 @@ class Where:
 
     @property
     def kind(self) -> str:
-        """The format by the file's ending: npy, npz, hdf5, netcdf, raw; or zarr, refused."""
+        """The format by the file's ending: npy, npz, hdf5, netcdf; "" for others."""
         name = self.path.rstrip("/").lower()
-        for kind, endings in (("hdf5", HDF5), ("netcdf", _NETCDF), ("zarr", _ZARR)):
+        for kind, endings in (("hdf5", HDF5), ("netcdf", _NETCDF)):
             if name.endswith(endings):
                 return kind
-        return name[-3:] if name.endswith((".npy", ".npz")) else "raw"
+        return name[-3:] if name.endswith((".npy", ".npz")) else ""
 
 
 class ArrayFile(ABC):
@@ -173,7 +169,7 @@ def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
         return DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF"}
-    return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")
+    return DataError(f"{where} is not readable as {what[where.kind]}: {text}{hint}")
 
 
 def never_written(count: int, of: int) -> str:

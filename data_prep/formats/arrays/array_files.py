@@ -18,6 +18,7 @@ from data_prep.formats.arrays import (
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
+from data_prep.formats.opening import OTHERS
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
 from hpctrain.terminal import few
@@ -48,7 +49,6 @@ _Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
     "npz": array_npz.open_npz,
-    "raw": array_numpy.open_raw,
     "hdf5": array_hdf5.open_hdf5,
     "netcdf": array_hdf5.open_hdf5,
 }
@@ -56,11 +56,6 @@ _FORMATS: dict[str, _Open] = {
 
 def open_array(where: Where, axis: int | None = 0) -> ArrayFile:
     """Open an array; without an axis, the whole array is one sample."""
-    if where.kind == "zarr":
-        raise ConfigError(
-            f"{where}: Zarr is not read by `arrays`: a function over the library zarr converts it "
-            "with `data_prep python` (docs/data.md has the lines)"
-        )
     _check_file(where)
     with ExitStack() as opened:
         with reading(where):
@@ -98,6 +93,11 @@ def among_others(where: Where, rows: int) -> tuple[bool, str]:
 
 def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
+    if where.kind not in _FORMATS:
+        raise ConfigError(
+            f"{where}: its name does not say what it is; {FORMS}. For raw numbers (numpy.memmap), "
+            f"Zarr and others, {OTHERS}"
+        )
     with reading(where):
         mode = os.stat(where.path).st_mode
     if not stat.S_ISREG(mode):

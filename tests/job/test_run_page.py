@@ -91,7 +91,7 @@ def test_the_page_of_a_training(train: Train, tmp_path: Path) -> None:
     names = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     images = {name for name in names if name.startswith("images/curve+step+22+")}
     assert len(images) == 2
-    assert {"config.yaml", "checkpoints.json", "logs/terminal_1.rank0.log"} <= names
+    assert {"config.yaml", "logs/terminal_1.rank0.log"} <= names
     with closing(sqlite3.connect(tmp_path / "runs" / "mlflow.db")) as store:
         params = dict(store.execute("SELECT key, value FROM params"))
         ((run_id, status),) = store.execute("SELECT run_uuid, status FROM runs")

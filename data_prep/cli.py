@@ -23,7 +23,7 @@ from hpctrain.terminal import indented
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
-    "arrays": ("sources.arrays", "npy, npz, raw, HDF5, NetCDF4, Zarr"),
+    "arrays": ("sources.arrays", "npy, npz, HDF5, NetCDF4"),
     "table": ("sources.table", "CSV, Parquet, Arrow: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),

@@ -1,10 +1,8 @@
-"""Arrays as fields: NumPy, HDF5, NetCDF, Zarr and raw files. The first axis counts the samples.
+"""Arrays as fields: NumPy, HDF5 and NetCDF files. The first axis counts the samples.
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
-               --field t=FILE.nc:temperature     in NetCDF; FILE.zarr:PATH in Zarr
-               --field u=FILE.bin:float32:3x64x64       raw numbers: dtype and shape of a sample
-               --field u=FILE.bin:>f4:3x64x64:512       big-endian, after a header of 512 bytes
+               --field t=FILE.nc:temperature     in NetCDF
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
                --field u='run*.nc:u'             joined in natural order: run2 before run10
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
@@ -12,7 +10,7 @@
                --field label='FILE.h5:/rec_*@label'     in natural order; PATH@NAME is an attribute
     arrays OUT --field u='run*.npy' --axis u=none       each whole array is a sample
 
-A FILE.h5, .nc or .zarr without a path must hold one array; otherwise the error lists its arrays.
+A FILE.h5 or .nc without a path must hold one array; otherwise the error lists its arrays.
 --split file:… uses the files of the first field. --split column:NAME takes the names of the splits
 from a field of text or whole numbers.
 
@@ -27,12 +25,12 @@ Values do not change, with these exceptions:
   other byte orders as little-endian.
 - --cast converts the dtype. A sample with a value that does not fit, or with a fraction that would
   be cut off, cannot be used.
-- Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in HDF5 and
-  Zarr) are unpacked. Missing values (_FillValue, missing_value, and those outside of valid_range,
+- Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in
+  HDF5) are unpacked. Missing values (_FillValue, missing_value, and those outside of valid_range,
   valid_min and valid_max) become NaN; in an integer field, a sample with a missing value cannot be
   used.
 
-Values that were never written are refused: chunks that a file or store does not have. --unwritten
+Values that were never written are refused: chunks that a file does not have. --unwritten
 NAME takes the fill value for them (a missing value in NetCDF), if there is one. So is content that
 does not have the checksum of its .npz. External links and virtual datasets of HDF5 are refused.
 
@@ -265,19 +263,10 @@ def _source_files(
 ) -> Iterator[tuple[SourceFile, ...]]:
     """Yield for each piece the files that it is read from."""
     known: dict[str, SourceFile] = {}
-    with ExitStack() as stack:
-        opened = [OpenColumn(column) for column in columns]
-        for column in opened:
-            stack.callback(column.close)
-        for start, stop in ends:
-            paths: dict[str, None] = {}
-            for column in opened:
-                for part, first, last in column.column.spans(start, stop):
-                    if part.where.kind == "zarr":
-                        paths.update(dict.fromkeys(column.file(part).files(first, last)))
-                    else:
-                        paths[part.where.path] = None
-            for path in paths:
-                if path not in known:
-                    known[path] = SourceFile.of(path)
-            yield tuple(known[path] for path in paths)
+    for start, stop in ends:
+        spans = (part for column in columns for part, *_ in column.spans(start, stop))
+        paths = dict.fromkeys(part.where.path for part in spans)
+        for path in paths:
+            if path not in known:
+                known[path] = SourceFile.of(path)
+        yield tuple(known[path] for path in paths)

@@ -3,11 +3,9 @@
 With --head show samples: numbers with the names of categories, decoded text, arrays in short.
 
 With --verify compare the shards with the index, and print every problem. --verify reads everything:
-it compares the digests and the statistics, and checks the offsets of variable-length fields, that
-labels are among their classes, and that no group (--group of the commands that write) is in two
-splits. --quick reads no samples; it opens each file and compares its size, its schema and its
-number of samples. The exit code is 3 when there is a problem. Files that the index does not list
-are printed, but are no problem.
+it compares the digests and the statistics, and checks the offsets of variable-length fields, and
+that no group (--group of the commands that write) is in two splits. The exit code is 3 when there
+is a problem. Files that the index does not list are printed, but are no problem.
 """
 
 import argparse
@@ -18,7 +16,7 @@ from typing import Any
 from data_prep.datasets.dataset import DataSet
 from data_prep.options import DIR
 from data_prep.show import console
-from data_prep.tools import head, label_ranges, verify
+from data_prep.tools import head, verify
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import FILE, Statistics
 
@@ -37,14 +35,11 @@ ARGUMENTS = f"""{DIR}
 --field, -f NAME ...
     show only this field
 [with --verify]
---quick
-    open each file, read no samples
-{label_ranges.OPTIONS.strip()}
 --group FIELD
     no value of this field may be in two splits (default: the field that the data set was split by,
     if it has one)
 """
-_ONLY = {"head": ("split", "field"), "verify": ("quick", "labels", "ignore", "group")}
+_ONLY = {"head": ("split", "field"), "verify": ("group",)}
 
 
 def run(args: argparse.Namespace) -> None:

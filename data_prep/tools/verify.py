@@ -15,8 +15,6 @@ from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.show import console
-from data_prep.tools import label_ranges
-from data_prep.tools.label_ranges import LabelRanges
 from data_prep.writing.finalize import summary
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.progress_bar import Progress
@@ -53,24 +51,16 @@ class Report:
 
 def run(data: DataSet, args: argparse.Namespace) -> None:
     """Print what differs, and raise a DataError if something does; see `verify`."""
-    index, full = data.index, not args.quick
+    index = data.index
     group = args.group or index.group
-    if args.group and args.quick:
-        raise ConfigError(f"--group {group} with --quick: it reads no samples; leave one out")
     if group and group not in index.fields:
         raise ConfigError(f"--group {group}: the fields are {', '.join(index.fields)}")
-    report = verify(
-        *(data, group),
-        full=full,
-        workers=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
-        quiet=args.json,
-        labels=LabelRanges(label_ranges.label_counts(index, args.labels), args.ignore),
-    )
+    workers = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    report = verify(data, group, workers=workers, quiet=args.json)
     shards = len(index.shards)
     if args.json:
         content = {
             "digest": index.digest,
-            "mode": "full" if full else "quick",
             "shards": shards,
             "bytes": sum(shard.bytes for shard in index.shards),
             **asdict(report),
@@ -87,32 +77,22 @@ def run(data: DataSet, args: argparse.Namespace) -> None:
         where = f"{bad} of {shards} shards" if bad else "the index"
         raise DataError(f"{data.folder}: {count}, in {where}")
     if not args.json:
-        what = ["sizes", "schema", *["offsets", "digests"] * full]
-        what += [f"groups of {group}"] * bool(group and full)
-        what += ["statistics"] * bool(index.statistics and full)
+        what = ["sizes", "schema", "offsets", "digests"]
+        what += [f"groups of {group}"] * bool(group) + ["statistics"] * bool(index.statistics)
         checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        first, *more = summary(index, groups=full).splitlines()
+        first, *more = summary(index).splitlines()
         for line in (f"{data.folder}: {checked}: {first}", *more):
             console.say(line)
 
 
-def verify(
-    data: DataSet,
-    group: str = "",
-    *,
-    full: bool = True,
-    workers: int = 1,
-    quiet: bool = True,
-    labels: LabelRanges | None = None,
-) -> Report:
+def verify(data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True) -> Report:
     """Compare the shards of a `DataSet` with its index."""
     index, shards = data.index, data.index.shards
-    ranges = labels or LabelRanges(label_ranges.label_counts(index, ()))
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
     problems = [_Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
     stop, lock = threading.Event(), threading.Lock()
-    with Progress(samples, nbytes if full else 0, quiet=quiet) as progress:
+    with Progress(samples, nbytes, quiet=quiet) as progress:
 
         def advance(more: int, more_bytes: int) -> None:
             with lock:
@@ -121,7 +101,7 @@ def verify(
                 raise KeyboardInterrupt
 
         def look_at(shard: Shard) -> _Look:
-            return _Look(data, shard, Groups(group), ranges.of_shard()).done(full, advance)
+            return _Look(data, shard, Groups(group)).done(advance)
 
         with ThreadPoolExecutor(workers, "verify") as pool:
             try:
@@ -131,12 +111,11 @@ def verify(
                 pool.shutdown(cancel_futures=True)
                 raise
     problems += [_Problem(look.shard.path, problem) for look in looks for problem in look.problems]
-    if full:
-        groups = Groups(group)
-        for look in looks:
-            groups.merge(look.groups)
-        wrong = (*_wrong_statistics(index, looks), *groups.problems())
-        problems += [_Problem("", problem) for problem in wrong]
+    groups = Groups(group)
+    for look in looks:
+        groups.merge(look.groups)
+    wrong = (*_wrong_statistics(index, looks), *groups.problems())
+    problems += [_Problem("", problem) for problem in wrong]
     return Report(problems, _unlisted(data))
 
 
@@ -147,23 +126,20 @@ class _Look:
     data: DataSet
     shard: Shard
     groups: Groups
-    labels: LabelRanges
     problems: list[str] = field(default_factory=list)
     moments: dict[str, Moments] = field(default_factory=dict)
 
-    def done(self, full: bool, advance: _Advance) -> "_Look":
+    def done(self, advance: _Advance) -> "_Look":
         """Look at the shard, and return this."""
         path = self.data.folder / self.shard.path
         try:
             with OpenShard(path, self.shard, self.data.index.fields) as opened:
                 self.problems += opened.problems()
-                if full:
-                    self._read(opened, advance)
+                self._read(opened, advance)
         except DataError as error:
             message = str(error).removeprefix(f"shard {path}")
             self.problems.append(message.removeprefix(":").strip())
-        advance(0 if full and not self.problems else self.shard.count, 0)
-        self.problems += self.labels.problems()
+        advance(self.shard.count if self.problems else 0, 0)
         return self
 
     def _read(self, opened: OpenShard, advance: _Advance) -> None:
@@ -180,16 +156,13 @@ class _Look:
         opened.check_offsets()
         if digest != self.shard.digest:
             return
-        start = 0
         for rows in opened.blocks(self.shard.count):
             if self.groups.field:
                 self.groups.add(self.shard.split, rows[self.groups.field])
             values: Any
             for name, values in rows.items():
-                self.labels.add(name, values, start)
                 self.moments.setdefault(name, Moments(len(rows))).add(values)
             advance(len(values), 0)
-            start += len(values)
 
 
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[str]:

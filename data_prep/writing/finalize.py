@@ -140,11 +140,8 @@ def say_owners_of(index: Index, out: Path) -> None:
     say_owners(str(out), (out / path for path in paths if (out / path).exists()))
 
 
-def summary(index: Index, groups: bool = True) -> str:
-    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing.
-
-    `groups` tells whether it is known that each group is in one split.
-    """
+def summary(index: Index) -> str:
+    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing."""
     counts = {name: index.split(name).count for name in index.splits}
     count = sum(counts.values())
     nbytes = sum(shard.bytes for shard in index.shards)
@@ -156,7 +153,7 @@ def summary(index: Index, groups: bool = True) -> str:
     with suppress(ConfigError):
         asked = parse_split(str(options.get("split", "")))
     group = options.get("group") or index.group
-    if groups and group:
+    if group:
         line = f"each {group} is in one split"
         if isinstance(asked, Fractions) and len(asked.fractions) > 1:
             parts = (

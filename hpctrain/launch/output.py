@@ -1,4 +1,4 @@
-"""The output of a sweep: a table with one row per run, progress bars, and single lines."""
+"""The output of a sweep: a table with one row per run, and single lines."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    track,
-)
+from rich.progress import track
 from rich.text import Text
 
-from hpctrain.console import Cell, Console, Table
+from hpctrain.console import Console, Table
 from hpctrain.secrets import mask
 from hpctrain.terminal import indented
 
@@ -28,24 +19,6 @@ if TYPE_CHECKING:
 
 ROWS = 40  # longer tables are cut
 T = TypeVar("T")
-
-
-class _NoteColumn(ProgressColumn):
-    """The field `note` of a bar, the only column that is cut where the terminal is too narrow."""
-
-    def render(self, task: Task) -> Text:
-        return Cell(task.fields["note"], no_wrap=True, overflow="crop")
-
-
-class Bars(Progress):
-    """Bars on a terminal, nothing elsewhere: a label, the bar, `1/4`, more, the time, the note."""
-
-    def __init__(self, label: str, width: int = 20, more: str = "") -> None:
-        columns: list[ProgressColumn] = [TextColumn(label), BarColumn(bar_width=width)]
-        columns += [MofNCompleteColumn()]
-        columns += [TextColumn(more)] if more else []
-        columns += [TimeElapsedColumn(), _NoteColumn()]
-        super().__init__(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def say(text: str, style: str = "") -> None:

@@ -74,7 +74,7 @@ def npz(method: int) -> Callable[[], None]:
     return make
 
 
-# HDF5, NetCDF, Zarr
+# HDF5, NetCDF
 
 
 def hdf5(**options: Any) -> Callable[[], None]:
@@ -105,18 +105,6 @@ def read_netcdf() -> dict[str, Samples]:
     with netCDF4.Dataset("x.nc") as file:
         file.set_auto_maskandscale(False)
         return {"x": np.asarray(file["x"][:])}
-
-
-def make_zarr() -> None:
-    import zarr
-
-    zarr.create_array("x.zarr", shape=X.shape, chunks=(20, 4), dtype=X.dtype)[:] = X
-
-
-def read_zarr() -> dict[str, Samples]:
-    import zarr
-
-    return {"x": np.asarray(zarr.open("x.zarr", mode="r")[:])}
 
 
 # Tables
@@ -295,12 +283,6 @@ CASES = {
     ),
     "npz": Case(npz(zipfile.ZIP_STORED), "x.npz", ("arrays", "x.npz")),
     "npz deflate": Case(npz(zipfile.ZIP_DEFLATED), "x.npz", ("arrays", "x.npz")),
-    "raw": Case(
-        lambda: X.tofile("x.bin"),
-        "x.bin",
-        (*ARRAY, "x=x.bin:int32:4"),
-        lambda: {"x": np.fromfile("x.bin", "<i4").reshape(-1, 4)},
-    ),
     "hdf5": Case(hdf5(), "x.h5", (*ARRAY, "x=x.h5:x"), read_hdf5),
     "hdf5 chunks": Case(
         hdf5(chunks=(1, 2), compression="gzip"), "x.h5", (*ARRAY, "x=x.h5:x"), read_hdf5
@@ -312,8 +294,6 @@ CASES = {
         read_hdf5,
     ),
     "netcdf4": Case(make_netcdf, "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
-    "zarr metadata": Case(make_zarr, "x.zarr/zarr.json", (*ARRAY, "x=x.zarr"), read_zarr),
-    "zarr chunk": Case(make_zarr, "x.zarr/c/1/0", (*ARRAY, "x=x.zarr"), read_zarr),
     "csv": Case(make_csv, "x.csv", ("table", "x.csv"), read_csv),
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
     "arrow": Case(arrow("file"), "x.arrow", ("table", "x.arrow"), read_arrow),

@@ -102,13 +102,6 @@ def half_written(kind):
             file.createDimension("c", 4)
             file.createVariable("x", "f4", ("t", "c"), chunksizes=(10, 2))[:50] = x[:50]
         return "x.nc:x", missing
-    if kind.startswith("zarr"):
-        zarr = pytest.importorskip("zarr")
-        shards = {"shards": (40, 4)} if "shards" in kind else {}
-        made = zarr.create_array("x.zarr", fill_value=-7, **options, **shards)
-        x[50:, :2] = -7  # zarr leaves out chunks of the fill value
-        made[:] = x
-        return "x.zarr", missing
     with h5py.File("x.h5", "w") as file:
         made = file.create_dataset("chunks", **options, fillvalue=-7)
         made[:50] = x[:50]
@@ -116,10 +109,7 @@ def half_written(kind):
     return "x.h5:chunks", missing
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["chunks", "netcdf", "zarr", "zarr-shards"],
-)
+@pytest.mark.parametrize("kind", ["chunks", "netcdf"])
 def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, kind):
     where, missing = half_written(kind)
     count = int(missing.sum())
@@ -139,12 +129,6 @@ def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, ki
     data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
 
 
-def test_chunks_of_zarr_without_a_fill_value(refused):
-    zarr = pytest.importorskip("zarr")
-    options = {"shape": (40,), "chunks": (10,), "dtype": "i4", "zarr_format": 2}
-    zarr.create_array("x.zarr", fill_value=None, **options)[:20] = np.arange(20)
-    words = "x.zarr has 20 of 40 rows with values that were never written, and no fill value"
-    refused(words, "arrays", "OUT", "--field", "x=x.zarr", "--unwritten", "x")
 
 
 # HDF5's B-tree of chunks, which has no checksum
@@ -290,16 +274,11 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
             (tmp_path / name).symlink_to("/dev/zero")
         return name
 
-    zarr = pytest.importorskip("zarr")
-    for store in ("a.zarr", "b.zarr"):
-        zarr.create_array(store, shape=(4,), chunks=(2,), dtype="i4")[:] = 1
     Path("y.txt").write_text("text")
     Path("photos").mkdir()
     for path, *args in (
         (put("x.tar"), "webdataset", "x.tar"),
         (put("x.npz"), "arrays", "x.npz"),
-        (put("a.zarr/c/1"), "arrays", "--field", "x=a.zarr"),
-        (put("b.zarr/zarr.json"), "arrays", "--field", "x=b.zarr"),
         (put("saved/data-0.arrow"), "huggingface", "saved"),
         (put("photos.csv"), "images", "photos.csv"),
         (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),

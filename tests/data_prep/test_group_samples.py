@@ -220,16 +220,9 @@ def test_what_is_of_matlab_or_sparse_is_refused(data_prep, command, key, words):
     data_prep.refuses(3, words, command, *(args or ("m.h5", "--field", f"x=/{key}")))
 
 
-def test_sparse_matrices_of_scipy_and_zarr_are_refused(data_prep):
-    import zarr
+def test_sparse_matrices_of_scipy_are_refused(data_prep):
     from scipy import sparse
 
     matrix = sparse.csr_matrix(np.eye(3))
     sparse.save_npz("s.npz", matrix)
     data_prep.refuses(3, "s.npz is a sparse matrix of SciPy", "arrays", "s.npz", "OUT")
-    group = zarr.open_group("s.zarr", mode="w").create_group("X")
-    group.attrs["encoding-type"] = "csr_matrix"
-    group.create_array("data", data=matrix.data)
-    for key in ("X", "X/data"):
-        words = "is a sparse matrix, or a part of one"
-        data_prep.refuses(3, words, "arrays", "OUT", "--field", f"x=s.zarr:{key}")

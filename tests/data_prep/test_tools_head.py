@@ -57,7 +57,7 @@ def test_head_as_json(folder, data_prep):
 def test_head_of_what_is_not_there(folder, data_prep):
     for options in (
         *(["--head", 2, "--split", "x"], ["--head", 2, "-f", "x"], ["--head", "0"]),
-        *(["--head", 1, "--verify"], ["--split", "val"], ["--quick"], ["--head", 1, "--ignore", 3]),
+        *(["--head", 1, "--verify"], ["--split", "val"], ["--head", 1, "--group", "x"]),
     ):
         assert data_prep("inspect", folder, *options)[0] == 2
 

@@ -35,10 +35,6 @@ def write_run(run: Path) -> None:
     (run / "provenance").mkdir(parents=True)
     (run / "config.yaml").write_text(f"seed: 1\nnote: {SECRET}\n")
     (run / "provenance" / "git.json").write_text("[]\n")
-    checkpoint = run / "checkpoints" / "step-00000020"
-    checkpoint.mkdir(parents=True)
-    manifest = {"step": 20, "files": {"a": {"bytes": 5}}, "digest": "xxh3_128:ab", "healthy": True}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     (run / "logs").mkdir()
     (run / "logs" / "7.rank0.log").write_text("x" * 70_000 + f"\nthe last line {SECRET}\n")
     (run / "logs" / "7.rank1.log").write_text("Traceback (most recent call last):\nOSError: it\n")
@@ -108,7 +104,6 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     assert image.startswith("images/picture~one+step+3+timestamp+")
     assert small == image.replace(".png", "+compressed.webp")
     assert sorted(set(content) - {image, small}) == [
-        "checkpoints.json",
         "config.yaml",
         "data/plot.html",
         "logs/7.rank0.log",
@@ -121,11 +116,6 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     log = content["logs/7.rank0.log"].read_text()
     assert log.startswith("... (only the last 64 KiB)")
     assert log.endswith("the last line ***\n")
-    (checkpoint,) = json.loads(content["checkpoints.json"].read_text())
-    where = str(run / "checkpoints" / "step-00000020")
-    assert checkpoint == {
-        "step": 20, "path": where, "bytes": 5, "digest": "xxh3_128:ab", "healthy": True,
-    }  # fmt: skip
 
 
 def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
@@ -163,7 +153,7 @@ def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
     in_the_way.rmdir()
     assert main([str(run)]) == 0
     stored = {path.name for path in blocked.rglob("*.*")}
-    assert {"config.yaml", "checkpoints.json", "7.rank0.log", image.name} < stored
+    assert {"config.yaml", "7.rank0.log", image.name} < stored
     assert is_uploaded(run, Meta.read(run))
 
 

@@ -221,8 +221,7 @@ def test_no_row_of_a_sweep_is_lost_when_its_runs_are_uploaded_at_once(
         runs = [run for run, process in started.items() if process.wait(500)]
     parent = tags("p")
     assert parent["hpctrain.sweep.state"] == "6 of 6 finished"
-    values = re.findall(r"\| \*?\*?(\d)\*?\*? \|", parent["mlflow.note.content"])
-    assert sorted({*values}) == [*"012345"]
+    assert len([key for key in parent if key.startswith("mlflow.hpctrain.sweep.")]) == 6
     assert parent["hpctrain.sweep.best"] == "n: val/loss 0"
     latest = "SELECT value FROM latest_metrics WHERE key = 'val/loss' AND run_uuid = ?"
     assert rows(latest, parent["id"]) == [(0.0,)]

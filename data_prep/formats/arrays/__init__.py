@@ -1,1 +1,1 @@
-"""Arrays in files: NumPy, raw numbers, HDF5, NetCDF and Zarr."""
+"""Arrays in files: NumPy, HDF5 and NetCDF."""

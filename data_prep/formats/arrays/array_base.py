@@ -3,15 +3,15 @@
 A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
 and how rows along an axis are read. The rest is done here once: which axis counts the samples,
 arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
-.npy, .npz and raw numbers, `array_hdf5` and `array_zarr` the others; `array_files`
-has them in a table. Memory is needed for the requested rows only, whatever the size of the file.
+.npy, `array_npz` and `array_hdf5` the others; `array_files` has them in a table.
+Memory is needed for the requested rows only, whatever the size of the file.
 """
 
 import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -27,11 +27,7 @@ from hpctrain.terminal import few
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
-_ZARR = (".zarr", ".zarr.zip")
-FORMS = (
-    "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE, "
-    "FILE.zarr:PATH, or for raw numbers FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
-)
+FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE"
 TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
@@ -40,8 +36,8 @@ SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up 
 class Where:
     """The address of an array: a file, and the array in it."""
 
-    path: str  # path of the file, or of the folder of a Zarr store
-    key: str = ""  # the text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP"
+    path: str
+    key: str = ""  # the text after the colon: the array's name in the file
     # Names the sample if the key comes from a pattern; see `groups.Match`.
     matched: tuple[str, ...] = field(default=(), compare=False)
 
@@ -50,12 +46,12 @@ class Where:
 
     @property
     def kind(self) -> str:
-        """The format by the file's ending: npy, npz, hdf5, netcdf, zarr or raw."""
+        """The format by the file's ending: npy, npz, hdf5, netcdf; "" for others."""
         name = self.path.rstrip("/").lower()
-        for kind, endings in (("hdf5", HDF5), ("netcdf", _NETCDF), ("zarr", _ZARR)):
+        for kind, endings in (("hdf5", HDF5), ("netcdf", _NETCDF)):
             if name.endswith(endings):
                 return kind
-        return name[-3:] if name.endswith((".npy", ".npz")) else "raw"
+        return name[-3:] if name.endswith((".npy", ".npz")) else ""
 
 
 class ArrayFile(ABC):
@@ -140,13 +136,6 @@ class ArrayFile(ABC):
         cut = stored[(slice(None),) * self.axis + (slice(start, stop),)]
         return np.moveaxis(np.asarray(cut), self.axis, 0)
 
-    def files(self, start: int, stop: int) -> Iterable[str]:
-        """Return the files that these samples are read from."""
-        return self._files(*((0, self._rows_shape[0]) if self._whole else (start, stop)))
-
-    def _files(self, start: int, stop: int) -> Iterable[str]:
-        return (self.where.path,)
-
     def opened_by(self, opened: ExitStack) -> Self:
         """Return this array, which now closes what `opened` has."""
         self._opened = opened.pop_all()
@@ -179,8 +168,8 @@ def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
         # The libraries put the path into strerror.
         return DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}")
     text = " ".join(str(error).split()) or type(error).__name__
-    what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
-    return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")
+    what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF"}
+    return DataError(f"{where} is not readable as {what[where.kind]}: {text}{hint}")
 
 
 def never_written(count: int, of: int) -> str:
@@ -195,7 +184,7 @@ def check_written(lacks: str, name: str, *, filled: bool, accepted: bool) -> Non
     if not accepted:
         raise DataError(
             f"{lacks}; --unwritten {name} takes the fill value for them, which is right if the "
-            "writer leaves out chunks that hold nothing else, as Zarr does"
+            "writer leaves out what holds nothing else"
         )
 
 

@@ -14,11 +14,11 @@ from data_prep.formats.arrays import (
     array_hdf5,
     array_npz,
     array_numpy,
-    array_zarr,
 )
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
+from data_prep.formats.opening import OTHERS
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
 from hpctrain.terminal import few
@@ -49,10 +49,8 @@ _Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
     "npz": array_npz.open_npz,
-    "raw": array_numpy.open_raw,
     "hdf5": array_hdf5.open_hdf5,
     "netcdf": array_hdf5.open_hdf5,
-    "zarr": array_zarr.open_zarr,
 }
 
 
@@ -95,9 +93,14 @@ def among_others(where: Where, rows: int) -> tuple[bool, str]:
 
 def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
+    if where.kind not in _FORMATS:
+        raise ConfigError(
+            f"{where}: its name does not say what it is; {FORMS}. For raw numbers (numpy.memmap), "
+            f"Zarr and others, {OTHERS}"
+        )
     with reading(where):
         mode = os.stat(where.path).st_mode
-    if not stat.S_ISREG(mode) and not (stat.S_ISDIR(mode) and where.kind == "zarr"):
+    if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "not a file"
         raise DataError(f"{where.path} is {what}; a field is {FORMS}")
 

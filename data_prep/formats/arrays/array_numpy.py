@@ -1,21 +1,13 @@
-"""Arrays in .npy files and files of raw numbers; see `array_base`."""
+"""Arrays in .npy files; see `array_base`."""
 
 import math
 import os
-import re
 from contextlib import ExitStack
 from typing import IO, Any
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import (
-    FORMS,
-    SLAB_BYTES,
-    ArrayFile,
-    Where,
-    check_dtype,
-)
-from data_prep.formats.opening import OTHERS
+from data_prep.formats.arrays.array_base import SLAB_BYTES, ArrayFile, Where, check_dtype
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.types import Array
 
@@ -32,38 +24,6 @@ def open_npy(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     check_dtype(where, dtype)
     check_size(where, dtype.itemsize * math.prod(shape), os.stat(where.path).st_size - begin)
     return _Flat(where, dtype, shape, axis, begin, fortran)
-
-
-def open_raw(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
-    """Open a file of raw numbers, whose key is DTYPE:SHAPE:SKIP."""
-    if not where.key:
-        raise ConfigError(
-            f"{where.path}: its name does not say what it is; {FORMS}. For others, {OTHERS}"
-        )
-    match = re.fullmatch(r"([^:]+)(?::(\d+(?:x\d+)*)?)?(?::(\d+))?", where.key)
-    try:
-        dtype = np.dtype(match[1] if match else "")
-    except TypeError:
-        match = None
-    if match is None:
-        raise ConfigError(
-            f"{where}: raw numbers are FILE:DTYPE:SHAPE of one sample, such as u.bin:float32:3x64 "
-            f"(then :SKIP, bytes of a header); other formats go by the file's ending. Or {OTHERS}"
-        )
-    if axis:
-        raise ConfigError(f"--axis: in {where.path} samples follow each other, so it is 0")
-    check_dtype(where, dtype)
-    sample = tuple(int(size) for size in match[2].split("x")) if match[2] else ()
-    size, skip = os.stat(where.path).st_size, int(match[3] or 0)
-    row = dtype.itemsize * math.prod(sample)
-    if not row:
-        raise ConfigError(f"{where}: every size of a shape is at least 1")
-    if size < skip or (size - skip) % row:
-        raise DataError(
-            f"{where} has {size - skip:,} bytes{f' behind the first {skip:,}' * bool(skip)}, which "
-            f"is no multiple of a sample's {row:,}: another shape or dtype, or it is truncated"
-        )
-    return _Flat(where, dtype, ((size - skip) // row, *sample), axis, skip)
 
 
 def check_size(where: Where, needed: int, found: int) -> None:
@@ -98,7 +58,7 @@ def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class _Flat(ArrayFile):
-    """Numbers without gaps in a file: .npy or raw numbers."""
+    """Numbers without gaps in a file."""
 
     def __init__(
         self,

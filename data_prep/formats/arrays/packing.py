@@ -8,9 +8,7 @@ does not.) If the values are packed integers and the bounds are floats, they are
 unpacked values.
 """
 
-import base64
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,11 +136,6 @@ def _bounds(
 
 def _values(what: str, name: str, value: Any, stored: np.dtype[Any]) -> list[Any]:
     """Return an attribute's values, without those that the stored dtype cannot hold."""
-    if isinstance(value, str) and stored.kind == "f":  # the form that xarray writes into Zarr
-        try:
-            return [struct.unpack("<d", base64.b64decode(value))[0]]
-        except (ValueError, struct.error):
-            pass
     values = np.asarray(value).reshape(-1)
     if values.dtype.kind not in "iuf":
         raise DataError(f"{what}: its {name} {value!r} is not a number")

@@ -1,8 +1,8 @@
-"""The table of a sweep: which of its runs is best, which have failed, and why.
+"""How a sweep stands: how many of its runs have finished, and which is best.
 
     run.json, progress.json of a run ── Row ── a tag of the sweep's parent run in MLflow
                                                     │
-                     description, tags of the parent ── the rows of all runs that have begun
+                                  tags of the parent ── the rows of all runs that have begun
 
 Each run writes its own row, so that runs that end at the same time do not overwrite each other.
 """
@@ -25,9 +25,6 @@ from hpctrain.run_record import Progress, RunRecord
 from hpctrain.secrets import mask
 
 PREFIX = "mlflow.hpctrain.sweep."  # MLflow's pages do not show tags that begin with `mlflow.`
-BEGIN, END = "<!-- hpctrain: runs of the sweep -->", "<!-- hpctrain: end of the runs -->"
-_SHOWN = 20  # runs in the description
-_LONGEST = 200  # characters of a cause or a value
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,9 @@ class Row:
     value: Finite | None = None
     # Which values of the metric are better: "lower" or "higher"; "" if its name does not tell.
     better: str = ""
-    step: int | None = None
-    why: str = ""  # why the run has ended
 
     @classmethod
-    def of(cls, run_dir: Path, name: str, run_id: str, status: str, why: str) -> Row:
+    def of(cls, run_dir: Path, name: str, run_id: str, status: str) -> Row:
         """Return the row of a run; what its directory does not tell is left out."""
         record, progress = _known(run_dir), Progress()
         with suppress(DamageError):
@@ -61,8 +56,6 @@ class Row:
             metric,
             _number(values.get(metric)),
             better(metric) or "",
-            progress.step if record.reached is None else record.reached,
-            _short(why),
         )
 
     def text(self) -> str:
@@ -123,19 +116,6 @@ def state(rows: Sequence[Row], asked: int) -> str:
     return ", ".join(words)
 
 
-def description(before: str, rows: Sequence[Row], asked: int, experiment_id: str) -> str | None:
-    """Return the description of the parent with the table; what people have written stays.
-
-    `asked` is the number of runs of the sweep, or 0. The result is None if somebody has removed the
-    marks of the table: then it is theirs.
-    """
-    head, begin, rest = before.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if before.strip() and not (begin and end):
-        return None
-    return f"{head}{BEGIN}\n{_markdown(rows, asked, experiment_id)}\n{END}{tail}"
-
-
 _WORDS = {
     "FINISHED": "finished",
     "FAILED": "failed",
@@ -144,35 +124,6 @@ _WORDS = {
     "SCHEDULED": "paused",
     "QUEUED": "not begun",
 }
-
-
-def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
-    best = best_of(rows)
-    lines = [f"**{state(rows, asked)}**", ""]
-    if best:
-        link = _link(best, experiment_id)
-        lines += [f"Best: {link} with {best.metric} {_shown(best.value)}", ""]
-    lines += ["| run | status | step | metric | value | why |", "|" + " --- |" * 6]
-    shown = [*rows[:_SHOWN]]
-    shown += [row for row in rows[_SHOWN:] if row.status == "FAILED"][:_SHOWN]
-    for row in shown:
-        cells = [
-            _link(row, experiment_id),
-            _WORDS.get(row.status, row.status),
-            "" if row.step is None else f"{row.step:,}",
-            row.metric,
-            f"**{_shown(row.value)}**" if row is best else _shown(row.value),
-            row.why,
-        ]
-        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
-    if len(rows) > len(shown):
-        lines += ["", f"{len(rows) - len(shown)} more runs are below this one."]
-    return "\n".join(lines)
-
-
-def _link(row: Row, experiment_id: str) -> str:
-    place = f"#/experiments/{experiment_id}/runs/{row.run_id}"
-    return f"[{row.name.replace('[', '(').replace(']', ')')}]({place})"
 
 
 def _rank(row: Row) -> tuple[int, float, str]:
@@ -184,15 +135,6 @@ def _rank(row: Row) -> tuple[int, float, str]:
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _short(text: object) -> str:
-    line = " ".join(mask(str(text)).split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 
 def _number(value: object) -> float | None:

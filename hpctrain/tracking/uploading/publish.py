@@ -2,7 +2,7 @@
 
     artifact   a file of the run directory: an image, a figure
     dataset    the data that the run trains on, as MLflow's dataset input
-    status     the texts of `run_files`: config, logs, checkpoints
+    status     the texts of `run_files`: config, logs
 
 All of this can be sent twice without a trace: a file replaces itself, and MLflow knows an input
 by its name and digest. Metrics, params, tags and the status do not wait for it: the store of the

@@ -1,10 +1,10 @@
 """The summary of a sweep on its parent run in MLflow, kept up to date by the uploaders of its runs.
 
-    own row ── set_tag (only this run's) ── read the rows of all ── write table, description, tags
+    own row ── set_tag (only this run's) ── read the rows of all ── write the tags
                                                   └── and again, if a row has changed meanwhile
 
 No row can be lost when runs end at once, on one host or on many: each uploader reads the rows again
-after it has written the table, so the last one that writes has seen all of them.
+after it has written the tags, so the last one that writes has seen all of them.
 """
 
 import time
@@ -19,8 +19,6 @@ from hpctrain.tracking.uploading.mlrun import MlflowRun
 from hpctrain.tracking.uploading.publish import tolerant
 
 _EVERY_S = 30.0  # so often the values of a run in progress are renewed
-NOTE = "mlflow.note.content"
-_MOST_NOTE = 8000  # characters: MLflow's limit for a tag
 _DIGEST = "mlflow.hpctrain.summary"
 
 
@@ -34,10 +32,10 @@ class SweepSummary:
         self._next = 0.0  # on the monotonic clock
 
     def update(self, run: MlflowRun, meta: Meta, journal: JournalFacts) -> None:
-        """Renew the row of the run, if it has something new, and the table."""
+        """Renew the row of the run, if it has something new, and the tags of the parent."""
         if run.parent_id is None:
             return
-        row = Row.of(self._run_dir, meta.run_name, run.run_id, journal.status, journal.why)
+        row = Row.of(self._run_dir, meta.run_name, run.run_id, journal.status)
         before = self._sent if self._place == run.parent_id else None
         early = time.monotonic() < self._next
         if before and (row == before or (row.status == before.status and early)):
@@ -46,11 +44,11 @@ class SweepSummary:
             return
         count = self._write(run)
         self._sent, self._place = row, run.parent_id
-        # A large sweep renews its table about once a second, and not each run every 30 seconds.
+        # A large sweep renews its tags about once a second, and not each run every 30 seconds.
         self._next = time.monotonic() + max(_EVERY_S, count)
 
     def _write(self, run: MlflowRun) -> int:
-        """Write the table until it has the rows of all runs; return their number."""
+        """Write the tags until they tell of all runs; return their number."""
         asked = sweep_table.asked_of(self._run_dir)
         written = ""
         while True:
@@ -72,8 +70,5 @@ class SweepSummary:
             value = "log_metric", clean_key(best.metric), best.value
             tolerant("the best value of the sweep", lambda: run.call_parent(*value, once=True))
         tags = sweep_table.tags(rows, asked)
-        note = sweep_table.description(before.get(NOTE, ""), rows, asked, run.experiment_id)
-        if note is not None and len(note) <= _MOST_NOTE:
-            tags[NOTE] = note
         changed = [item for item in tags.items() if before.get(item[0]) != item[1]]
         run.set_parent_tags(dict(changed))

@@ -21,9 +21,10 @@ from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, System
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
 from hpctrain.tracking.uploading.publish import WaitingFiles
-from hpctrain.tracking.uploading.sweep_summary import NOTE, SweepSummary
+from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 
 log = logging.getLogger(__name__)
+_NOTE = "mlflow.note.content"
 
 
 class GaveUp(Exception):
@@ -165,8 +166,8 @@ class Upload:
                 run.log_params(body["params"], record.end)
             case "tags" | "superseded" | "note":
                 tags = self.journal.tags(record)
-                if run.tags.get(NOTE):  # people may have changed it
-                    tags.pop(NOTE, None)
+                if run.tags.get(_NOTE):  # people may have changed it
+                    tags.pop(_NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
                 self._let_wait(run, record)
@@ -214,9 +215,9 @@ class Upload:
 
 def _described(run: MlflowRun, body: Mapping[str, Any]) -> dict[str, str]:
     """Return the description with the cause of the end, if that changes it."""
-    before = str(run.read_tags().get(NOTE, ""))
+    before = str(run.read_tags().get(_NOTE, ""))
     after = with_cause(before, body["status"], str(body.get("reason", "")))
-    return {NOTE: after} if after != before else {}
+    return {_NOTE: after} if after != before else {}
 
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:

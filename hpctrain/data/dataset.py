@@ -1,4 +1,4 @@
-"""A data set of hpctrain for other training loops: torch, Lightning, Accelerate.
+"""The data sets of hpctrain for other training loops: torch, Lightning, Accelerate.
 
 `HDF5Dataset` is a map-style torch dataset, for any sampler and any DataLoader. torch asks it for
 whole batches, which it reads in one gather; its `collate` does not take them apart:
@@ -9,19 +9,33 @@ whole batches, which it reads in one gather; its `collate` does not take them ap
 Accelerate divides the batches among its processes:
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+`LoaderDataset` wraps our own `Loader`, which is faster, shuffles without memory and resumes
+exactly. Each rank gets its share already, so it must not be divided again:
+
+    loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=rank, dp_size=ranks)
+    for batch in DataLoader(LoaderDataset(loader), batch_size=None): ...          # one epoch
+
+Lightning takes it directly, with `use_distributed_sampler=False`, and stores its state in the
+checkpoints: a run that is resumed in the middle of an epoch sees the rest of that epoch:
+
+    trainer = lightning.Trainer(use_distributed_sampler=False)
+    trainer.fit(module, LoaderDataset(loader), ckpt_path="last")
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.loading.collate import MASK, WIDER, Collate
+from hpctrain.data.loading.loader import Loader
 from hpctrain.data.sources.reader import Reader
+from hpctrain.errors import ConfigError
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Batch
 
@@ -93,6 +107,54 @@ class HDF5Dataset(Dataset[Any]):
     def collate(samples: Sequence[Any]) -> Any:
         """Make a batch: at once if the samples were read together, otherwise as torch does."""
         return samples.batch() if isinstance(samples, Samples) else default_collate(list(samples))
+
+
+class LoaderDataset(IterableDataset[Batch]):
+    """A `Loader` that is iterated over one epoch at a time; nothing else may use the loader.
+
+    Each `iter()` gives one epoch. After `load_state_dict` it is the rest of the epoch of the state;
+    otherwise a new epoch, also if the consumer left the one before early. The length is that of a
+    whole epoch. For an evaluation too, the loader has no `max_epochs`; it has shuffle=False and
+    tail="pad".
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._batches: Iterator[Batch] | None = None  # one iterator for all epochs
+        self._resumed = False
+
+    def __len__(self) -> int:
+        return self._loader.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        if get_worker_info() is not None:
+            raise ConfigError(
+                "LoaderDataset needs DataLoader(num_workers=0): its loader reads ahead in threads "
+                "of its own, and every worker process would give the same batches"
+            )
+        loader = self._loader
+        offset = loader.state_dict()["consumed"] % loader.count
+        if offset and not self._resumed:  # the consumer left the epoch early
+            loader.load_state_dict({"consumed": (loader.epoch + 1) * loader.count})
+            self._batches = None
+        self._resumed = False
+        epoch = loader.epoch
+        if self._batches is None:
+            self._batches = iter(loader)
+        for batch in self._batches:
+            yield batch
+            if loader.epoch != epoch:
+                return
+        self._batches = None  # the loader has ended
+
+    def state_dict(self) -> dict[str, int]:
+        """See `Loader.state_dict`."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from `state`, also in the middle of an epoch; see `Loader.load_state_dict`."""
+        self._loader.load_state_dict(state)
+        self._batches, self._resumed = None, True
 
 
 def _tensor(values: Any) -> torch.Tensor:

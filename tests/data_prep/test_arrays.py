@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import zipfile
 from pathlib import Path
 

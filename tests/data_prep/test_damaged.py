@@ -129,8 +129,6 @@ def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, ki
     data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
 
 
-
-
 # HDF5's B-tree of chunks, which has no checksum
 
 

@@ -48,7 +48,7 @@ from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
-LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
+_LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
 def build(
@@ -170,7 +170,7 @@ def _looked(run: RunDir) -> bool:
 
 def report_every(train: TrainConfig, max_steps: int) -> int:
     """Return the steps from one report of metrics to the next, in a run of so many."""
-    return train.log_every or max(1, min(LOG_EVERY, max_steps // 10))
+    return train.log_every or max(1, min(_LOG_EVERY, max_steps // 10))
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:

@@ -74,7 +74,7 @@ class _Bar(Lines):
 
     extra: ClassVar[Mapping[str, object]] = {"on_bar": True}
 
-    def start(self, step: int, max_steps: int) -> None:  # noqa: D102
+    def start(self, step: int, max_steps: int) -> None:
         super().start(step, max_steps)
         console = Console(stderr=True)
         self._room = console.width - _OTHERS - 2 * len(str(max_steps))
@@ -91,10 +91,10 @@ class _Bar(Lines):
         self._note: dict[str, float] = {}
         self._progress.start()
 
-    def advance(self, step: int) -> None:  # noqa: D102
+    def advance(self, step: int) -> None:
         self._progress.update(self._task, completed=step)
 
-    def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
+    def report(self, step: int, metrics: dict[str, float]) -> None:
         super().report(step, metrics)
         self._note |= metrics
         note = ""
@@ -103,7 +103,7 @@ class _Bar(Lines):
             note = longer if len(longer) <= self._room else note
         self._progress.update(self._task, note=note)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._progress.stop()
 
 

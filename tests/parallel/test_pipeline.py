@@ -1,13 +1,13 @@
 """A pipeline gives the losses, gradient norms and parameters of one process."""
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torchmetrics import MeanMetric
 
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
@@ -111,30 +111,6 @@ def lengths(length: int) -> Batch:
     }
 
 
-class Mean:
-    """The mean of the values of all samples, with what is used of a metric of torchmetrics."""
-
-    _reductions: Mapping[str, Any] = {"total": torch.sum, "count": torch.sum}
-
-    def reset(self) -> None:
-        self.total, self.count = torch.zeros(()), torch.zeros(())
-        self._update_count = 0
-
-    def update(self, values: torch.Tensor) -> None:
-        self._update_count += 1
-        self.total = self.total + values.sum()
-        self.count = self.count + len(values)
-
-    def compute(self) -> torch.Tensor:
-        return self.total / self.count
-
-    def modules(self) -> list["Mean"]:
-        return [self]
-
-    def to(self, _: torch.device) -> "Mean":
-        return self
-
-
 def measured_means(outputs: torch.Tensor, _: Batch) -> tuple[torch.Tensor]:
     return (outputs.square().flatten(1).mean(1),)
 
@@ -145,7 +121,7 @@ def losses_of(cells: tuple[Cell, ...]) -> list[list[float]]:
     for made in cells:
         training, losses = build(made), []
         model, task = training.model, training.step.task
-        task.metrics, task.measured = {"mean": Mean()}, measured_means
+        task.metrics, task.measured = {"mean": MeanMetric()}, measured_means
         for length in (24, 16, 24, 8, 16):
             share = training._share(lengths(length))
             training.step(share, 0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,22 +20,6 @@ class Sensor:
 
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-
-    def with_gaps(self) -> tuple[list[float], list[float]]:
-        """Return times and values, with a NaN in each gap in which nothing was measured."""
-        ends = [a + b for a, b in zip(self.times, self.durations(), strict=True)]
-        times, values = self.times[:1], self.values[:1]
-        for end, time, value in zip(ends, self.times[1:], self.values[1:], strict=False):
-            if end < time - 1e-3:  # seconds; sums round
-                times.append(end)
-                values.append(math.nan)
-            times.append(time)
-            values.append(value)
-        return times, values
-
-    def mean(self) -> float | None:
-        """Return the mean of the samples; None without one."""
-        return _mean([self])
 
     def durations(self) -> list[float]:
         """Return the seconds for which each sample stands: until the next, at most the usual."""

@@ -62,8 +62,7 @@ ALLOWED = {
     ),
     "search": "config estimates launch restarts runs slurm tracking",
     "doctor": (
-        "config data distributed launch monitor rendezvous runs shards.ragged slurm "
-        "tracking.server tracking.store"
+        "config distributed launch monitor rendezvous runs slurm tracking.server tracking.store"
     ),
     "job": (
         "checkpoint config data distributed doctor estimates faults hardware launch.function_call "

@@ -23,13 +23,10 @@ _SAME = {
 }
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")
-# Of a CPU, these depend on what else runs there, and are only shown.
-_BY_THE_CLOCK = ("matmul_tflops", "memory_gb_s")
 _LOSES = {
     "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
     "processes on it, and exclude the node until then.",
     "memory_gb_s": "has slower memory than the others: look for other processes on it.",
-    "read_mb_s": "reads the data more slowly than the others: look at its network and its mounts.",
     "to_gpu_gb_s": "has a slower link to its GPU than the others: look at PCIe.",
 }
 
@@ -151,21 +148,18 @@ def _differs(name: str, value: Any, usual: Any) -> Finding:
 
 def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     for name, loss in _LOSES.items():
+        # Of a CPU, these depend on what else runs there, and are only shown.
         judged = [
-            (each, each.figures[name])
-            for each in looks
-            if name in each.figures and (each.gpus or name not in _BY_THE_CLOCK)
+            (each, each.figures[name]) for each in looks if name in each.figures and each.gpus
         ]
         middle = median(value for _, value in judged) if judged else 0.0
-        reads = name == "read_mb_s"
         for each, value in judged:
             finding = bounded(
                 f"rank {each.rank}: {name}",
                 value,
                 f"{value:.4g}",
-                # A node may have read the data before, and have it in its memory.
-                fail_below=None if reads else slow.FIGURE.fails * middle,
-                warn_below=(slow.FIGURE.fails if reads else slow.FIGURE.warns) * middle,
+                fail_below=slow.FIGURE.fails * middle,
+                warn_below=slow.FIGURE.warns * middle,
                 expected=f"the median, {middle:.4g}",
                 cure=f"This rank {loss}",
             )

@@ -43,7 +43,6 @@ class Expectation:
     scratch: str  # `data.stage_dir`, or the folder for temporary files
     stages: bool  # the job cannot train without copies of the data in it
     data: str  # "" if none is read
-    split: str
     mixed: bool = False  # its nodes may differ
     shared: bool = False  # others use its GPU, too
 
@@ -61,7 +60,6 @@ class Expectation:
             scratch=data.stage_dir or "",
             stages=data.stage == "node" or "://" in data.path,
             data=data.path,
-            split=data.train_split,
             mixed=may_differ(config),
             shared=config.launch.gpus_per_run is not None,
         )

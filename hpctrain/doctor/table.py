@@ -14,7 +14,6 @@ _FIGURES = {
     "matmul TFLOP/s": ("matmul_tflops",),
     "memory GB/s": ("memory_gb_s",),
     "to GPU GB/s": ("to_gpu_gb_s",),
-    "reading MB/s": ("read_mb_s",),
     "in node GB/s": tuple(f"all_reduce_in_node_{n * _MIB}_bus_gb_s" for n in (256, 8)),
     "all-reduce GB/s": tuple(f"all_reduce_{n * _MIB}_bus_gb_s" for n in (256, 8)),
     "latency us": ("all_reduce_latency_us",),

@@ -1,1 +1,1 @@
-"""What is measured by the ranks of a job: compute, memory, communication and reading."""
+"""What is measured by the ranks of a job: compute, memory and communication."""

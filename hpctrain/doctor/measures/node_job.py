@@ -91,10 +91,6 @@ def measured(asked: Expectation, ranks: RankInfo, device: Any, seen: Probe) -> P
     figures = seen.figures
     # One rank of the node after the other: on CPUs they would share caches and memory.
     figures |= _in_turn(ranks, lambda: speed.measured(device))
-    if asked.data:
-        figures["read_mb_s"] = speed.of_reading(
-            asked.data, asked.split, ranks.rank, ranks.world_size
-        )
     if ranks.world_size > 1:
         _add(figures, "all_reduce", all_reduce.measured(device))
     if 1 < ranks.local_world_size < ranks.world_size:

@@ -1,4 +1,4 @@
-"""Speed of one rank by itself: matrix products, memory, the link to its GPU, and reading.
+"""Speed of one rank by itself: matrix products, memory, and the link to its GPU.
 
 A CPU may have other work at the same time, also on a node that is well, so its figures are shown
 and not compared.
@@ -7,14 +7,10 @@ and not compared.
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from hpctrain.data.sources.reader import Reader
 from hpctrain.doctor.measures.all_reduce import synchronise
-from hpctrain.shards.ragged import Ragged
 
-_READING_S, _PARTS, _ROWS = 1.0, 5, 64
 _SIZE = {"cpu": 512, "cuda": 8192}
 _MEMORY = {"cpu": 2**25, "cuda": 2**30}
 _REPEATS, _SECONDS = 5, 0.4  # on a busy CPU, a short time can be that of others alone
@@ -54,24 +50,3 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
         synchronise(device)
         best, number = min(best, time.perf_counter() - begin), number + 1
     return best
-
-
-def of_reading(path: str, split: str, rank: int, ranks: int) -> float:
-    """Return 1e6 bytes per second of samples, read in blocks at random places of a data set.
-
-    What the system has in its cache comes from there, as in a training's second epoch. The fastest
-    of some parts of the time counts: during the others, other work may have had the CPU.
-    """
-    reader = Reader(path, split, None)
-    random, rows = np.random.default_rng(rank), min(_ROWS, len(reader))
-    return max(_speed(reader, random, rows) for _ in range(_PARTS))
-
-
-def _speed(reader: Reader, random: np.random.Generator, rows: int) -> float:
-    count, begin = 0, time.perf_counter()
-    while time.perf_counter() < begin + _READING_S / _PARTS:
-        first = int(random.integers(0, len(reader) - rows + 1))
-        samples = reader.read(np.arange(first, first + rows))
-        values = (each.values if isinstance(each, Ragged) else each for each in samples.values())
-        count += sum(each.nbytes for each in values)
-    return count / (time.perf_counter() - begin) / 1e6

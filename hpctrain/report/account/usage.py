@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,27 +15,11 @@ _JOULES = 3.6e6  # in a kWh
 
 
 @dataclass
-class Sensor:
+class _Sensor:
     """One value of a node over time: seconds since the epoch, and the values."""
 
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-
-    def with_gaps(self) -> tuple[list[float], list[float]]:
-        """Return times and values, with a NaN in each gap in which nothing was measured."""
-        ends = [a + b for a, b in zip(self.times, self.durations(), strict=True)]
-        times, values = self.times[:1], self.values[:1]
-        for end, time, value in zip(ends, self.times[1:], self.values[1:], strict=False):
-            if end < time - 1e-3:  # seconds; sums round
-                times.append(end)
-                values.append(math.nan)
-            times.append(time)
-            values.append(value)
-        return times, values
-
-    def mean(self) -> float | None:
-        """Return the mean of the samples; None without one."""
-        return _mean([self])
 
     def durations(self) -> list[float]:
         """Return the seconds for which each sample stands: until the next, at most the usual."""
@@ -52,7 +35,7 @@ class Usage:
     """The samples of all nodes of a run."""
 
     # The sensors by name, by node.
-    nodes: dict[str, dict[str, Sensor]] = field(default_factory=dict)
+    nodes: dict[str, dict[str, _Sensor]] = field(default_factory=dict)
     # The titles of the GPUs by node and number, such as `("n1", "gpu_0")`.
     gpus: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -61,7 +44,7 @@ class Usage:
         """Read the samples of a run; damaged lines are left out."""
         usage = cls()
         for node, path in samples.files(run_dir).items():
-            sensors: dict[str, Sensor] = defaultdict(Sensor)
+            sensors: dict[str, _Sensor] = defaultdict(_Sensor)
             for sample in samples.read(path):
                 for name, value in sample.metrics.items():
                     sensors[name].times.append(sample.time)
@@ -83,7 +66,7 @@ class Usage:
             found += [min(every), max(every)] if every else []
         return found
 
-    def of_gpus(self, name: str) -> dict[tuple[str, str], Sensor]:
+    def of_gpus(self, name: str) -> dict[tuple[str, str], _Sensor]:
         """Return a sensor of every GPU that has it, such as `utilization_percentage`."""
         return {
             (node, gpu): sensor
@@ -91,7 +74,7 @@ class Usage:
             if (sensor := self.nodes[node].get(f"{gpu}_{name}"))
         }
 
-    def of_nodes(self, name: str) -> dict[str, Sensor]:
+    def of_nodes(self, name: str) -> dict[str, _Sensor]:
         """Return a sensor of every node that has it."""
         return {node: each[name] for node, each in self.nodes.items() if name in each}
 
@@ -133,11 +116,11 @@ class Usage:
         values = [value for each in self._all(name) for value in each.values]
         return max(values) / unit if values else None
 
-    def _all(self, name: str) -> list[Sensor]:
+    def _all(self, name: str) -> list[_Sensor]:
         return [*self.of_gpus(name).values(), *self.of_nodes(name).values()]
 
 
-def _mean(sensors: Iterable[Sensor]) -> float | None:
+def _mean(sensors: Iterable[_Sensor]) -> float | None:
     values = [value for each in sensors for value in each.values]
     return sum(values) / len(values) if values else None
 

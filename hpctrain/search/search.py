@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.launcher_keys import is_local
+from hpctrain.config.rules.job import written_secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
@@ -47,7 +48,7 @@ from hpctrain.search.rule import NOTHING_LEFT
 from hpctrain.search.settings import Settings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import Found, SearchFile
+from hpctrain.search.trials import Found, SearchFile, storage_of
 from hpctrain.secrets import mask, reference, referenced
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import UnreachableError
@@ -104,6 +105,12 @@ class Search:
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]
         if self._settings.metric != config.metric:
             self._fixed.append(f"metric={self._settings.metric}")
+        self._storage = settings["storage"]
+        for problem in written_secrets({"hydra.sweeper.storage": self._storage}):
+            raise ConfigError(
+                f"{problem}. For PostgreSQL, leave it out: every worker has it from PGPASSWORD, or "
+                "from ~/.pgpass"
+            )
         self._name = settings["study_name"] or self._content_name(config)
         composer = Composer(loader, config)
         self._config_dir = composer.config_dir
@@ -130,7 +137,7 @@ class Search:
                 f"output_dir={config.output_dir}: a search needs locks that all nodes see, and "
                 f"{why}; take a folder of another file system"
             )
-        storage = str(sweeps / f"{self._name}.optuna")
+        storage = self._storage or str(sweeps / f"{self._name}.optuna")
         study, folder = self._study(storage, folder)
         code = snapshot.take(config.launch, config.output_dir, config.data.path)
         if code:
@@ -183,8 +190,6 @@ class Search:
         """
         import optuna
 
-        from hpctrain.search.study_file import study_storage  # it imports Optuna
-
         known = SearchFile.of(folder)
         other = f"the search {known.study}" if known else "a sweep"
         if known.study != self._name if known else (folder / "sweep.json").exists():
@@ -194,7 +199,7 @@ class Search:
             )
         study = optuna.create_study(
             study_name=self._name,
-            storage=study_storage(Path(storage)),
+            storage=storage_of(storage),
             direction=self._settings.direction,
             load_if_exists=True,
         )

@@ -14,6 +14,7 @@ GIVEN = {
     "n_jobs": 2,
     "max_failure_rate": 1.0,
     "sampler": {},
+    "storage": None,
     "study_name": None,
 }
 

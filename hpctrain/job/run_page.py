@@ -1,4 +1,4 @@
-"""What a run says of itself on its page in MLflow: tags, a description and data sets.
+"""What a run says of itself on its page in MLflow: tags and data sets.
 
 To the tags belong the versions of libraries and drivers on the host of rank 0. The monitor
 of each node records the GPUs, the driver and the kernel of its own node.
@@ -6,7 +6,6 @@ of each node records the GPUs, the driver and the kernel of its own node.
 
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +13,9 @@ from typing import Any
 import torch
 
 from hpctrain import __version__, gpu_driver
-from hpctrain.config.identity import override_key
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
@@ -27,7 +24,7 @@ _IMAGES = "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_IMAGE"
 
 
 def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags, with the description; the facts are what `environment` has found."""
+    """Return the tags; the facts are what `environment` has found."""
     record = run.read()
     job_ids = dict.fromkeys(attempt.job_id for attempt in record.attempts)
     return {
@@ -35,7 +32,6 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
         "mlflow.source.name": provenance.source(run.provenance),
         "mlflow.source.type": "JOB" if ranks.job_id else "LOCAL",
         "mlflow.source.git.commit": provenance.commit(run.provenance),
-        "mlflow.note.content": _note(run, record),
         "hpctrain.version": __version__,
         "hpctrain.run": str(run.path),
         "hpctrain.launcher": ranks.launcher,
@@ -70,25 +66,6 @@ def _facts(index: Index, path: str, context: str) -> dict[str, Any]:
             for name, field in index.fields.items()
         },
     }
-
-
-def _note(run: RunDir, record: RunRecord) -> str:
-    """Return the description in Markdown."""
-    path = shlex.quote(str(run.path))
-    overrides = record.overrides
-    lines = [f"**{run.name}**", ""]
-    if overrides:
-        lines += ["| key | value |", "| --- | --- |"]
-        for text in overrides:
-            value = text.partition("=")[2].replace("|", "\\|")
-            lines.append(f"| `{override_key(text)}` | `{value}` |")
-        lines.append("")
-    again = f"python -m hpctrain resume {path}"
-    if not record.submission:
-        again = f"python -m hpctrain {shlex.join(record.words)}" if overrides else ""
-        again = again or f"python -m hpctrain run {path}"
-    others = [f"python -m hpctrain {command} {path}" for command in ("status", "logs")]
-    return "\n".join([*lines, "Resume, status and logs:", "", "```bash", again, *others, "```"])
 
 
 def environment(image: str | None = None) -> dict[str, str]:

@@ -2,8 +2,7 @@
 
 The batch script records it when its ranks have ended for good (`hpctrain.job.verdict`), and
 `hpctrain status --upload` records it when Slurm knows the job no more. Without it MLflow would show
-the run as RUNNING for ever. Why a run has ended is the first line of its description: MLflow's page
-shows only the first.
+the run as RUNNING for ever.
 """
 
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import Any
 from hpctrain.child import Process
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 
-_BEGIN, _END = "<!-- hpctrain: cause -->", "<!-- hpctrain: end of the cause -->"
-_WORDS = {"FAILED": "Failed", "KILLED": "Stopped", "SCHEDULED": "Paused"}
-_LONGEST = 1000  # characters; the tag `hpctrain.reason` has all of it
 UNRECORDED = "the training process ended without a final status"
 
 
@@ -58,15 +54,3 @@ def correct(run_dir: Path, status: str, reason: str) -> bool:
 
 def _status(run_dir: Path) -> dict[str, Any]:
     return last_record(journal_path(run_dir), "status") or {}
-
-
-def with_cause(before: str, status: str, reason: str) -> str:
-    """Return the description of a run, with why it has ended above what people have written."""
-    head, begin, rest = before.partition(_BEGIN)
-    _, end, tail = rest.partition(_END)
-    text = head + tail.lstrip("\n") if begin and end else before
-    if not text.strip() or status not in _WORDS or not reason:
-        return text
-    line = " ".join(reason.split())
-    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
-    return f"{_BEGIN}\n**{_WORDS[status]}**: {line}\n{_END}\n\n{text}"

@@ -54,7 +54,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     run = tmp_path / "r"
     write_run(run)
     tracker = new_tracker(run, database)
-    tracker.start({"optimizer": {"lr": 0.1}}, {"mlflow.note.content": f"how to go on, {SECRET}"})
+    tracker.start({"optimizer": {"lr": 0.1}}, {"hpctrain.command": f"how to go on, {SECRET}"})
     tracker.log_dataset(DATA)
     tracker.log_image("picture/one", np.eye(300, dtype=np.float32), step=3)
     tracker.log_image("picture/one", np.zeros((300, 300, 3), np.uint8), step=3)
@@ -88,9 +88,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     )
     assert (name, digest, context) == ("digits", "822cf840a8c8b40511f9a01daef9d30b", "training")
     tags = dict(rows("SELECT key, value FROM tags"))
-    note = tags["mlflow.note.content"]
-    assert note.splitlines()[1] == "**Failed**: OSError: it"
-    assert note.endswith("\n\nhow to go on, ${oc.env:MY_API_KEY}")
+    assert tags["hpctrain.command"] == "how to go on, ${oc.env:MY_API_KEY}"
     assert tags["hpctrain.reason"] == "OSError: it"
     assert tags["hpctrain.node.n01"] == "kernel=6.1, driver=570"
     assert tags["hpctrain.nodes_differ"] == "driver: 570 on n01, 550 on n02"

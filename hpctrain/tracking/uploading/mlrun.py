@@ -159,10 +159,6 @@ class MlflowRun:
             return False
         return True
 
-    def read_tags(self) -> dict[str, str]:
-        """Return the tags that the run has now; people may have changed some."""
-        return dict(self._call(self._client.get_run, self.run_id).data.tags)
-
     def parent(self) -> Any:
         """Return the sweep's run as MLflow has it; None if it is deleted."""
         run = self._call(self._client.get_run, self.parent_id)

@@ -6,14 +6,13 @@ It continues at the position in the store, so that each value is stored exactly 
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hpctrain.lock import file_lock
-from hpctrain.tracking.final_status import UNRECORDED, with_cause
+from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
 from hpctrain.tracking.page.nodes import Nodes
@@ -117,8 +116,7 @@ class Upload:
         run = self._open()
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self.journal.last_time)
-        tags = _described(run, {"status": "KILLED", "reason": UNRECORDED})
-        run.log_tags({"hpctrain.reason": UNRECORDED, **tags}, self.position)
+        run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
         self.journal.status, self.journal.why = "KILLED", UNRECORDED
         self._summary.update(run, self._meta, self.journal)
 
@@ -166,7 +164,7 @@ class Upload:
                 run.log_params(body["params"], record.end)
             case "tags" | "superseded" | "note":
                 tags = self.journal.tags(record)
-                if run.tags.get(_NOTE):  # people may have changed it
+                if run.tags.get(_NOTE):  # of an earlier version; people may have changed it
                     tags.pop(_NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
@@ -179,7 +177,7 @@ class Upload:
                     run.set_running()
                 else:
                     run.set_ended(status, body["time"])
-                run.log_tags({**self.journal.tags(record), **_described(run, body)}, record.end)
+                run.log_tags(self.journal.tags(record), record.end)
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
@@ -211,13 +209,6 @@ class Upload:
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
-
-
-def _described(run: MlflowRun, body: Mapping[str, Any]) -> dict[str, str]:
-    """Return the description with the cause of the end, if that changes it."""
-    before = str(run.read_tags().get(_NOTE, ""))
-    after = with_cause(before, body["status"], str(body.get("reason", "")))
-    return {_NOTE: after} if after != before else {}
 
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:

@@ -25,10 +25,6 @@ def show(data: DataSet, args: argparse.Namespace) -> None:
     for split in data.splits(args.split):
         numbers = range(min(args.head, split.count))
         for number, sample in data.take(split, fields, numbers):
-            if args.json:
-                values = {name: _value(sample[name], field) for name, field in fields.items()}
-                print(json.dumps({"split": split.name, "sample": number, **values}))
-                continue
             console.say(f"{split.name} {number}")
             for name, field in fields.items():
                 text = describe(sample[name], field, data.categories(name))
@@ -113,16 +109,3 @@ def _range(value: Array) -> str:
         return f"nothing finite{bad}"
     low, high, mean = finite.min(), finite.max(), finite.mean(dtype=np.float64)
     return f"{low:.4g} to {high:.4g}, mean {mean:.4g}{bad}"
-
-
-def _value(value: Array, field: Field) -> Any:
-    """Return a value for JSON: all of it, or a description of a large array."""
-    large = {"dtype": field.dtype, "shape": list(value.shape)}
-    if _is_text(field) and value.size and (text := _text(value)) is not None:
-        if text not in _SIGNATURES.values() and len(text.encode()) == value.size:
-            return text
-        return {**large, "starts": text[:_CHARACTERS]}
-    if value.size > _PRINTED**2:
-        return {**large, "values": _range(value)}
-    # JSON has no NaN.
-    return json.loads(json.dumps(value.tolist()), parse_constant=str)

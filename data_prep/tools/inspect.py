@@ -23,7 +23,7 @@ from hpctrain.shards.index import FILE, Statistics
 MOST = 20  # shards and categories listed
 ARGUMENTS = f"""{DIR}
 --json
-    print JSON, with all shards, or one sample in each line
+    print JSON, with all shards; not with --head
 [one of]
 --head N : positive
     show the first N samples of each split
@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> None:
     for mode, options in _ONLY.items():
         if not getattr(args, mode) and (given := [o for o in options if getattr(args, o)]):
             raise ConfigError(f"--{given[0]} is for --{mode}: give both, or none")
+    if args.head and args.json:
+        raise ConfigError("--json with --head: a function over HDF5Dataset has the samples")
     data = DataSet(args.folder)
     if args.verify:
         verify.run(data, args)

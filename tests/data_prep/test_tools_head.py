@@ -43,21 +43,11 @@ def test_head_of_all(folder, data_prep):
     assert "\x1b" not in out
 
 
-def test_head_as_json(folder, data_prep):
-    code, out, _ = data_prep("inspect", folder, "--json", "--head", 99, "--split", "train")
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert (code, len(rows)) == (0, 5)
-    assert [row["sample"] for row in rows] == list(range(5))
-    assert [row["text"] for row in rows[:4]] == [*TEXTS[:2], [], TEXTS[3]]
-    assert rows[0]["bad"] == ["Infinity"] * 20
-    assert rows[3]["bytes"] == [255, 254] * 3
-    assert np.array_equal(rows[4]["image"], np.arange(192, 240).reshape(3, 4, 4))
-
-
 def test_head_of_what_is_not_there(folder, data_prep):
     for options in (
         *(["--head", 2, "--split", "x"], ["--head", 2, "-f", "x"], ["--head", "0"]),
         *(["--head", 1, "--verify"], ["--split", "val"], ["--head", 1, "--group", "x"]),
+        ["--head", 1, "--json"],
     ):
         assert data_prep("inspect", folder, *options)[0] == 2
 

@@ -4,7 +4,6 @@ It is not in a test file, because worker processes import it.
 """
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,19 +64,15 @@ class Hand(Source):
     def misbehave(self) -> None:
         what, _, value = self.act.partition(":")
         match what:
-            case "exit":
-                os._exit(int(value))
             case "kill":
                 os.kill(os.getpid(), int(value))
             case "raise":
-                raise Odd(1, 2) if value == "odd" else ZeroDivisionError(value)
+                raise Odd(1, 2)
             case "oserror":
                 Path(value).read_bytes()
             case "change":
                 with open(value, "ab") as file:
                     file.write(b"more")
-            case "sleep":
-                time.sleep(float(value))
 
 
 class Odd(Exception):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -65,13 +64,6 @@ def test_the_work_of_others_is_said(tmp_path, numbers, data_prep):
     code, _, err = data_prep(*parts, "--part", "2/2")
     assert code == 0
     assert err.endswith(f"parts/.hpctrain-partial is the work of uid {them}, not yours\n")
-    h5 = tmp_path / "x.h5"
-    with h5py.File(h5, "w") as file:
-        file["x"] = np.arange(4)
-    index = ("index", h5, "--field", "x=x", "--out", tmp_path, "--quiet")
-    assert data_prep(*index) == (0, "", "")
-    os.chown(tmp_path / "index.json", them, them)
-    assert data_prep(*index)[2].endswith(f"index.json is the work of uid {them}, not yours\n")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ OF_TRAINED = ("export", "evaluate", "predict")
 FILES = (".py", ".md", ".sbatch", ".yaml", ".json")
 # Groups of configs that have no other choices than ours.
 GROUPS = ("parallel", "precision", "scheduler", "optimizer", "tracking", "hardware", "debug")
-LANGUAGES = {"bash", "python", "yaml", "text"}
 _CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # need a cluster
 # What pages name without showing it.
 MY_NET = """\
@@ -105,20 +104,6 @@ def commands(page: Path) -> list[str]:
     assert not strange, f"{page}: {strange}: no command"
     lines = [line for line in lines if line.startswith(PROGRAMS)]
     return [re.sub(r"\s+#\s.*|\s+$", "", line) for line in lines]
-
-
-def test_all_blocks_have_a_known_language() -> None:
-    found = [(page.name, block.language) for page in PAGES for block in blocks(page)]
-    assert [each for each in found if each[1] not in LANGUAGES] == []
-    assert len([each for each in found if each[1] == "bash"]) > 30
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
-def test_the_environment_is_activated_before_the_first_command_that_needs_it(name: str) -> None:
-    shell = [block.text for block in blocks(ROOT / name) if block.language == "bash"]
-    lines = [line for text in shell for line in text.splitlines()]
-    first = next(n for n, line in enumerate(lines) if line.startswith(("python", "torchrun")))
-    assert any(line.startswith("source .venv/bin/activate") for line in lines[:first])
 
 
 @pytest.fixture

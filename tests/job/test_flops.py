@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +15,7 @@ from hpctrain.job.building.flops import (
     tokens_of,
 )
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.parallel.preparing.identical_blocks import alike, measured_by_block
+from hpctrain.parallel.preparing.identical_blocks import alike
 from hpctrain.tasks import Classification, LanguageModel
 
 small = partial(Transformer, vocab_size=64, dim=32, layers=6, heads=4)
@@ -90,17 +89,3 @@ def test_experts_are_counted_as_if_all_were_used_evenly() -> None:
     assert flops is not None
     assert flops.convention == COUNTED
     assert flops.training == 32 * (small(experts=4).flops_per_token(32) - 6 * 13 * 32)
-
-
-@pytest.mark.parametrize("kinds", [[4, 5], [4, 4, 4, 4, 5, 5, 5, 5]])
-def test_groups_of_blocks(kinds: list[int]) -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(3, k), nn.Linear(k, 3)) for k in kinds))
-
-    def measure() -> tuple[int]:
-        x = torch.ones(1, 3)
-        with FlopCounterMode(display=False) as counter:
-            for block in model:
-                x = block(x)
-        return (counter.get_total_flops(),)
-
-    assert measured_by_block(model, measure) == measure() == (sum(12 * k for k in kinds),)

@@ -183,14 +183,6 @@ def test_late_numbers_decide_alike_and_in_time(case: str, tmp_path: Path) -> Non
         assert {name: found[name] for name in expected} == expected
 
 
-def test_numbers_are_read_after_the_next_step_is_queued(tmp_path: Path) -> None:
-    (found,) = trained(tmp_path, {"late": True, "spoilt": None})
-    expected = ["queued 1"]
-    for number in range(2, STEPS + 1):
-        expected += [f"queued {number}", f"read {number - 1}"]
-    assert found["events"] == [*expected, f"read {STEPS}"]
-
-
 def test_a_late_problem_is_said_of_its_own_step(tmp_path: Path) -> None:
     trained(tmp_path, {"late": True})
     (file,) = (tmp_path / "0" / "nonfinite").iterdir()

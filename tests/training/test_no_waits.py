@@ -28,7 +28,6 @@ from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.reducing.scalars import joined, on_device
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Task
@@ -189,32 +188,3 @@ def test_an_evaluation_waits_only_for_its_means(
     with no_waits(pinned) as waits:
         assert evaluate_all(step, {"val": feed}, step.stop) == {}
     assert waits.copies == 3
-
-
-def test_numbers_of_the_host_are_appended_without_waiting(
-    pinned: dict[int, torch.Tensor],
-) -> None:
-    with no_waits(pinned) as waits:
-        values = on_device([1.0, 2.0], META)
-        assert isinstance(values, torch.Tensor)
-        assert joined(values, [3.0]).shape == (3,)  # type: ignore[union-attr]
-    assert waits.copies == 2
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: x.item() if x.numel() == 1 else x[0].item(),
-        lambda x: x.tolist(),
-        lambda x: bool(x[0] > 0),
-        lambda x: x[x > 0],
-        lambda x: x.cpu(),
-        lambda x: x.new_tensor([1.0]),
-        lambda x: torch.tensor([1.0], device=x.device),
-        lambda x: torch.zeros(3).to(x.device, non_blocking=True),
-        lambda x: x.copy_(torch.zeros(3)),
-    ],
-)
-def test_what_waits_is_refused(call: Any, pinned: dict[int, torch.Tensor]) -> None:
-    with no_waits(pinned), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
-        call(torch.zeros(3, device=META))

@@ -173,6 +173,19 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
             "network.debug=WARN; +site.env.NCCL_DEBUG=INFO",
             "network.debug and site.env.NCCL_DEBUG set the same variable: give one of them",
         ),
+        ("site.memory_option=ram", "site.memory_option=ram: allowed are mem, mem-per-cpu"),
+        ("site.container.runtime=docker", "runtime=docker: allowed are null, apptainer"),
+        ("site.container.runtime=pyxis", "runtime=pyxis needs site.container.image"),
+        ("site.container.runtime=command", "needs site.container.args"),
+        (
+            "site.container.runtime=command; site.container.image=i",
+            "has no use for site.container.image",
+        ),
+        ("launch.nodes=1-2; launch.spares=1", "launch.spares=1 with the range launch.nodes=1-2"),
+        (
+            "site.modules=[gcc/12]; site.setup=[module --force purge]",
+            "such as site.modules=[purge, gcc/12]",
+        ),
         (
             "monitor.every_s=30; monitor.idle_minutes=1",
             "monitor.idle_minutes=1.0 with monitor.every_s=30.0: a shorter time than 3 samples "

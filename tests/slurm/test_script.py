@@ -261,29 +261,6 @@ def test_folders_that_slurm_would_misread_are_refused(part: str) -> None:
         sbatch_script(asked, Path(asked.output_dir) / "array-0", 1)
 
 
-def test_choices_of_a_site_are_checked() -> None:
-    asked = config(SiteConfig(memory_option="ram", container=ContainerConfig(runtime="docker")))
-    asked.train.max_steps = 1
-    asked.model = asked.task = {"_target_": "torch.nn.Identity"}
-    with pytest.raises(ConfigError) as refused:
-        validate(asked)
-    assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)
-    assert "site.container.runtime=docker: allowed are null, apptainer" in str(refused.value)
-    asked.site = SiteConfig(container=ContainerConfig(runtime="pyxis"))
-    asked.launch = LaunchConfig(nodes="1-2", spares=1)
-    with pytest.raises(ConfigError, match=r"launch\.spares=1 with the range launch\.nodes=1-2"):
-        validate(asked)
-    with pytest.raises(ConfigError, match=r"runtime=pyxis needs site\.container\.image"):
-        validate(asked)
-    asked.launch = LaunchConfig()
-    asked.site = SiteConfig(container=ContainerConfig("command", image="i"))
-    with pytest.raises(ConfigError, match=r"needs site\.container\.args(.|\n)*no use for .*image"):
-        validate(asked)
-    asked.site = SiteConfig(modules=["gcc/12"], setup=["module --force purge", "ml x"])
-    with pytest.raises(ConfigError, match=r"force purge.*such as site\.modules=\[purge, gcc/12\]"):
-        validate(asked)
-
-
 def test_what_only_a_shell_understands_is_refused() -> None:
     asked = config(SiteConfig(env={"TMP": "${TMPDIR}/x", "GOOD": "a$(b) c$"}))
     asked.output_dir, asked.tracking.uri = "$SCRATCH/runs", "sqlite:///$SCRATCH/m.db"

@@ -246,43 +246,6 @@ def trained(names: tuple[str, ...] = (*CELLS,), steps: int = STEPS) -> list[dict
     return run_ranks(_trained, 2, cells, timeout=240)
 
 
-# The largest relative difference of a loss from that of plain DDP, in any of the 20 steps.
-BOUNDS = {
-    "powersgd": 0.06,
-    "topk": 0.05,
-    "onebit": 0.03,
-    "int8": 1e-3,
-    "reduced in bf16": 1e-4,
-    "topk of all": 1e-5,
-    "topk later": 1e-5,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CELLS if name != "none"])
-def test_training_stays_near_the_one_without_compression(name: str) -> None:
-    one, two = trained()
-    plain = one["none"]
-    assert all(torch.equal(p, two[name].parameters[key]) for key, p in one[name].parameters.items())
-    losses = one[name].losses
-    assert sum(losses[-4:]) < sum(losses[:4])
-    worst = max(abs(a - b) / b for a, b in zip(losses, plain.losses, strict=True))
-    assert worst < BOUNDS[name.partition(",")[0]]
-
-
-@pytest.mark.slow
-def test_less_is_sent() -> None:
-    trainings = trained((*KINDS,), steps=3)[0]
-    # DDP itself does not call torch.distributed: at 2 ranks a ring sends each element once.
-    plain = 4 * sum(p.numel() for p in trainings["none"].parameters.values())
-    sums = trainings["none"].sent  # sent by the step itself
-    ratios = {kind: plain / (trainings[kind].sent - sums) for kind in KINDS if kind != "none"}
-    assert ratios["onebit"] > 29
-    assert ratios["topk"] == pytest.approx(1 / (2 * 0.05), rel=0.02)
-    assert ratios["int8"] > 3.5
-    assert ratios["powersgd"] > 5
-
-
 def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool, float]]:
     """Return by kind whether a run that resumes twice equals an undisturbed one, and a count.
 

@@ -150,7 +150,6 @@ def test_what_the_task_cannot_read(task: Any, outputs: Any, said: str) -> None:
         means(task, outputs, **X)
 
 
-DTYPES = (torch.uint8, torch.float32)
 OF_SAMPLES = torch.tensor([0, 1, 2, -100, 1, 3])
 OF_PIXELS = OF_SAMPLES[:, None, None].expand(6, 2, 2)
 OUTSIDE = [
@@ -234,16 +233,6 @@ def test_labels_that_nobody_knows_do_not_count() -> None:
     assert found["loss"] == pytest.approx(expected.item(), rel=EXACT)
     right = ((logits > 0) == labels)[known]
     assert found["accuracy"] == pytest.approx(right.double().mean().item())
-
-
-def test_only_first_batches_on_a_gpu_are_waited_for() -> None:
-    labels = Labels("task.target", "y")
-    meta = torch.zeros(3, dtype=torch.int64, device="meta")
-    assert not any(labels._looks(meta) for _ in range(20))  # these do not use up the first ones
-    assert labels._left == {True: 8, False: 8}
-    with torch.no_grad():
-        assert all(labels._looks(torch.zeros(3)) for _ in range(20))
-    assert labels._left == {True: 8, False: 0}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from hpctrain.checkpoint.starting_point import load_weights, start_from
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
-from hpctrain.trained.commands.branch import branch
 from tests.checkpoint.test_starting_weights import LAYOUTS, MORE
-from tests.conftest import Completed, run_module, runs
+from tests.conftest import Completed
 from tests.parallel.parity import MODELS, Cell, build, either, whole
 from tests.ranks import run_ranks
 from tests.steps import save_alone
@@ -133,26 +132,6 @@ def test_the_message_about_a_pickle_has_the_line_that_converts_it(
     assert all(torch.equal(value, weights[n]) for n, value in again.state_dict().items())
 
 
-@pytest.mark.slow
-def test_transformers_says_what_its_models_do_not_need(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes: dict[str, Any] = {
-        "vocab_size": 16,
-        "n_embd": 8,
-        "n_layer": 1,
-        "n_head": 2,
-        "n_positions": 4,
-    }
-    tokens = {"bos_token_id": 0, "eos_token_id": 0}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens))
-    stored = {n: v for n, v in model.state_dict().items() if n != "lm_head.weight"}
-    stored["transformer.h.0.attn.bias"] = torch.ones(1, 1, 4, 4).tril()
-    save_file(stored, tmp_path / "model.safetensors")
-    found = start_from(model, open_weights(find_weights(tmp_path)), all_used=True)
-    assert not found.unused
-    assert not found.initial
-
-
 def tied_values(cells: list[Cell], folder: Path) -> list[str]:
     """Return what each layout says about two values of a shared parameter, on this rank."""
     said = []
@@ -217,12 +196,3 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
         start_from(Transformer(**sizes), codes)
     saved_alone(Transformer(**sizes, tied=True), tmp_path / "tied")
     load_weights(Transformer(**sizes), tmp_path / "tied")
-
-
-@pytest.mark.slow
-def test_a_branch_with_another_model(train: Train, tmp_path: Path) -> None:
-    train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
-    (run,) = runs(tmp_path / "runs")
-    made = branch(run, ["model.hidden=[256]", "train.max_steps=4"])
-    told = run_module("hpctrain", "run", str(made.path), code=2).stderr
-    assert "5.bias is not in the model; 5.weight is not in the model" in told

@@ -12,7 +12,7 @@ import torch
 from hpctrain import gpu_driver
 from tests.conftest import ROOT
 from tests.gpu import first_minutes
-from tests.gpu.first_minutes import PARTS, TWO_GPUS, Part, descendants, end, main, of_tests
+from tests.gpu.first_minutes import PARTS, TWO_GPUS, Part, descendants, end, main
 from tests.gpu.versions import versions
 
 TESTS = """\
@@ -93,41 +93,6 @@ def test_each_part_gets_its_result(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 GOOD, SKIPPED = "<testcase name='a'/>", "<testcase name='b'><skipped message='{}'/></testcase>"
-
-
-@pytest.mark.parametrize(
-    ("cases", "code", "state", "note"),
-    [
-        ([GOOD, GOOD], 0, "passed", "2 passed"),
-        ([GOOD, SKIPPED.format("no torchao")], 0, "passed", "1 passed, 1 skipped"),
-        ([SKIPPED.format("torch sees no CUDA device")], 0, "skipped", "no GPU"),
-        ([SKIPPED.format("no torchao")], 0, "skipped", "no torchao"),
-        ([], 5, "failed", "no test was found"),
-        ([GOOD], 3, "failed", "pytest has ended with 3"),
-    ],
-)
-def test_what_pytest_writes_is_understood(
-    tmp_path: Path, cases: list[str], code: int, state: str, note: str
-) -> None:
-    report = tmp_path / "report.xml"
-    report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
-    found = of_tests(code, report)
-    assert (found.state, found.note) == (state, note)
-
-
-def test_pytest_that_dies_before_a_test_has_failed(tmp_path: Path) -> None:
-    assert of_tests(-11, tmp_path / "report.xml").is_bad
-
-
-@pytest.mark.parametrize(
-    ("name", "command", "code"),
-    [("good", "measures", 0), ("bad", "breaks", 1), ("slow", "hangs", 1), ("absent", "a/b.py", 1)],
-)
-def test_one_bad_part_makes_the_command_fail(
-    folder: Path, name: str, command: str, code: int
-) -> None:
-    parts = (part(name, command, limit_s=60 if code == 0 else 0.5), part("other", "breaks"))
-    assert main(["--device", "cpu", "--out", str(folder), "--only", name], parts) == code
 
 
 def test_a_part_is_killed_with_all_that_it_has_started(folder: Path) -> None:

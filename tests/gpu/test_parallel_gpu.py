@@ -10,13 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hpctrain.config.schema import PrecisionConfig
-from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
 from hpctrain.models.gpu_support import can
 from hpctrain.parallel.micro_batches import Memory, MicroBatches
-from hpctrain.parallel.precision import Precision
 from hpctrain.tasks import LanguageModel
 from hpctrain.training.step import TrainStep
 from tests.gpu.device import CUDA, cuda_group, on_gpu, tokens  # noqa: F401  a fixture
@@ -159,15 +156,6 @@ def test_checkpointing_needs_less_memory(compute: str) -> None:
     assert peaks["none"] > peaks["selective"] > peaks["full"]
 
 
-def test_tf32_computes_in_tf32() -> None:
-    left, right = torch.randn(2, 256, 256, device=CUDA, generator=torch.Generator(CUDA))
-    Precision(PrecisionConfig(compute="tf32"), CUDA)
-    rounded = left @ right
-    Precision(PrecisionConfig(), CUDA)
-    exact = left @ right
-    assert 1e-6 < (rounded - exact).norm() / exact.norm() < 1e-2
-
-
 def test_auto_takes_the_largest_micro_batch_that_fits() -> None:
     sizes: dict[str, int] = {"dim": 256, "rows": 32, "length": 512, "steps": 6}
     of_8_rows = train({"train.accumulate": 4}, **sizes)
@@ -188,16 +176,6 @@ def test_offload_leaves_the_gpu_empty_between_steps() -> None:
     kept, moved = train({}, **sizes), train(OFFLOAD, **sizes)
     assert moved.between < 0.3 * kept.between
     assert moved.peak < kept.peak
-
-
-@pytest.mark.skipif(torch.version.hip is not None, reason="AMD's GPUs have architectures")
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (7, 5)])
-def test_fp8_is_refused_on_an_older_gpu(
-    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    with pytest.raises(ConfigError, match=r"compute=fp8.*8\.9 or newer"):
-        Precision(PrecisionConfig(compute="fp8"), CUDA)
 
 
 @pytest.mark.skipif(

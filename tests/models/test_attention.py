@@ -192,13 +192,3 @@ def test_torch_takes_the_arguments_of_documents() -> None:
         bounds = torch.empty(4, dtype=torch.int32, device="cuda")
         out = attention.attend_within(heads[0], heads[1], heads[2], Documents(bounds, 8))
     assert (out.shape, out.dtype) == ((2, 4, 12, 16), torch.bfloat16)
-
-
-def test_the_capability_is_a_constant_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if attention._has_flash(x.device) else x
-
-    assert torch.equal(twice(torch.ones(3)), 2 * torch.ones(3))

@@ -1,19 +1,16 @@
 """Tests of the mixture of experts on one process: against plain loops, and their balance."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import nn
 
 from hpctrain.models import Transformer
 from hpctrain.models.expert_bank import grouped, one_by_one
 from hpctrain.models.experts import Experts
 from tests.bounds import EXACT
-from tests.conftest import ROOT
 
 
 def make(**options: Any) -> Experts:
@@ -150,13 +147,3 @@ def test_only_active_parameters_are_counted() -> None:
     dense = Transformer(50, 32, 3, 4, hidden=48)  # 2 experts of 16 and one shared: a width of 48
     routers = 2 * 8 * 32
     assert model.flops_per_token(10) == dense.flops_per_token(10) + 6 * routers
-
-
-def test_the_small_model() -> None:
-    config = yaml.safe_load(Path(ROOT, "conf", "model", "moe_small.yaml").read_text())
-    assert config.pop("_target_") == "hpctrain.models.Transformer"
-    with torch.device("meta"):
-        model = Transformer(**config)
-    assert sum(p.numel() for p in model.parameters()) == 2_916_480
-    attention = 12 * 4 * 128 * 256
-    assert model.flops_per_token(256) == 6 * 1_589_376 + attention

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.errors import ConfigError
-from hpctrain.models import MLP, ConvNet, Model, Transformer
+from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.models.attention import Attention, rotary, rotate
 from hpctrain.models.layers import Linear
 from tests.bounds import EXACT
@@ -237,16 +237,6 @@ def test_tied_weights_are_one_parameter() -> None:
     model = small(**GPT2)
     assert model.head.weight is model.embed.weight
     assert "head.weight" not in dict(model.named_parameters())
-
-
-def test_a_module_without_a_reset_is_named() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1))
-
-    with pytest.raises(TypeError, match="Odd has no reset_parameters"):
-        Model().init_module(Odd())
 
 
 @pytest.mark.parametrize("options", [{"kv_heads": 2}, GPT2])

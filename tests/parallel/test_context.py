@@ -11,10 +11,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import length_problem
 from hpctrain.config.schema import Config, PrecisionConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models import Transformer
 from hpctrain.parallel import context, recipe
 from hpctrain.parallel.context import SequencePart, causal_mask
 from hpctrain.parallel.mesh import Mesh
@@ -23,10 +21,9 @@ from hpctrain.parallel.preparing.activation_checkpointing import _policy
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.training.step import Totals
-from tests.bounds import EXACT, within
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
-from tests.parallel.parity import Cell, Cells, check_equal, either, results
+from tests.parallel.parity import Cell, Cells, check_equal, results
 from tests.ranks import run_ranks
 from tests.steps import Watched
 
@@ -157,29 +154,6 @@ def attention(
     ]
 
 
-@pytest.mark.parametrize(
-    ("grouped", "documents"),
-    either([(False, False), (True, True)], [(False, True), (True, False)], several=True),
-)
-def test_attention_alone(grouped: bool, documents: bool) -> None:
-    for cp, length in ((2, 4), (2, 24), (4, 24)):
-        for differences in run_ranks(attention, cp, length, grouped, documents, torch.float64):
-            assert len(differences) == 4
-            within([ours for ours, _ in differences], EXACT)
-    # The bound is of this machine; both ranks together, because a half may round well by chance.
-    both = run_ranks(attention, 2, 24, grouped, documents, torch.bfloat16)
-    for pairs in zip(*both, strict=True):
-        ours, theirs = (max(found) for found in zip(*pairs, strict=True))
-        assert ours < 2 * theirs
-
-
-def test_a_group_of_one_is_plain_attention() -> None:
-    part = SequencePart(0, 1, None)
-    query, key, value = torch.randn(3, 2, 4, 6, 8).unbind()
-    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    assert torch.allclose(part.attend(query, key, value, None), expected, atol=1e-6)
-
-
 class LikeCuda:
     """A device that claims to be a GPU."""
 
@@ -269,24 +243,6 @@ def test_masks_never_have_the_size_of_a_whole_mask() -> None:
     assert max(sizes) == 32 * 160  # rather than 256 * 256
 
 
-@pytest.mark.parametrize(
-    ("length", "cp", "tp", "problem"),
-    [
-        (24, 2, 1, ""),
-        (8, 2, 4, ""),
-        (12, 2, 3, ""),
-        (25, 2, 1, "parallel.cp=2 needs 4 equal parts of the 25 positions of a sample: use 24 or"),
-        (3, 4, 1, "parallel.cp=4 needs 8 equal parts of the 3 positions of a sample: use 8"),
-        (12, 2, 4, "parallel.cp=2 with parallel.tp=4 needs 8 equal parts of the 12 positions"),
-        (12, 2, 4, "use 8 or 16, or parallel.sequence_parallel=false"),
-        (9, 1, 2, "parallel.tp=2 does not divide the 9 positions of a sample: use 8 or 10, or"),
-    ],
-)
-def test_lengths(length: int, cp: int, tp: int, problem: str) -> None:
-    found = length_problem(length, cp, tp)
-    assert problem in found if problem else not found
-
-
 def test_windows_of_a_wrong_length() -> None:
     config = Config()
     config.model |= {"_target_": "hpctrain.models.Transformer", "heads": 4}
@@ -298,14 +254,6 @@ def test_windows_of_a_wrong_length() -> None:
     )
     config.data.windows.length = 25
     assert list(division_problems(config, Degrees(cp=2, tp=2))) == []
-
-
-def test_a_wrong_length_is_a_config_error() -> None:
-    part, said = SequencePart(0, 2, None), r"cp=2 needs 4 equal parts of the 25 positions"
-    with pytest.raises(ConfigError, match=said):
-        part.cut(torch.zeros(2, 25), 1)
-    with pytest.raises(ConfigError, match=said):
-        part.masks(torch.zeros(2, 25))
 
 
 def wrong(cp: int, tp: int) -> str:
@@ -342,21 +290,3 @@ def test_other_tasks_and_models_are_refused() -> None:
     config.model["_target_"] = "hpctrain.models.Transformer"
     config.task["_target_"] = "hpctrain.tasks.LanguageModel"
     assert list(parallel_problems(config, Degrees(cp=2))) == []
-
-
-def test_a_later_stage_of_a_pipeline_gets_its_own_part() -> None:
-    """Its input is not cut again; rows are as long as `sequence_parts` inputs."""
-    torch.manual_seed(0)
-    model = Transformer(61, 32, 1, 4, 2)
-    model.embed = torch.nn.Identity()  # type: ignore[assignment]
-    model.sequence_parts, model.context = 2, Alone(1, 2, None)
-    x = torch.randn(2, 12, 32)
-    documents = torch.zeros(2, 24, dtype=torch.int32)
-    assert model(x, documents).shape == (2, 12, 61)
-
-
-class Alone(SequencePart):
-    """A part that sees the keys of its rank in place of all others."""
-
-    def attend(self, query: Any, key: Any, value: Any, masks: Any) -> torch.Tensor:
-        return self.attend_to_all(query, key.repeat(1, 1, 2, 1), value.repeat(1, 1, 2, 1), masks)

@@ -256,15 +256,3 @@ def odd(ranks: int) -> str:
     with pytest.raises(ConfigError) as error:
         spread(model, made)
     return str(error.value)
-
-
-@pytest.mark.slow
-def test_a_width_that_cannot_be_divided() -> None:
-    assert (
-        run_ranks(odd, 4, 4)
-        == [
-            "parallel.ep=2 leaves 1 experts of layers.0.mlp.bank for 2 ranks, which divide neither "
-            "these nor their width 25: use a width of 24 or 26"
-        ]
-        * 4
-    )

@@ -6,14 +6,11 @@ outputs are those of the model. Every training here clips, and keeps a moving av
 evaluates the model after each step.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain.parallel.wrappers.ddp import _REFUSALS
 from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     BEFORE,
@@ -141,31 +138,6 @@ def test_ddp_names_the_key_for_parameters_without_a_gradient() -> None:
         run_ranks(train, 2, cell("no_grad", "inside", 2))
     # The other rank may still be waiting for this one when the first error ends both.
     assert "ConfigError: parallel.ddp: parameters that are trained had" in str(told.value)
-
-
-# The process group is of no use after such an error, so no warm rank makes it.
-REENTRANT = """
-import os, torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-store = torch.distributed.HashStore()
-torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-layer = nn.Linear(2, 2)
-inputs = torch.ones(1, 2, requires_grad=True)
-twice = [checkpoint(layer, inputs, use_reentrant=True) for _ in range(2)]
-module = nn.parallel.DistributedDataParallel(nn.Sequential(layer))
-try:
-    (module(inputs) * 0 + twice[0] + twice[1]).sum().backward()
-except RuntimeError as error:
-    print(error, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_ddp_names_the_key_where_torch_names_its_function() -> None:
-    done = subprocess.run([sys.executable, "-c", REENTRANT], capture_output=True, text=True)
-    assert sum(start in done.stdout for start in _REFUSALS) == 1, done
 
 
 def test_all_ranks_refuse_a_model_without_anything_to_train() -> None:

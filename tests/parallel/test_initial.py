@@ -155,13 +155,6 @@ def said() -> list[str]:
     return lines
 
 
-def test_what_all_ranks_build_is_said_once() -> None:
-    first, second = run_ranks(said, 2)
-    assert len(first) == 1
-    assert "cannot be built on the meta device" in first[0]
-    assert second == []
-
-
 @pytest.mark.parametrize("name", ["elsewhere", "reads elsewhere"])
 def test_replicas_are_equal_on_machines_that_draw_other_numbers(name: str) -> None:
     (expected, _), *others = run_ranks(build, 4, name, HYBRID, "fp32")

@@ -18,7 +18,7 @@ from hpctrain.training.improvement import Improvement
 from hpctrain.training.run_parts import Every
 from hpctrain.training.trainer import Trainer
 from tests.bounds import EXACT
-from tests.parallel.parity import Cell, Training, batch, build, reference, whole
+from tests.parallel.parity import Cell, Training, batch, build, whole
 from tests.ranks import run_ranks
 from tests.steps import trainer_of
 
@@ -81,17 +81,6 @@ def test_an_average_of_every_step_is_ddp(name: str) -> None:
         for key, value in rank["ddp"].parameters.items():
             torch.testing.assert_close(rank[name].parameters[key], value, rtol=0, atol=EXACT)
         assert rank[name].losses == pytest.approx(rank["ddp"].losses, rel=EXACT)
-
-
-@pytest.mark.parametrize("name", ["clipped", "diloco"])
-def test_replicas_differ_until_they_are_averaged(name: str) -> None:
-    one, two = (rank[name] for rank in trained())
-    assert not all(torch.equal(one.replica[key], two.replica[key]) for key in one.replica)
-    assert all(torch.equal(one.parameters[key], two.parameters[key]) for key in one.parameters)
-    losses, plain = one.losses, trained()[0]["ddp"].losses
-    assert sum(losses[-4:]) < sum(losses[:4])
-    worst = max(abs(a - b) / b for a, b in zip(losses, plain, strict=True))
-    assert worst < 0.06
 
 
 def _outer() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -263,9 +252,3 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     ((same, said),) = run_ranks(_loaded, 1, tmp_path)
     assert same
     assert "saved by 2 ranks, and there are 1 now" in said
-
-
-def test_one_rank_has_nothing_to_average() -> None:
-    (alone,) = run_ranks(_trained, 1, {"alone": cell(every=4, ranks=1)})
-    expected = reference("transformer", steps=STEPS)
-    assert alone["alone"].losses[0] == pytest.approx(expected.losses[0])

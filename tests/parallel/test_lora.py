@@ -18,7 +18,6 @@ from hpctrain.config.rules import starting_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
-from hpctrain.parallel.preparing.blocks import find_blocks
 from tests.bounds import EXACT, within
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import (
@@ -182,15 +181,6 @@ def test_adapters_beside_divided_experts_train_and_resume_as_one_process(
     moved = [name for name in expected.parameters if is_adapter(name)]
     assert len(moved) == 2 * (3 * 3 + 1 + 2)  # attention, a dense MLP, two shared experts
     check([experts(name) for name in names], expected, tmp_path)
-
-
-def test_adapters_change_no_blocks() -> None:
-    layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3))
-    before = [name for name, _ in find_blocks(layers, [])]
-    assert before == [name for name, _ in find_blocks(layers, ["Linear"])] == ["0", "2", "3"]
-    add_adapters(layers, ["[02]"], 2, 4.0)
-    assert before == [name for name, _ in find_blocks(layers, [])]
-    assert before == [name for name, _ in find_blocks(layers, ["Linear"])]
 
 
 def test_the_model_begins_as_it_was_and_only_adapters_are_trained() -> None:

@@ -13,33 +13,6 @@ from tests.parallel.parity import Cell, build
 from tests.ranks import run_ranks
 
 
-def test_blocks_are_one_line_and_shared_weights_count_once() -> None:
-    with torch.device("meta"):
-        model = Transformer(1000, 256, layers=6, heads=4, tied=True, experts=8, dense_layers=1)
-    model.layers[0].requires_grad_(False)
-    model.to(torch.bfloat16)
-    assert str(ModelSummary.of(model)) == (
-        "model Transformer: 24,009,984 parameters, 45.80 MiB in bfloat16\n"
-        "  23,206,656 are trained, 803,328 are frozen\n"
-        "  layer       class      shape       parameters    MiB\n"
-        "  embed       Embedding  1000 x 256     256,000   0.49\n"
-        "  layers.0    Layer                     803,328   1.53\n"
-        "  layers.1-5  Layer                  5 x 4.59 M  43.77\n"
-        "  norm        RMSNorm    256                256   0.00\n"
-        "  head        Linear     1000 x 256      shared   0.00"
-    )
-
-
-def test_a_model_of_8_billion_parameters_needs_no_memory() -> None:
-    with torch.device("meta"):
-        model = Transformer(128256, 4096, layers=32, heads=32, kv_heads=8, hidden=14336)
-    summary = ModelSummary.of(model)
-    assert summary.parameters == summary.trained == 8_030_261_248
-    assert summary.bytes == 4 * summary.parameters
-    assert [line.name for line in summary.lines] == ["embed", "layers.0-31", "norm", "head"]
-    assert "  layers.0-31  Layer                     32 x 218.1 M  26,625.00" in str(summary)
-
-
 class Nested(nn.Module):
     """Lists in lists, a list of two kinds in turn, own parameters, a shared layer, and buffers."""
 
@@ -94,20 +67,6 @@ def test_lines_add_up(name: str) -> None:
     assert sum(line.count * line.parameters for line in summary.lines) == summary.parameters
     assert sum(line.count * line.bytes for line in summary.lines) == summary.bytes
     assert len(str(summary).splitlines()) <= 45
-
-
-def test_names_of_lines() -> None:
-    summary = ModelSummary.of(Nested())
-    assert [line.name for line in summary.lines] == [
-        "scale",
-        *("stem.0", "stem.1"),
-        *("pairs.0.0", "pairs.0.1"),  # the second member is the same object
-        *("turns.0,2,...,6", "turns.1,3,...,7"),
-        "maps.a,b,...,e",
-        "again",  # a layer that was counted before
-    ]
-    assert "\n  its buffers have 4.00 MiB\n" in str(summary)
-    assert str(ModelSummary.of(Inner(60))).splitlines()[-1] == "  and 80 more"
 
 
 KEYS: dict[str, dict[str, Any]] = {

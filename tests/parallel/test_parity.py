@@ -77,6 +77,9 @@ CELLS += cells({"zero3": ZERO[3]}, 2, [("untied, light", 2)])
 CELLS += [Cell("untied, light", 2, tuple(PIPELINE.items()))]
 SLOW += cells({"ddp": {}, "zero1": ZERO[1], "zero2": ZERO[2], "tp": TP}, 2, [("untied, light", 1)])
 SLOW += cells(OF_FOUR, 4, [("untied, light", 2)])
+# Compression that leaves nothing out is no compression.
+WHOLE: Keys = {"train.compression.kind": "topk", "train.compression.ratio": 1.0}
+CELLS += cells({"ddp": WHOLE}, 2, [("transformer", 2)])
 
 
 ALL = Cells(CELLS, SLOW)

@@ -16,7 +16,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
-from hpctrain.parallel.dividing.stages import Absent, United, block_counts, cut, divide, numbers_of
+from hpctrain.parallel.dividing.stages import block_counts, divide
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.shards.types import Batch
 from hpctrain.training.step import Totals
@@ -221,14 +221,6 @@ def test_the_expected_bubble(name: str, parts: int, expected: float) -> None:
     assert bubble(name, 4, parts) == pytest.approx(expected)
 
 
-def test_totals_go_on_when_their_names_change() -> None:
-    totals = Totals()
-    totals.add(["loss", "bubble"], [6.0, 3.0, 1.0, 2.0])
-    totals.add(["loss"], [2.0, 1.0])
-    totals.add(["bubble", "loss"], [1.0, 4.0, 0.0, 0.0])
-    assert totals.means() == {"bubble": 0.25, "loss": 2.0}
-
-
 @pytest.mark.parametrize(
     ("costs", "first", "last", "stages", "expected"),
     [
@@ -255,27 +247,6 @@ def test_the_most_expensive_stage_costs_least(
         return max(parts)
 
     assert largest(found) == largest(expected)
-
-
-def test_stages_have_the_names_of_the_whole_model() -> None:
-    model = Transformer(64, 32, 4, 4)
-    names = {name for name, _ in model.named_parameters()}
-    parallel = ParallelConfig()
-    parallel.pipeline.schedule = "zbv"
-    counts = block_counts(model, model.plan, parallel, 2)
-    assert counts == [1, 1, 1, 1]
-    found: list[str] = []
-    for rank in range(2):
-        stages = []
-        for number in numbers_of("zbv", 2, rank):
-            stages.append(Transformer(64, 32, 4, 4))
-            cut(stages[-1], stages[-1].plan, counts, number)
-        united = United(stages)
-        found += [name for name, _ in united.named_parameters()]
-        united.eval()
-        assert not any(module.training for stage in stages for module in stage.modules())
-    assert sorted(found) == sorted(names)
-    assert isinstance(stages[0].embed, Absent)
 
 
 def problems(keys: Keys, ranks: int = 2) -> str:
@@ -328,12 +299,6 @@ def problems(keys: Keys, ranks: int = 2) -> str:
 )
 def test_what_does_not_fit_is_told_before_the_start(keys: Keys, ranks: int, text: str) -> None:
     assert text in problems(keys, ranks)
-
-
-def test_what_fits_is_no_problem() -> None:
-    assert problems({}) == ""
-    assert problems(schedule("gpipe") | {"train.accumulate": 2}) == ""
-    assert problems(schedule("zbv") | {"parallel.zero": 3}) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Tensor parallel gives the results of one process."""
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from hpctrain.models import MLP, Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.tasks import Classification, LanguageModel
 from tests.bounds import EXACT, within
-from tests.parallel import low_precision, parity
-from tests.parallel.low_precision import FORMATS, check_near
+from tests.parallel import parity
 from tests.parallel.parity import (
     Cell,
     Cells,
@@ -25,7 +23,6 @@ from tests.parallel.parity import (
     check_equal,
     difference,
     reference,
-    results,
 )
 from tests.ranks import run_ranks
 
@@ -69,17 +66,6 @@ CELLS = Cells(COVERING, MORE)
 @pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
     check_equal(cell, CELLS[cell])
-
-
-@pytest.mark.slow
-def test_reduced_precision_within_its_bounds() -> None:
-    steps = low_precision.STEPS
-    cells = {
-        name: replace(cell("untied", 2, FORMATS[name]), steps=steps) for name in ("bf16", "fp16")
-    }
-    found = results(tuple(cells.values()))
-    for name, one in cells.items():
-        check_near(found[one][0], "untied", name)
 
 
 class Dropping(nn.Module):

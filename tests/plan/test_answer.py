@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,10 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.hardware import load
 from hpctrain.plan.budget import Budget, budget_of
 from hpctrain.plan.inspecting.activations import Activations, Measured
-from hpctrain.plan.layouts import Layout, layouts
+from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.plan_command import composed_for, main
-from hpctrain.plan.predicting import accuracy
-from hpctrain.plan.predicting.estimator import Estimate, Estimator
+from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.timing import (
     gather_s,
     link_of,
@@ -88,62 +84,6 @@ def test_the_layout_of_the_command_line(
     assert found["assumptions"]["* behind a layout"].startswith(told)
 
 
-def test_what_a_run_costs_and_takes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*LM, "parallel=zero3", "launch.tasks_per_node=8", "--budget", "1e12tokens"]
-    words += ["--nodes", "1", "hardware=h100_sxm", 'tracking.experiment="it\'s"']
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(words) == 0
-    text = capsys.readouterr().out
-    flat = " ".join(text.split())
-    assert re.match(
-        r"1\.33M parameters fit on 8 NVIDIA H100 SXM 80 GB as zero3 .*; 1e12 tokens take 3\d h .*, "
-        r"about 9\d\d USD on demand or [89]\d\d USD spot zero3: the layout of the command line "
-        r".* faster: 1\.33M parameters fit on 8 .* as zero1 .*; 1e12 tokens take ",
-        flat,
-    )
-    assert "zero3, as given " in text  # two rows of one name would not be told apart
-    of = accuracy.SPEED["dense bf16"]
-    assert f"off published runs: dense bf16: {of[1]}% median, {of[2]}% at the 90th" in flat
-    # A command is one line in a terminal of any width, and quoted, so that it can be copied.
-    command, faster, *_ = re.findall(r"\n  (python -m hpctrain -m .{80,})\n", text)
-    given = [word for word in words if not word.startswith("-") and "=" in word]
-    assert shlex.split(command)[4:] == given
-    assert faster.count("launch.tasks_per_node") == 1
-
-
-def test_the_fastest_of_all_micro_batches(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The search finds with a part of the estimates what all of them would."""
-    asked: list[tuple[Estimator, Layout, Any]] = []
-    of = Estimator.of
-
-    def noted(self: Estimator, layout: Layout, hardware: Any) -> Estimate:
-        asked.append((self, layout, hardware))
-        return of(self, layout, hardware)
-
-    monkeypatch.setattr(Estimator, "of", noted)
-    words = ["model=lm_small", "model.layers=2", "model.tied=false", "precision=bf16"]
-    words += ["train.global_batch_size=768", "hardware=l40s", "hardware.memory_gib=1.22"]
-    found = plan(capsys, *words, "--sample-shape", "257", "--nodes", "2")["layouts"]
-    assert any("train.accumulate=8" in entry["overrides"] for entry in found)
-    estimator, _, hardware = asked[0]
-    config, all_layouts = composed_for(words, None, "257"), 0
-    best = {}
-    for group in layouts(config, 2, 4, estimator.facts, {}):
-        with suppress(ConfigError):
-            estimates = [of(estimator, layout, hardware) for layout in group]
-            all_layouts += len(group)
-            possible = [(one.fit.tight, one.order) for one in estimates if one.fits and one.time]
-            if possible:
-                best[group[0].kind] = min(possible)
-    steps = [entry["step_s"] * (1 if entry["compared"] else 1.15) for entry in found]
-    assert sorted(step_s for _, (_, step_s) in best.values()) == pytest.approx(steps)
-    assert len(asked) < 0.7 * all_layouts
-
-
 def test_the_cheapest_kind_is_first_and_what_does_not_fit_has_a_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +135,6 @@ def test_what_offload_keeps_on_the_host_has_to_fit_there(
     assert "offload: 25.2 GB/s to the host, whose memory" in text  # 80 % of PCIe 4 x16
 
 
-def test_pinned_memory_is_rounded_up() -> None:
-    sizes = ModelSizes((((100, 10), (7,)),) * 2, ((64, 16),))
-    assert sizes.pinned(1, 4) == 2 * (4096 + 32) + 4096
-    assert sizes.pinned(2, 4) == 2 * (2048 + 16) + 2048
-
-
 def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*LM, "model.layers=2", "precision=fp8", "hardware=a100_80", "--nodes", "1"]
     found = plan(capsys, *words)  # no layout is named
@@ -208,20 +142,6 @@ def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixt
         "precision.compute=fp8: hardware=a100_80 has no peak for it (N"
     ]
     assert {entry["step_s"] for entry in found["layouts"]} == {None}
-
-
-def test_a_layout_that_fits_barely_is_tight(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [])  # they take seconds
-    words = [*LM, "model.layers=1", "hardware=rtx_4090", "parallel=ddp"]
-    total = plan(capsys, *words)["layouts"][0]["memory"]["total"] / 2**30
-    assert main([*words, f"hardware.memory_gib={1.02 * total}", "--nodes", "1"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "it is tight, as the run needs" in text
-    assert "less than 5% stays free" in text
-    assert "GiB tight" in text
-    assert "margin: what fits leaves 5% of the GPU's memory free" in text
 
 
 def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]) -> None:

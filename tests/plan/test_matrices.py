@@ -13,14 +13,6 @@ from hpctrain.models import ConvNet, Transformer
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.accuracy import (
-    BY_GPU,
-    SPEED,
-    accuracy,
-    class_of,
-    is_covered,
-    uncompared,
-)
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 
@@ -133,37 +125,6 @@ def test_in_fp8_attention_and_the_head_compute_in_16_bits() -> None:
     assert ratio < 1.1  # nearly all of it is attention, and casting takes time
     wide = _facts(partial(_LM, layers=1, dim=8192, hidden=32768, heads=64), 1024)
     assert 1.3 < _time(wide, "bf16").compute_s / _time(wide, "fp8").compute_s < 2
-
-
-def test_what_was_compared_with_published_runs_is_said() -> None:
-    config, facts = Config(model={"_target_": "any"}), _facts(_LM)
-    config.precision.compute = "bf16"
-    assert class_of(facts, config) == "dense bf16"
-    gpu, other = load("h200"), load("mi300x")
-    told = accuracy(facts, config, gpu)
-    assert (
-        f"of {SPEED['dense bf16'][0]} published runs; NVIDIA H200 SXM 141 GB, all classes: " in told
-    )
-    assert told.endswith(f"of {BY_GPU['h200'][0]} published runs")
-    config.precision.compute, none = "fp32", "no published run was compared"
-    assert (
-        accuracy(facts, config, other) == f"dense fp32: {none}; {other.title}, all classes: {none}"
-    )
-    # A user's own file may say the speed; a file of conf/hardware is no proof.
-    assert is_covered(gpu)
-    assert not is_covered(other)
-    assert not is_covered(load("gh200"))
-    assert is_covered(replace(other, name="mine", matmul_efficiency=0.4))
-    config.train.lora.match = "*"
-    assert class_of(facts, config) == "LoRA fp32"
-    config.train.lora.quantize = "nf4"
-    assert class_of(facts, config) == "QLoRA fp32"
-    assert uncompared(Layout(config, 1, ())) == ""
-    config.parallel.fsdp.offload = True
-    assert uncompared(Layout(config, 1, ())) == "offload"
-    config.parallel.fsdp.offload, config.launch.tasks_per_node = False, 8
-    config.parallel.cp = config.parallel.pp = 2
-    assert uncompared(Layout(config, 1, ())) == "cp+pp"  # each was compared, but not together
 
 
 def test_adapters_send_only_their_own_gradients() -> None:

@@ -4,7 +4,6 @@ import functools
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
-from hpctrain.tasks import Classification, LanguageModel, SplitTask, bind, derived
+from hpctrain.tasks import Classification, LanguageModel, bind, derived
 from tests.bounds import EXACT
 from tests.conftest import run_module
 from tests.parallel.parity import spread
@@ -159,13 +158,6 @@ def test_the_float32_logits_are_never_there_as_a_whole() -> None:
     assert largest == 32 * VOCAB
 
 
-def test_logits_of_transformers() -> None:
-    logits = torch.randn(3, 8, VOCAB)
-    task, batch = LanguageModel(), windows()
-    plain, wrapped = task.sums(logits, batch), task.sums(SimpleNamespace(logits=logits), batch)
-    assert plain["loss"][0] == wrapped["loss"][0]
-
-
 def test_perplexity_is_that_of_the_mean() -> None:
     means = {"loss": math.log(7.0)}
     assert derived(LanguageModel(), means)["perplexity"] == pytest.approx(7.0)
@@ -192,15 +184,6 @@ def test_what_does_not_fit(
         LanguageModel(**task)(Fixed(torch.zeros(3, 8, VOCAB)), windows() | change)
     with pytest.raises(ValueError, match="chunk=0"):
         LanguageModel(chunk=0)
-
-
-def test_tasks_can_be_cut() -> None:
-    """A pipeline cuts a task into its inputs, the model and the sums."""
-    for task in (LanguageModel(), Classification()):
-        assert isinstance(task, SplitTask)
-    model, batch, task = Transformer(VOCAB, 32, 1, 2), windows(), LanguageModel()
-    whole = task(model, batch)["loss"][0]
-    assert whole == task.sums(model(*task.inputs(batch)), batch)["loss"][0]
 
 
 @pytest.fixture(scope="module")

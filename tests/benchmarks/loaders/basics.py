@@ -56,7 +56,7 @@ class _Memmap:
 
 
 class H5pyBatches(MapStyle):
-    """h5py in torch's DataLoader, one fancy index for a batch, which needs ascending rows."""
+    """h5py in torch's DataLoader with one fancy index, of ascending rows, for each batch."""
 
     @classmethod
     def write(cls, work: Work, folder: Path) -> None:

@@ -9,8 +9,6 @@ Kinds of items; those with an option are listed only with this option:
                  than its newest complete one, which is not the best and waits for no evaluation
     check        the job of a `doctor --nodes` that is over; its findings were printed
     function     the job of another function that is over, with its results      (--functions)
-    archived     a finished run that was repeated, kept under another name       (--archived)
-    debug        a run of debug=fast, finished or not                            (--debug)
 
 Nothing of a queued or running run is deleted, and links are never followed.
 """
@@ -38,7 +36,7 @@ from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, searches_of
+from hpctrain.runs.state.select import add_dir, all_runs, runs_of, searches_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.search.standing import found_in
 from hpctrain.search.trials import SearchFile
@@ -104,8 +102,6 @@ def main(argv: list[str]) -> int:
 
 _FLAGS = {
     "--code": "also copies of the code that only finished runs use",
-    "--archived": "also old results of runs that were repeated",
-    "--debug": "also runs named debug-…",
     "--functions": "also the results of submitted functions",
     "--json": "print JSON, for programs",
 }
@@ -120,12 +116,7 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     for run in runs:
         if run.damage:
             log.warning("%s; it is left as it is, and so are the copies of the code", run.damage)
-    whole = []  # runs that can be deleted as a whole
-    for run in runs:
-        if item := _whole_run(run, states[run.path], options):
-            whole.append(run)
-            yield item
-    rest = [run for run in runs if run not in whole and _is_at_rest(run, states[run.path])]
+    rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _sweeps(folder, now)
     yield from _functions(folder, now, everyone=options.functions)
@@ -140,16 +131,6 @@ def _is_at_rest(run: Facts, state: State) -> bool:
     """Return whether it is certain that no job has the run in use or will start soon."""
     unknown = run.submission and not run.is_final and not run.scheduler
     return state.name not in (*UNDER_WAY, "damaged") and not unknown
-
-
-def _whole_run(run: Facts, state: State, options: argparse.Namespace) -> Item | None:
-    if not _is_at_rest(run, state):
-        return None
-    if options.archived and is_archived(run.name):
-        return Item("archived", run.path, "repeated since then", run.path)
-    if options.debug and run.name.startswith("debug-"):
-        return Item("debug", run.path, f"a debug run, {state.name}", run.path)
-    return None
 
 
 def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:

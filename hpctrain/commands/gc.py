@@ -76,13 +76,6 @@ def main(argv: list[str]) -> int:
     )
     add_dir(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    parser.add_argument(
-        "--keep-checkpoints",
-        type=_at_least_one,
-        default=1,
-        metavar="N",
-        help="complete checkpoints to keep of every such run (default: 1)",
-    )
     for flag, what in _FLAGS.items():
         parser.add_argument(flag, action="store_true", help=what)
     options = parser.parse_args(argv)
@@ -124,7 +117,7 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     pruned = _pruned(folder)
     for run in rest:
         if states[run.path].name == "finished" or run.name in pruned:
-            yield from _checkpoints(run, options.keep_checkpoints)
+            yield from _checkpoints(run)
 
 
 def _is_at_rest(run: Facts, state: State) -> bool:
@@ -225,17 +218,17 @@ def _pruned(folder: Path) -> set[str]:
     return names
 
 
-def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
-    folder, kept = run.path / "checkpoints", 0
+def _checkpoints(run: Facts) -> Iterator[Item]:
+    folder, newest = run.path / "checkpoints", False
     best = step_name(best_step(run.path, run.record))
     for path in () if folder.is_symlink() else checkpoints(folder):
         if path.name == best:
             continue
-        if kept < keep:
-            kept += _is_complete(path)
+        if not newest:
+            newest = _is_complete(path)
         else:
             ended = "the run is finished" if run.is_final else "the trial is pruned"
-            yield Item("checkpoint", path, f"{ended}; {kept} newer", run.path)
+            yield Item("checkpoint", path, f"{ended}; one is newer", run.path)
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -320,9 +313,3 @@ def _print_json(items: list[Item], *, deleted: bool) -> None:
         for item in items
     ]
     print(json.dumps(rows))
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number, at least 1")
-    return int(text)

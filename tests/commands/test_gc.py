@@ -29,7 +29,7 @@ from tests.search.made_search import make_search
 
 
 def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
-    given: dict[str, Any] = {"keep_checkpoints": 1, "code": False, "functions": False}
+    given: dict[str, Any] = {"code": False, "functions": False}
     options = argparse.Namespace(**({"dir": folder} | given | flags))
     return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(options)}
 
@@ -79,7 +79,6 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         ("code", "code/unused"),
     }
     assert found(folder) == safe
-    assert found(folder, keep_checkpoints=3) == safe - superfluous
     asked = {("code", f"code/{letter * 16}") for letter in "ac"}
     assert found(folder, code=True) == safe | asked
 

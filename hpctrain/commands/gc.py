@@ -9,8 +9,6 @@ Kinds of items; those with an option are listed only with this option:
                  than its newest complete one, which is not the best and waits for no evaluation
     check        the job of a `doctor --nodes` that is over; its findings were printed
     function     the job of another function that is over, with its results      (--functions)
-    archived     a finished run that was repeated, kept under another name       (--archived)
-    debug        a run of debug=fast, finished or not                            (--debug)
 
 Nothing of a queued or running run is deleted, and links are never followed.
 """
@@ -38,7 +36,7 @@ from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of, searches_of
+from hpctrain.runs.state.select import add_dir, all_runs, runs_of, searches_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.search.standing import found_in
 from hpctrain.search.trials import SearchFile
@@ -78,13 +76,6 @@ def main(argv: list[str]) -> int:
     )
     add_dir(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    parser.add_argument(
-        "--keep-checkpoints",
-        type=_at_least_one,
-        default=1,
-        metavar="N",
-        help="complete checkpoints to keep of every such run (default: 1)",
-    )
     for flag, what in _FLAGS.items():
         parser.add_argument(flag, action="store_true", help=what)
     options = parser.parse_args(argv)
@@ -104,8 +95,6 @@ def main(argv: list[str]) -> int:
 
 _FLAGS = {
     "--code": "also copies of the code that only finished runs use",
-    "--archived": "also old results of runs that were repeated",
-    "--debug": "also runs named debug-…",
     "--functions": "also the results of submitted functions",
     "--json": "print JSON, for programs",
 }
@@ -120,12 +109,7 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     for run in runs:
         if run.damage:
             log.warning("%s; it is left as it is, and so are the copies of the code", run.damage)
-    whole = []  # runs that can be deleted as a whole
-    for run in runs:
-        if item := _whole_run(run, states[run.path], options):
-            whole.append(run)
-            yield item
-    rest = [run for run in runs if run not in whole and _is_at_rest(run, states[run.path])]
+    rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _sweeps(folder, now)
     yield from _functions(folder, now, everyone=options.functions)
@@ -133,23 +117,13 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     pruned = _pruned(folder)
     for run in rest:
         if states[run.path].name == "finished" or run.name in pruned:
-            yield from _checkpoints(run, options.keep_checkpoints)
+            yield from _checkpoints(run)
 
 
 def _is_at_rest(run: Facts, state: State) -> bool:
     """Return whether it is certain that no job has the run in use or will start soon."""
     unknown = run.submission and not run.is_final and not run.scheduler
     return state.name not in (*UNDER_WAY, "damaged") and not unknown
-
-
-def _whole_run(run: Facts, state: State, options: argparse.Namespace) -> Item | None:
-    if not _is_at_rest(run, state):
-        return None
-    if options.archived and is_archived(run.name):
-        return Item("archived", run.path, "repeated since then", run.path)
-    if options.debug and run.name.startswith("debug-"):
-        return Item("debug", run.path, f"a debug run, {state.name}", run.path)
-    return None
 
 
 def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
@@ -244,17 +218,17 @@ def _pruned(folder: Path) -> set[str]:
     return names
 
 
-def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
-    folder, kept = run.path / "checkpoints", 0
+def _checkpoints(run: Facts) -> Iterator[Item]:
+    folder, newest = run.path / "checkpoints", False
     best = step_name(best_step(run.path, run.record))
     for path in () if folder.is_symlink() else checkpoints(folder):
         if path.name == best:
             continue
-        if kept < keep:
-            kept += _is_complete(path)
+        if not newest:
+            newest = _is_complete(path)
         else:
             ended = "the run is finished" if run.is_final else "the trial is pruned"
-            yield Item("checkpoint", path, f"{ended}; {kept} newer", run.path)
+            yield Item("checkpoint", path, f"{ended}; one is newer", run.path)
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -339,9 +313,3 @@ def _print_json(items: list[Item], *, deleted: bool) -> None:
         for item in items
     ]
     print(json.dumps(rows))
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number, at least 1")
-    return int(text)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shlex
 import socket
 from contextlib import suppress
 from datetime import datetime
@@ -111,8 +110,6 @@ def main(argv: list[str]) -> int:
                 f"{len(trials)} trial{'s' * (len(trials) > 1)} left to their searches, which go on "
                 "when their commands are given again; `resume TRIAL` trains one to its end"
             )
-        if finished := [run for run, state in rest if state.name == "finished" and names]:
-            _say_how_to_prolong(finished[0], overrides)
         if not found:
             print("no runs here")
     return 0
@@ -149,20 +146,11 @@ def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
     for run, state in rest if everything else ():
         if state.name not in _BY_NAME:
             reason = f", {state.reason}" if state.reason else ""
-            print(printable(f"{run.name}: {state.name}{reason}; not resumed"))
+            longer = f" (`resume --branch {run.name} train.max_steps=N` trains it longer)"
+            hint = longer if state.name == "finished" else ""
+            print(printable(f"{run.name}: {state.name}{reason}; not resumed{hint}"))
             if state.name == "finished" and (problem := left_behind(run.path)):
                 print(printable(f"{run.name}: {problem}"))
-
-
-def _say_how_to_prolong(run: Facts, overrides: list[str]) -> None:
-    """Tell how a new run goes on from a finished one, which is what prolongs it."""
-    free = tuple(f"{name}." for name in changeable())
-    other = [text for text in overrides if not f"{text.partition('=')[0]}.".startswith(free)]
-    typed = shlex.join(other or ["train.max_steps=N"])
-    print(
-        f"With {typed} it is another run, which goes on from the checkpoints of this one:\n"
-        f"  python -m hpctrain resume --branch {shlex.quote(run.name)} {typed}"
-    )
 
 
 def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:

@@ -29,8 +29,7 @@ from tests.search.made_search import make_search
 
 
 def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
-    given: dict[str, Any] = {"keep_checkpoints": 1, "code": False, "archived": False}
-    given |= {"debug": False, "functions": False}
+    given: dict[str, Any] = {"code": False, "functions": False}
     options = argparse.Namespace(**({"dir": folder} | given | flags))
     return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(options)}
 
@@ -80,17 +79,15 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         ("code", "code/unused"),
     }
     assert found(folder) == safe
-    assert found(folder, keep_checkpoints=3) == safe - superfluous
-    asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
-    asked |= {("code", f"code/{letter * 16}") for letter in "ac"}
-    assert found(folder, code=True, archived=True, debug=True) == safe | asked
+    asked = {("code", f"code/{letter * 16}") for letter in "ac"}
+    assert found(folder, code=True) == safe | asked
 
     before = sorted(folder.rglob("*"))
     shown = run_module("hpctrain", "gc", cwd=tmp_path).stdout
     assert "nothing was deleted: add --delete" in shown
     assert sorted(folder.rglob("*")) == before
-    shown = run_module("hpctrain", "gc", "--delete", "--code", "--archived", cwd=tmp_path).stdout
-    assert "deleted: 10, " in shown
+    shown = run_module("hpctrain", "gc", "--delete", "--code", cwd=tmp_path).stdout
+    assert "deleted: 9, " in shown
     assert found(folder) == set()
     assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
         "step-00000030",

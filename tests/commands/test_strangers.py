@@ -21,7 +21,7 @@ from hpctrain.runs.state import state, stop_request
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import tail
 from hpctrain.tracking.meta import Meta, Uploaded
-from tests.conftest import run_module
+from tests.conftest import run_json, run_module, runs
 from tests.made_runs import NOW, make_checkpoint, make_run
 
 OTHER = 65534  # user id
@@ -270,3 +270,29 @@ def test_a_fifo_is_not_waited_for(
     # A log that becomes a FIFO at the last moment is an error, too.
     with pytest.raises(OSError, match="not a regular file"):
         tail(other / "logs" / "7_0.rank0.log", 0)
+
+
+@pytest.mark.slow
+def test_looking_at_a_run_runs_no_code_that_its_config_names(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+        "def net(**_): raise SystemExit(3)\n"
+    )
+    run_module(
+        *("hpctrain", "freeze", "experiment=digits", f"data.path={digits}"),
+        *(f"output_dir={tmp_path}/runs", "model._target_=evil.net", "tracking=off"),
+        cwd=tmp_path,
+    )
+    (run,) = runs(tmp_path / "runs")
+    where = ("--dir", str(tmp_path / "runs"))
+    record = run_json(run) | {"state": "failed", "attempts": [{"error": "x", "started": 1.0}]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "logs").mkdir()
+    (run / "logs" / "terminal_1.rank0.log").write_text("x\n")
+    for command in (["status"], ["logs", run.name], ["status", "--checkpoints"], ["gc", "--code"]):
+        run_module("hpctrain", *command, *where, cwd=tmp_path)
+    run_module("hpctrain", "cancel", run.name, *where, cwd=tmp_path)
+    run_module("hpctrain", "status", "--upload", str(run), code=7, cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
+    run_module("hpctrain", "run", str(run), code=3, cwd=tmp_path)
+    assert (tmp_path / "ran").exists()

@@ -23,7 +23,7 @@ def test_a_finished_run_is_prolonged(train: Train, tmp_path: Path) -> None:
     (parent,) = set(runs(tmp_path / "runs")) - {whole}
     assert run_json(parent)["state"] == "finished"
     said = run_module("hpctrain", "resume", parent.name, "train.max_steps=8", cwd=tmp_path).stdout
-    assert f"hpctrain resume --branch {parent.name} train.max_steps=8" in said
+    assert f"resume --branch {parent.name} train.max_steps=N" in said
     made = branch(parent, ["train.max_steps=8"])
     assert made.path not in (parent, whole)
     assert branch(parent, ["train.max_steps=8"]).path == made.path

@@ -141,7 +141,7 @@ def all_runs(folder: Path, archived: bool = True) -> list[Path]:
             paths = sorted(
                 entry.path
                 for entry in entries
-                if (archived or not is_archived(entry.name))
+                if (archived or not _is_archived(entry.name))
                 and entry.is_dir(follow_symlinks=False)
                 and _is_run(Path(entry.path))
             )
@@ -152,7 +152,7 @@ def all_runs(folder: Path, archived: bool = True) -> list[Path]:
     return [Path(path) for path in paths]
 
 
-def is_archived(name: str) -> bool:
+def _is_archived(name: str) -> bool:
     """Return whether a run of this name is archived."""
     return _ARCHIVED.search(name) is not None
 
@@ -191,7 +191,7 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
     if name not in known:
         matching = [key for key in known if key.startswith(name)]
         # Archived runs count only if no other run matches.
-        matching = [key for key in matching if not is_archived(key)] or matching
+        matching = [key for key in matching if not _is_archived(key)] or matching
         if not matching or (len(matching) > 1 and not several):
             raise ConfigError(_unclear(name, folder, matching, list(known)))
     return [known[key] for key in matching]

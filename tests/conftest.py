@@ -38,7 +38,6 @@ from tests.hooks import (  # noqa: F401  conftest.py is where pytest looks for t
 if TYPE_CHECKING:
     from hpctrain.config.composing.compose_sweep import Composer
     from tests.cluster import Paced
-    from tests.postgres import Postgres
 
 # Each rank has one thread, because the machine has few cores and the tests have many processes.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -150,15 +149,6 @@ def reference(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return made[arguments]
 
     return call
-
-
-@pytest.fixture
-def postgres() -> "Iterator[Postgres]":
-    """A PostgreSQL server of its own."""
-    from tests.postgres import serving
-
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@
 set -euo pipefail
 
 packages=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 shellcheck hdf5-tools)
-# The slow tests put MLflow on PostgreSQL.
-if [[ ${HPCTRAIN_TESTS:-} == all ]]; then packages+=(postgresql); fi
 
 if [[ $(id -u) -ne 0 ]] || ! command -v apt-get dpkg-query >/dev/null; then exit 0; fi
 missing=()

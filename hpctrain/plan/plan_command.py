@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
             load(text.partition("=")[2], folders)  # its error says how to add a machine
     if given.measure:
         _refuse_unmeasurable(given.overrides, given.sample_shape)
-    config = composed_for(given.overrides, given.config_dir, given.sample_shape)
+    config = _composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
+def _composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it."""
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
     without = [text for text in overrides if text not in _NO_DATA]

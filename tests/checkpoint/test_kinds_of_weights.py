@@ -1,6 +1,5 @@
 """Weights that would be copied as other numbers than they are, or left out in silence: refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from tests.checkpoint.test_starting_weights import LAYOUTS, MORE
-from tests.conftest import Completed
 from tests.parallel.parity import MODELS, Cell, build, either, whole
 from tests.ranks import run_ranks
 from tests.steps import save_alone
 
-Train = Callable[..., Completed]
 CODES = torch.arange(-16, 16, dtype=torch.int8).view(4, 8)
 DRAW = torch.Generator().manual_seed(0)
 WHOLE = {"fc.weight": torch.rand(4, 8, generator=DRAW), "fc.bias": torch.zeros(4)}

@@ -14,7 +14,6 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from tests.bounds import EXACT, within
 from tests.parallel.parity import (
@@ -30,7 +29,6 @@ from tests.parallel.parity import (
     gone_on,
     rest_of,
     save,
-    spread,
     whole,
 )
 from tests.ranks import run_ranks
@@ -246,13 +244,3 @@ def test_a_model_without_experts() -> None:
 def test_what_does_not_go_with_it(given: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match=f"{next(iter(given))}=.* with parallel.ep=2"):
         config(cell(2, EP, given))
-
-
-def odd(ranks: int) -> str:
-    made = Config()
-    made.parallel.ep, made.parallel.dp_replicate, made.parallel.dp_shard = 2, 1, ranks
-    made.train.global_batch_size = ranks
-    model = functools.partial(Transformer, 61, 32, 2, 4, experts=2, expert_hidden=25)
-    with pytest.raises(ConfigError) as error:
-        spread(model, made)
-    return str(error.value)

@@ -1,7 +1,6 @@
 """Initial parameters equal those of one process bit by bit, however the model is divided."""
 
 import functools
-import logging
 from typing import Any
 
 import pytest
@@ -137,22 +136,6 @@ def test_another_seed_draws_other_parameters() -> None:
     assert not torch.equal(made[0].parameters[0], made[1].parameters[0])
     first, second = made[0].parameters[2], made[0].parameters[4]
     assert not torch.equal(first.flatten()[:21], second.flatten()), "each module draws its own"
-
-
-def said() -> list[str]:
-    """Return what is said while a model that cannot be built on the meta device is sharded."""
-    lines: list[str] = []
-    logger = logging.getLogger("hpctrain.parallel.preparing.initial")
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        spread(Reads, Config(parallel=SHARDED))
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
-    return lines
 
 
 @pytest.mark.parametrize("name", ["elsewhere", "reads elsewhere"])

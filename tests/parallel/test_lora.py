@@ -124,20 +124,6 @@ def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first(layouts: list[st
             within(difference(result, expected), EXACT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["tp", "pp", "zero3"])
-def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:
-    """With groups, frozen parts and clipping, too, as the other features are."""
-    single = replace(cell("single"), optimizer="features")
-    expected = reference("untied", "features", keys=single.keys)
-    averaged = [name for name in expected.parameters if name.startswith("ema.")]
-    assert averaged
-    assert all(is_adapter(name) for name in averaged)
-    made = replace(cell(layout), optimizer="features")
-    for result in results((made,))[made]:
-        within(difference(result, expected), EXACT)
-
-
 ANY = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
 
 

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from hpctrain import generators
-from hpctrain.models.dry_run import dry_run
+from hpctrain.job.building.flops import count_flops, meta_batch
+from hpctrain.models.dry_run import Buffers, dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.whole_model import prepare_modes
+from hpctrain.tasks import Classification
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Normed, batch, build, either
 from tests.ranks import run_ranks
@@ -103,6 +106,29 @@ def test_a_dry_run_leaves_buffers_modes_and_random_numbers() -> None:
     assert state(model) == before
 
 
+def test_values_that_are_kept_are_those_of_the_last_time() -> None:
+    model = Restless()
+    buffers = Buffers(model, stored=True)
+    for calls in (1, 2):
+        buffers.keep()
+        model(torch.randn(4, 64))
+        model(torch.randn(4, 64))
+        buffers.restore()
+        assert int(model.calls) == int(model.layers[1].num_batches_tracked) == calls - 1
+        model(torch.randn(4, 64))
+
+
+def test_counting_flops_leaves_model_and_task() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval()
+    before, task = torch.get_rng_state(), Classification(class_weights=[1.0] * 10)
+    assert count_flops(model, task, meta_batch(digits(4))) is not None
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), before)
+    images = torch.zeros(4, 10)
+    task.sums(images, digits(4))  # its weights are not on the meta device
+
+
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
     torch.manual_seed(0)
@@ -140,6 +166,25 @@ def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
     block.compile(backend="eager")
     block(torch.randn(8, 4)).square().sum().backward()
     assert int(block[1].num_batches_tracked) == 1
+
+
+def test_alike_blocks_are_compiled_once() -> None:
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4)]
+    checkpoint_activations(blocks, "selective")
+    torch._dynamo.reset()
+    counters.clear()
+    for block in blocks:
+        block.compile(backend="eager")
+        block(torch.randn(8, 4))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_copy_computes_with_its_own_parameters() -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    checkpoint_activations([block], "full")
+    copied = copy.deepcopy(block).eval()
+    nn.init.zeros_(copied[1].weight)
+    assert not copied(torch.randn(8, 4)).any()
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -360,3 +360,11 @@ def test_a_pipeline_needs_a_task_with_a_cut() -> None:
 def test_an_error_in_a_stage_has_its_own_text() -> None:
     with pytest.raises(RanksError, match=r"ConfigError: model\.vocab_size=64: the data has tokens"):
         run_ranks(wrong_token, 2, cell("untied", 2))
+
+
+def test_totals_go_on_when_their_names_change() -> None:
+    totals = Totals()
+    totals.add(["loss", "bubble"], [6.0, 3.0, 1.0, 2.0])
+    totals.add(["loss"], [2.0, 1.0])
+    totals.add(["bubble", "loss"], [1.0, 4.0, 0.0, 0.0])
+    assert totals.means() == {"bubble": 0.25, "loss": 2.0}

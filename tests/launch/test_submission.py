@@ -346,3 +346,14 @@ def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -
     stamp = sent.parents[1].name
     lines = [line for line in shown.splitlines() if "/sweeps/" not in line]
     assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
+
+
+
+@pytest.mark.slow
+def test_what_is_submitted_later_keeps_to_max_running_too(train: Train, tmp_path: Path) -> None:
+    limit = ("tracking=off", "launch.max_running=1", HELD)
+    train("-m", "seed=1,2", *limit)
+    train("-m", "seed=1,2,3", *limit)
+    first, second = sorted({job.partition("_")[0] for job in cluster.job_ids(tmp_path / "runs")})
+    shown = cluster.slurm("scontrol", "show", "job", second)
+    assert f"Dependency=afterany:{first}_*" in shown

@@ -13,7 +13,6 @@ from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
 from hpctrain.forks import JOB_SIGNALS, run
-from hpctrain.job import run_page
 from hpctrain.record import convert
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.state.shared_job import job_of
@@ -218,7 +217,6 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
     assert nodes_that_fit(Config().launch, Config().site) == {"batch": 1}
     assert partitions() == ["batch"]
     assert requeue._state("7_3") == "RUNNING"
-    assert run_page._slurm() == "22.05.8"
     cancel(["7_3"])  # a warning about the locale is no refusal
 
 

@@ -69,7 +69,7 @@ class Lines(Display):
         log.info("step %d/%d  %s  ETA %s", *values, extra=self.extra)
 
 
-class Bar(Lines):
+class _Bar(Lines):
     """A rich progress bar on standard error; the lines go only to the log file of the run."""
 
     extra: ClassVar[Mapping[str, object]] = {"on_bar": True}
@@ -129,4 +129,4 @@ def choose_display(is_main: bool, metric: str = "") -> Display:
     """Return the bar on a terminal, lines elsewhere, and nothing on ranks other than 0."""
     if not is_main:
         return Display()
-    return Bar(metric) if sys.stderr.isatty() else Lines(metric)
+    return _Bar(metric) if sys.stderr.isatty() else Lines(metric)

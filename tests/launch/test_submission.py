@@ -348,7 +348,6 @@ def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -
     assert lines == [line for line in sent.read_text().splitlines() if stamp not in line]
 
 
-
 @pytest.mark.slow
 def test_what_is_submitted_later_keeps_to_max_running_too(train: Train, tmp_path: Path) -> None:
     limit = ("tracking=off", "launch.max_running=1", HELD)

@@ -129,6 +129,7 @@ def test_preempted_requeued_resumed(
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
     first, second = run_json(run)["attempts"]
     assert (first["state"], first["reason"]) == ("interrupted", "SIGTERM")
+    assert (first["cause"], first["verdict"]) == ("preempted", "requeue")
     assert second["restart_count"] == 1
     assert query(tmp_path / "runs", "SELECT status FROM runs") == [("FINISHED",)]
     # The metrics equal those of two undisturbed ranks, which need no cluster.

@@ -308,7 +308,7 @@ def test_samples_of_other_shapes_are_refused(data_prep, shape):
 
 def test_a_folder_of_mosaicml_streaming(data_prep):
     """The function of docs/data.md, if the library is installed."""
-    streaming = pytest.importorskip("streaming")
+    streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
     page = (Path(__file__).parents[2] / "docs/data.md").read_text()
     (_, text) = page.split('```python title="mds.py"\n')
     Path("mds.py").write_text(text.split("```")[0])

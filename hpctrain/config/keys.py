@@ -87,7 +87,7 @@ def _print_table(chosen: list[Member]) -> None:
 
     from hpctrain.console import Console, Table
 
-    table = Table("key", "value", "default", "meaning", spaced=True)
+    table = Table("key", "value", "default", "meaning")
     for key in chosen:
         title, kind, default, unit, allowed, identity, meaning = row(key)
         value = "\n".join(filter(None, (kind, unit, allowed)))

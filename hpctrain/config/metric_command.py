@@ -42,7 +42,7 @@ def _select(names: Sequence[str]) -> list[Metric]:
 def _print_table(chosen: list[Metric]) -> None:
     from hpctrain.console import Console, Table
 
-    table = Table("metric", "unit", "meaning", spaced=True)
+    table = Table("metric", "unit", "meaning")
     for metric in chosen:
         table.add_row(*metric)
     Console().print(table)

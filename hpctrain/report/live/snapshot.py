@@ -1,6 +1,6 @@
 """What a run directory tells about a run at a moment: its progress, and its nodes and devices.
 
-    monitor/NODE.jsonl ── the last samples ── Node ── the notes: slow, silent, idle
+    monitor/NODE.jsonl ── the last sample ── Node ── the notes: slow, silent, idle
     progress.json, run.json ──────────────────────── Snapshot
 
 Nothing but files of the run directory is read; no node and no scheduler is asked.
@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,10 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.tracking import samples
 
-_HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _SILENT = 3.0  # intervals without a sample
 _ALIVE_S = 60.0  # a run writes its progress more often
-_USE = "utilization_percentage"
-
-
-@dataclass
-class Device:
-    """A GPU, or the cores of a node."""
-
-    name: str  # `gpu 0`, or `cores`
-    now: dict[str, float]  # by name, without that of the device
-    use: list[float] = field(default_factory=list)  # percent, the oldest first
+_USE, _CLOCK = "utilization_percentage", "clock_megahertz"
 
 
 @dataclass
@@ -46,9 +36,16 @@ class Node:
 
     name: str
     age_s: float  # since its last sample
-    cores: Device  # those of the job, and what is measured of the node
-    gpus: list[Device]
+    metrics: dict[str, float]  # of the last sample
     notes: list[str] = field(default_factory=list)  # what is wrong with it, in words
+
+    @property
+    def gpus(self) -> dict[str, dict[str, float]]:
+        """The metrics of each GPU, without its name."""
+        found: dict[str, dict[str, float]] = {}
+        for match in filter(None, map(samples.GPU.fullmatch, self.metrics)):
+            found.setdefault(match[1], {})[match[2]] = self.metrics[match[0]]
+        return found
 
 
 @dataclass
@@ -73,16 +70,7 @@ class Snapshot:
             "metrics": self.progress.metrics,
             "slowest": self.slowest,
             "notes": self.notes,
-            "nodes": [
-                {
-                    "node": node.name,
-                    "age_s": round(node.age_s, 3),
-                    "notes": node.notes,
-                    "metrics": node.cores.now,
-                    "gpus": [{"gpu": gpu.name, "metrics": gpu.now} for gpu in node.gpus],
-                }
-                for node in self.nodes
-            ],
+            "nodes": [asdict(node) for node in self.nodes],
         }
 
 
@@ -123,41 +111,23 @@ _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the re
 
 
 def _node(path: Path, name: str, now: float) -> Node | None:
-    size = path.stat().st_size
-    found = [s for s in samples.read(path, max(0, size - _TAIL)) if s.metrics][-_HISTORY:]
-    if not found:
-        return None
-    last = found[-1].metrics
-    numbers = sorted({int(m[1][4:]) for m in map(samples.GPU.fullmatch, last) if m})
-    gpus = [_gpu(number, found) for number in numbers]
-    own = {key: value for key, value in last.items() if not samples.GPU.fullmatch(key)}
-    use = [s.metrics.get(f"cpu_{_USE}", 0.0) for s in found]
-    return Node(name, max(0.0, now - found[-1].time), Device("cores", own, use), gpus)
-
-
-def _gpu(number: int, found: Sequence[samples.Sample]) -> Device:
-    prefix = f"gpu_{number}_"
-    now = {k.removeprefix(prefix): v for k, v in found[-1].metrics.items() if k.startswith(prefix)}
-    use = [s.metrics[f"{prefix}{_USE}"] for s in found if f"{prefix}{_USE}" in s.metrics]
-    return Device(f"gpu {number}", now, use)
+    begin = max(0, path.stat().st_size - _TAIL)
+    found = [sample for sample in samples.read(path, begin) if sample.metrics]
+    return Node(name, max(0.0, now - found[-1].time), dict(found[-1].metrics)) if found else None
 
 
 def _compare(nodes: Sequence[Node]) -> None:
     """Note what makes a node slower than the others."""
-    busy = [gpu for node in nodes for gpu in node.gpus if gpu.now.get(_USE, 0.0) >= BUSY_PERCENT]
-    clocks = [gpu.now["clock_megahertz"] for gpu in busy if "clock_megahertz" in gpu.now]
-    usual = statistics.median(clocks) if clocks else 0.0
-    for node in nodes:
-        for gpu in node.gpus:
-            clock = gpu.now.get("clock_megahertz")
-            if gpu.now.get("throttled_by_heat"):
-                node.notes.append(f"slow: {gpu.name} is too hot, its clock is lowered")
-            elif gpu in busy and clock is not None and clock < GPU_CLOCK * usual:
-                node.notes.append(
-                    f"slow: {gpu.name} has {clock:.0f} MHz, the median is {usual:.0f} MHz"
-                )
-            if gpu.now.get("ecc_uncorrected_errors"):
-                node.notes.append(f"{gpu.name} has memory errors that could not be corrected")
+    every = [(node, name, gpu) for node in nodes for name, gpu in node.gpus.items()]
+    busy = [gpu for *_, gpu in every if gpu.get(_USE, 0.0) >= BUSY_PERCENT and _CLOCK in gpu]
+    usual = statistics.median(gpu[_CLOCK] for gpu in busy) if busy else 0.0
+    for node, name, gpu in every:
+        if gpu.get("throttled_by_heat"):
+            node.notes.append(f"slow: {name} is too hot, its clock is lowered")
+        elif gpu in busy and (clock := gpu[_CLOCK]) < GPU_CLOCK * usual:
+            node.notes.append(f"slow: {name} has {clock:.0f} MHz, the median is {usual:.0f} MHz")
+        if gpu.get("ecc_uncorrected_errors"):
+            node.notes.append(f"{name} has memory errors that could not be corrected")
 
 
 def _slowest(progress: Progress, attempt: Attempt) -> str:

@@ -15,11 +15,11 @@ def sweep_chart(sweep: Sweep) -> Chart:
     """Return the curves of the best runs of a sweep."""
 
     def draw(axes: Axes) -> None:
-        for number, account in enumerate(sweep.finished[:_MOST_LINES]):
+        for account in sweep.finished[:_MOST_LINES]:
             series = account.history.series(sweep.metric)
             told = label({key: account.swept.get(key, "") for key in sweep.keys})
             name = told if 0 < len(told) <= _LONGEST else account.name
-            line(axes, series.steps, series.values, name, number)
+            line(axes, series.steps, series.values, name)
         name_axes(axes, "step", sweep.metric)
 
     return Chart(f"best runs: {sweep.metric}", draw)
@@ -31,7 +31,7 @@ def scaling_chart(series: Scaling) -> Chart:
 
     def draw(axes: Axes) -> None:
         axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
-        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal", 6)
+        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xlabel("ranks")

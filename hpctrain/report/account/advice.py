@@ -146,7 +146,7 @@ def notes(account: RunAccount) -> list[str]:
             f"the run has taken {time['allocated']:.0f} s: shares of less than {_LEAST_S:.0f} s "
             "are no ground for advice",
         ]
-    hours, idle = account.gpu_hours, account.idle_gpu_hours
+    hours, idle = account.gpu_hours, account.usage.idle_gpu_hours()
     seen = _Seen(
         account,
         {name: seconds / time["allocated"] for name, seconds in time.items()},

@@ -137,5 +137,3 @@ def _findings(library: Library, gpu: Any, label: str) -> Iterator[Finding]:
             yield check.finding(f"{label}: {name}", *library.read(check.reading, gpu))
         except library.errors as error:
             yield unknown(f"{label}: {name}", f"{library.NAME} does not tell it ({error})")
-    for name, why in library.UNSEEN.items():
-        yield unknown(f"{label}: {name}", why)

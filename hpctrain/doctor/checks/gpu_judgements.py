@@ -17,8 +17,6 @@ from hpctrain.monitor.cgroup import cpu_list
 
 _DEVICES = Path("/sys/bus/pci/devices")
 _MANY_CORRECTED = 10_000
-_PART_OF_POWER = 0.9
-_HOT = 85.0  # degrees Celsius: about the most that GPUs of data centres work at, under load
 # What the driver itself takes.
 _RESERVED, _PART_RESERVED = 2**30, 0.02
 # GB/s of one lane in one direction, by generation, with the loss of the encoding.
@@ -60,15 +58,6 @@ def _ecc(corrected: int | None, uncorrected: int | None, usual: bool = True) -> 
 def _retired(found: str, waits: bool, failed: bool) -> _Judged:
     more = "; no more can be" if failed else "; one waits for a reset" * waits
     return _verdict(failed, waits), found + more
-
-
-def _heat(celsius: float, critical: float | None) -> _Judged:
-    """Judge a GPU on which nothing runs; at `critical` it lowers its clock."""
-    most = _HOT if critical is None else critical
-    too_hot = critical is not None and celsius >= critical
-    return _verdict(
-        too_hot, celsius >= min(_HOT, most)
-    ), f"{celsius:.0f} degrees Celsius, with nothing running"
 
 
 def pcie_bandwidth(generation: int, width: int) -> float:
@@ -176,24 +165,6 @@ CHECKS = {
         "slowdowns",
         lambda hard, soft: (_verdict(bool(hard), bool(soft)), ", ".join((*hard, *soft)) or "no"),
         f"{_ASK} look at cooling and power of the node.",
-    ),
-    "temperature": Check(
-        "heat",
-        _heat,
-        f"{_ASK} look at the cooling of the node.",
-    ),
-    "MIG": Check(
-        "mig",
-        lambda cut: (_verdict(False, cut), "the GPU is cut into instances" if cut else "off"),
-        "Ask for an instance by its type (site.gpu_type), or for nodes without MIG.",
-    ),
-    "power limit": Check(
-        "limits",
-        lambda limit, usual, command: (
-            _verdict(False, limit < _PART_OF_POWER * usual),
-            f"{limit:.0f} W of {usual:.0f} (`{command}`)",
-        ),
-        "The GPU is slower than others: ask the administrators whether that is wanted.",
     ),
     OTHERS: Check(
         "processes",

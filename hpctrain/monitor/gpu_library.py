@@ -28,7 +28,7 @@ READINGS = {
     "ecc_if_on": "the same; None and None where ECC is off, and then whether the card has it on",
     "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
     "pcie": "generation and width of the link, as they are and as they could be",
-    "nvlinks": "how many links are up, and all",
+    "nvlinks": "how many links are up",
     "processes": "bytes by the number of the process, bytes in use, and all",
     "bus": "its address, as PCI writes it",
 }

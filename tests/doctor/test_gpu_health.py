@@ -73,7 +73,6 @@ def of_amd(**planted: Any) -> Amd:
         (nvidia(broken={"nvmlDeviceGetMemoryInfo": 3}), {}),  # its memory is that of the host
         (nvidia(broken={"nvmlDeviceGetName": 999}), {"GPU 0": "fail"}),
         (nvidia(nvlinks=[1] * 12 + [0] * 6), {}),  # a PCIe board of the H100, by design
-        (nvidia(nvlinks=[0] * 18), {"NVLink": "warn"}),
         (nvidia(nvlinks=[]), {}),
         # Nobody is seen who uses the memory: a process of another container, or one that has died.
         (nvidia(used=60_000_000_000), {"other processes": "fail"}),

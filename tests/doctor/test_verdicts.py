@@ -127,7 +127,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
     ),
     "NUMA": ("w", of("NUMA", ("00000000:17:00.0",))),
     "PCIe": ("wp", of("PCIe", ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
-    "NVLink": ("wp", of("NVLink", (0, 18), (12, 18))),
     "rank 0: matmul_tflops": ("fwp", lambda _: [*of_speed(40), *of_speed(70), *of_speed(90)]),
     "link to other nodes": (
         "pppfpppwpppp",

@@ -111,9 +111,9 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetC2cModeInfoV": lambda n, h: SimpleNamespace(isC2cEnabled=n.c2c),
     "nvmlDeviceIsMigDeviceHandle": lambda n, h: h.startswith("MIG"),
     "nvmlDeviceGetName": lambda n, h: n.reads(
-        h, b"NVIDIA H100 80GB HBM3" + b" MIG 1g.10gb" * h.startswith("MIG"), whole=False
+        h, "NVIDIA H100 80GB HBM3" + " MIG 1g.10gb" * h.startswith("MIG"), whole=False
     ),
-    "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId=b"00000000:17:00.0"),
+    "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId="00000000:17:00.0"),
     "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: 700_000,
     "nvmlDeviceGetMaxClockInfo": lambda n, h, _: 1980,
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda n, h: n.pcie[0][0],

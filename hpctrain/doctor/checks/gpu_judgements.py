@@ -77,16 +77,6 @@ def _pcie(now: tuple[int, int], best: tuple[int, int]) -> _Judged:
     return _verdict(False, has < _FEWEST_LANES * could), found
 
 
-def _nvlink(active: int, total: int) -> _Judged:
-    """Judge how many NVLinks are up of those that the chip has.
-
-    Boards use a part of them by design, such as 12 of 18, so a lost one shows only against the
-    other GPUs of the job (`hpctrain.doctor.comparison`).
-    """
-    found = f"{active} of {total} links are up" if total else "this GPU has none"
-    return _verdict(False, not active and total > 0), found
-
-
 def _numa(bus_id: str) -> _Judged:
     """Judge whether this process may run on the socket to which its GPU is attached.
 
@@ -177,12 +167,6 @@ CHECKS = {
         "pcie",
         _pcie,
         f"{_ASK} reseat the GPU or its riser: the link has lost lanes.",
-    ),
-    "NVLink": Check(
-        "nvlinks",
-        _nvlink,
-        f"If GPUs of this cluster are usually bridged: {_ASK.lower()} look at the fabric manager "
-        "(`systemctl status nvidia-fabricmanager`).",
     ),
     "NUMA": Check(
         "bus",

@@ -86,15 +86,6 @@ def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str) -> None:
     axes.plot(xs, ys, marker=marker, markersize=3, label=_plain(label))
 
 
-def name_axes(axes: Axes, x: str, metric: str) -> None:
-    """Name both axes of a chart of a metric."""
-    direction = better(metric)
-    known = (unit(metric), f"{direction} is better" if direction else "")
-    more = ", ".join(filter(None, known))
-    axes.set_xlabel(_plain(x))
-    axes.set_ylabel(_plain(metric + (f" ({more})" if more else "")))
-
-
 def metric_chart(metric: str, series: Mapping[str, Series], restarts: Iterable[int]) -> Chart:
     """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
 
@@ -110,7 +101,11 @@ def metric_chart(metric: str, series: Mapping[str, Series], restarts: Iterable[i
         for number, step in enumerate(restarts):
             label = "" if number else "restart"
             axes.axvline(step, color="black", linestyle=":", linewidth=0.8, label=label)
-        name_axes(axes, "step", metric)
+        direction = better(metric)
+        known = (unit(metric), f"{direction} is better" if direction else "")
+        more = ", ".join(filter(None, known))
+        axes.set_xlabel("step")
+        axes.set_ylabel(_plain(metric + (f" ({more})" if more else "")))
 
     return Chart(metric, draw)
 

@@ -1,16 +1,14 @@
 """File systems: free space, inodes, and file locks."""
 
-import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rich.filesize import decimal
 
-from hpctrain.disk import temporary
-from hpctrain.doctor import finding
-from hpctrain.doctor.finding import Finding, bounded, good
+from hpctrain.doctor.finding import Finding, bounded, good, judged
+from hpctrain.lock import why_no_locks
 from hpctrain.mounts import kind_of
 from hpctrain.units import GIB
 
@@ -32,7 +30,11 @@ def checked(name: str, folder: Path, *, write: bool = True) -> Iterator[Finding]
     yield free_inodes(name, facts.f_favail, facts.f_files)
     try:
         if write:
-            yield locks(name, _written(there))
+            with TemporaryFile(dir=there) as file:
+                file.write(os.urandom(_PROBE_BYTES))  # a file system may compress
+                file.flush()
+                os.fsync(file.fileno())
+            yield locks(name, why_no_locks(there))
     except OSError as error:
         cure = f"Let {name} name a folder in which you may write and whose quota is not used up."
         yield Finding(f"{name}: writing", "fail", f"{there}: {error.strerror}", "a file", cure)
@@ -64,16 +66,10 @@ def free_inodes(name: str, free: int, total: int) -> Finding:
     )
 
 
-def locks(name: str, there: bool) -> Finding:
-    """Judge whether files can be locked."""
-    return finding.judged(
-        f"{name}: file locks",
-        there,
-        "work" if there else "the file system has none",
-        "flock",
-        f"Let {name} be on a file system with locks (Lustre: mounted with flock): without them two "
-        "jobs can write into one run.",
-    )
+def locks(name: str, why_not: str) -> Finding:
+    """Judge whether all hosts can lock files; `why_not` says why they cannot."""
+    cure = f"Let {name} be on a file system with locks: else two jobs can write into one run."
+    return judged(f"{name}: file locks", not why_not, why_not or "work", "flock", cure)
 
 
 def readable(folder: Path) -> Finding:
@@ -85,27 +81,4 @@ def readable(folder: Path) -> Finding:
             cure = "Write it with `python -m data_prep`, or correct the path."
     except OSError as error:
         found, cure = f"{folder}: {error.strerror}", f"Correct data.path={folder}."
-    return finding.judged("data.path", not cure, found, "a data set", cure, "fail")
-
-
-def _written(folder: Path) -> bool:
-    """Write a file, which is deleted; return whether it can be locked."""
-    path = temporary(folder / "doctor")
-    try:
-        with path.open("xb") as file:
-            file.write(os.urandom(_PROBE_BYTES))  # a file system may compress
-            file.flush()
-            os.fsync(file.fileno())
-            return _can_lock(file.fileno())
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _can_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            return False
-        raise
-    return True
+    return judged("data.path", not cure, found, "a data set", cure, "fail")

@@ -1,7 +1,7 @@
 """`status --live [RUN]`: the nodes and GPUs of a run, live in the terminal.
 
 digits-3fa92c1b
-running  step 1200/5000  val/accuracy 0.97  ETA 00:04:10
+running  step 1200/5000  val/accuracy 0.97  ETA 4 min
 node  device  use  memory  power  temp
 n01   cores   75%  31%
       gpu_0   98%  78%     412 W  61 °C
@@ -20,8 +20,9 @@ from hpctrain.errors import StorageError
 from hpctrain.report.live.snapshot import Snapshot, snapshot
 from hpctrain.report.tree import Rows, Section, Sentences
 from hpctrain.report.views import terminal_view
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
+from hpctrain.runs.state.state import UNDER_WAY
+from hpctrain.units import duration
 
 _EVERY_S = 2.0
 # The columns of a device: the values of which it has one, and their form.
@@ -63,34 +64,37 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _live(run: RunDir, console: Console) -> None:
+def _live(run: Path, console: Console) -> None:
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 seen = snapshot(run)
                 live.update(picture(seen), refresh=True)
-                if seen.state not in ("created", "queued", "running", "lost"):  # it may come back
+                if seen.state.name not in (*UNDER_WAY, "created", "lost"):  # it may come back
                     return
                 time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         pass
 
 
-def _chosen(folder: Path, name: str | None) -> RunDir:
+def _chosen(folder: Path, name: str | None) -> Path:
     """Return the run that is named, or the one with the newest progress."""
     if name is not None and are_folders([name]):
         folder = Path(name)
     elif name is not None:
-        return RunDir.open(latest_run(folder, name, "status --live"))
+        return latest_run(folder, name, "status --live")
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
-    return RunDir.open(newest(runs))
+    return newest(runs)
 
 
 def picture(seen: Snapshot) -> RenderableType:
     """Return the run for a terminal; the notes come first, as its lower edge cuts the rest."""
-    notes = [*seen.notes, *(f"{node.name}: {note}" for node in seen.nodes for note in node.notes)]
+    notes = [
+        *filter(None, [seen.state.reason]),
+        *(f"{node.name}: {note}" for node in seen.nodes for note in node.notes),
+    ]
     if not seen.nodes:
         notes.append("no samples yet: the monitor of a node writes one every monitor.every_s")
     rows = [
@@ -107,9 +111,9 @@ def picture(seen: Snapshot) -> RenderableType:
 
 
 def _head(seen: Snapshot) -> Iterator[str]:
-    progress = seen.progress
+    progress = seen.run.progress
     most, values = progress.max_steps, progress.metrics
-    yield seen.state
+    yield seen.state.name
     if progress.step is not None:
         yield f"step {progress.step}/{'?' if most is None else most}"
     for name in dict.fromkeys((progress.metric, "train/loss")):
@@ -117,8 +121,8 @@ def _head(seen: Snapshot) -> Iterator[str]:
             yield f"{name} {values[name]:.4g}"
     if rate := values.get("perf/samples_per_s"):
         yield f"{rate:,.0f} samples/s"
-    if (left := progress.left_s) is not None and seen.state == "running":
-        yield f"ETA {time.strftime('%H:%M:%S', time.gmtime(min(left, 1e9)))}"
+    if seen.eta_s is not None:
+        yield f"ETA {duration(seen.eta_s)}"
     if seen.slowest:
         yield f"slowest: {seen.slowest}"
 

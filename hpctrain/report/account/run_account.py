@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 from hpctrain import hardware
 from hpctrain.config.frozen import values_of
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import better, main_metric
+from hpctrain.metric_names import main_metric
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
 from hpctrain.report.account.usage import Usage
-from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, best, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
 from hpctrain.units import GIB
@@ -153,21 +150,9 @@ class RunAccount:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Metric, value and step of the best value; None if the name tells no direction."""
-        kept = best_of(self.facts.path, self.facts.record)
-        if kept is not None:
-            return asdict(kept)
-        direction, series = better(self.metric), self.history.series(self.metric)
-        found = [
-            (value, step)
-            for value, step in zip(series.values, series.steps, strict=True)
-            if math.isfinite(value)
-        ]
-        if direction is None or not found:
-            return None
-        choose = min if direction == "lower" else max
-        value, step = choose(found, key=lambda each: each[0])
-        return {"metric": self.metric, "value": value, "step": step}
+        """Metric, value and step of the best value, as `status` has it."""
+        found, metric = best(self.facts), self.facts.progress.metric
+        return {"metric": metric, "value": found[0], "step": found[1]} if found else None
 
     @property
     def kwh(self) -> float | None:

@@ -90,28 +90,9 @@ def _number_of_gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     for host, ranks in by_host.items():
         given = max(each.gpus_given for each in ranks)
         if given and len(ranks) == ranks[0].peers:  # a rank that is missing is named elsewhere
-            yield host, _number(given, ranks)
-
-
-def _number(given: int, ranks: Sequence[Probe]) -> Finding:
-    check = "number of GPUs"
-    seen = {uuid for each in ranks for uuid in each.uuids}
-    if len(seen) >= given:
-        return good(check, f"{len(seen)}")
-    without = [str(each.rank) for each in ranks if not each.uuids]
-    alone = Counter(each.uuids[0] for each in ranks if len(each.uuids) == 1)
-    twice = [str(each.rank) for each in ranks if each.uuids and alone[each.uuids[0]] > 1]
-    found = f"{len(seen)}"
-    cure = DRAIN
-    if twice and not without:
-        found += f": ranks {', '.join(twice)} share one"
-        cure = (
-            "Let Slurm bind the GPUs: take CUDA_VISIBLE_DEVICES out of site.env and site.setup, "
-            "and see --gpu-bind."
-        )
-    elif without and seen:
-        found += f": rank {', '.join(without)} sees none"
-    return Finding(check, "fail", found, f"{given}", cure)
+            seen = len({uuid for each in ranks for uuid in each.uuids})
+            well, cure = seen >= given, f"{DRAIN} Ranks that see the same GPU are named elsewhere."
+            yield host, judged("number of GPUs", well, f"{seen}", f"{given}", cure, "fail")
 
 
 def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:

@@ -53,8 +53,8 @@ Commands
   predict RUN DATA OUT write what the model says of each sample as HDF5 shards
   predict RUN --prompt TEXT    let a trained language model continue a text
   export RUN OUT       write weights as safetensors; --merge adds its adapters
-  report [RUN|SWEEP]   where the time and GPU-hours went, and what to change
-  report --compare RUN RUN     what differs, and at which step two runs part
+  report [RUN|SWEEP]   where the time and GPU-hours went, and what to change;
+                       --compare RUN RUN: what differs, and where two runs part
   report --plot RUN... draw curves in the terminal, or --out FILE.png
   plan OVERRIDES       tell memory, time and cost of a run before it is queued
   doctor               check versions, Slurm, storage; --nodes N: in a job

@@ -75,7 +75,6 @@ def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
     assert "is 0.97, and was best at step 9 with 0.99." in page[begin:]
     for text in (
         "hpctrain --config-dir &#x27;/my configs&#x27; experiment=digits &#x27;name=a b&#x27;",
-        "<code>experiment=digits</code>",
         "MLP: 85,002 parameters",
         "/d (1,415 train, 382 val samples)",
         "host:repo at <code>abc123</code>, with changes that are not committed",

@@ -13,7 +13,6 @@ from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
 
 _MOST_ROWS = 200
-_LONG = 40  # characters of a cell that may be folded
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")  # of parts
 _STYLE = """
 :root{color-scheme:light dark;--text:#1a1a1a;--back:#fff;--card:#f6f7f9;--grid:#d8dade}
@@ -31,7 +30,7 @@ figure{margin:0;background:#fff;border-radius:6px;padding:.4rem;break-inside:avo
 figure svg{width:100%;height:auto;display:block}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
-vertical-align:top;white-space:nowrap}.long{white-space:normal;min-width:12rem}
+vertical-align:top;overflow-wrap:normal}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem}dd{margin:0}
 code{background:var(--card);padding:0 .25em}
 @media(max-width:480px){dl{grid-template-columns:1fr}}
@@ -99,18 +98,14 @@ def _with_code(line: str) -> str:
 
 
 def _table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table that scrolls sideways; long texts fold."""
+    """Return a table, which scrolls sideways where it is too wide."""
     if not rows:
         return ""
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows[:_MOST_ROWS]
     )
     more = len(rows) - _MOST_ROWS
     rest = f"<p>{more} more: --json has all.</p>" if more > 0 else ""
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{rest}'
-
-
-def _cell(text: str) -> str:
-    return escape(text) if len(text) < _LONG else f'<div class="long">{escape(text)}</div>'

@@ -43,7 +43,7 @@ class Amd(Library):
                 smi.amdsmi_get_gpu_asic_info(gpu).get("market_name", "AMD GPU")
             ),
             "driver": self._driver,
-            "size": self._size,
+            "size": lambda gpu: self._memory(gpu)[1],
             "memory": self._memory,
             "use": lambda gpu: _number(smi.amdsmi_get_gpu_activity(gpu), "gfx_activity"),
             "power": self._power,
@@ -86,11 +86,6 @@ class Amd(Library):
         with suppress(*self.errors):
             return str(self.module.amdsmi_get_gpu_driver_info(gpu)["driver_version"] or "unknown")
         return "unknown"
-
-    def _size(self, gpu: Any) -> int | None:
-        with suppress(*self.errors):
-            return self._memory(gpu)[1]
-        return None
 
     def _memory(self, gpu: Any) -> tuple[int, ...]:
         found = self.module.amdsmi_get_gpu_vram_usage(gpu)

@@ -25,14 +25,8 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="print the arguments of a command line; the reasons go to standard error",
     )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="the number of ranks, where the batch size of DeepSpeed depends on it",
-    )
     options = parser.parse_args(argv)
-    show(translate(load(options.file), options.file, options.ranks), options)
+    show(translate(load(options.file), options.file), options)
     return 0
 
 

@@ -7,17 +7,12 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hpctrain.disk import open_regular
-from hpctrain.errors import ConfigError
 from hpctrain.terminal import printable
-from hpctrain.yaml_file import LONGEST
 
 
 @dataclass
@@ -34,10 +29,8 @@ class Translation:
         """Return the arguments of a command line."""
         made = [f"{group}={choice}" for group, choice in self.choices.items()]
         for key, value in self.values.items():
-            if isinstance(value, Mapping):  # Hydra asks for ++ before keys that may be new
-                made += [f"++{key}.{name}={_as_override(item)}" for name, item in value.items()]
-            else:
-                made.append(f"{key}={_as_override(value)}")
+            new = key.startswith("optimizer.options.")  # Hydra asks for ++ before such keys
+            made.append(f"{'++' * new}{key}={_as_override(value)}")
         return made
 
     def yaml(self, title: str) -> str:
@@ -72,19 +65,6 @@ def _as_override(value: Any) -> str:
     if re.fullmatch(r"[A-Za-z_][\w.-]*", value, re.ASCII) and value.lower() not in words:
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def read(file: Path) -> str:
-    """Return the text of a file; one that cannot be read is a ConfigError."""
-    try:
-        with open_regular(file, parts=0) as opened:
-            content = opened.read(LONGEST + 1)
-        if len(content) <= LONGEST:
-            return content.decode("utf-8-sig")
-        reason = f"it is longer than {LONGEST:,} bytes"
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text"
-    raise ConfigError(f"{file}: cannot be read ({reason})")
 
 
 def show(translation: Translation, options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ ranks ── degrees ── shares, combinations, divisions, samples, batch size
 
 from collections.abc import Iterator, Sequence
 
-from hpctrain.config.rules import batch_sizes, data_sets
+from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.combinations import (
     division_problems,
     own_model_problems,
@@ -63,7 +63,6 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
     yield from own_model_problems(config, degrees)
-    yield from data_sets.sampling(config.data)
     yield from batch_sizes.problems(config, degrees)
 
 

@@ -86,7 +86,7 @@ def test_degrees_fill_what_is_left() -> None:
             2,
             None,
             {"parallel__tp": 2, "parallel__device": "cpu", "train__compile": "blocks"},
-            "train.compile=blocks with tp 2 on CPUs: torch fails; use off",
+            "train.compile=blocks with parallel.device=cpu and parallel.tp=2: torch fails; use off",
         ),
         (
             8,
@@ -121,12 +121,17 @@ def test_degrees_fill_what_is_left() -> None:
             PIPELINE,
             "parallel.pp=2: hpctrain.models.MLP has no plan for pipeline parallel",
         ),
-        (2, None, {"parallel__tp": 2, "precision__compute": "fp8"}, "fp8 with tp 2: use bf16"),
+        (
+            2,
+            None,
+            {"parallel__tp": 2, "precision__compute": "fp8"},
+            "fp8 with parallel.tp=2: use bf16",
+        ),
         (
             4,
             None,
             {"parallel__tp": 2, "train__compression__kind": "topk"},
-            "dp_replicate 2 x dp_shard 1 x cp 1 x tp 2 x pp 1 = 4: it needs whole replicas (DDP)",
+            "train.compression.kind=topk with parallel.tp=2: it needs whole replicas (DDP)",
         ),
     ],
 )

@@ -89,10 +89,6 @@ def problems(config: Config) -> Iterator[str]:
         elif one.is_own:
             yield from one.misfits(arguments.signature(one.node["_target_"]))
     yield from parameter_rules.problems(config.optimizer)
-    schedule = config.scheduler
-    if schedule._target_ is None and schedule.options:
-        given = f"scheduler.options={schedule.options}"
-        yield f"{given}: they are for scheduler._target_, which is null"
 
 
 def _choose(section: str) -> str:

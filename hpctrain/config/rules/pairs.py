@@ -57,13 +57,23 @@ _Side = list[list[_Condition]]  # of the alternatives, each a list of what must 
 
 def refused(config: Config, kind: str, degrees: Degrees | None = None) -> Iterator[str]:
     """Yield the error of each row of a kind that a config meets, with these degrees if given."""
-    if degrees is not None:
-        config = replace(config, parallel=replace(config.parallel, **vars(degrees)))
+    config = _with(config, degrees)
     for first, second, why in _rows()[kind]:
         for one in _met(config, first):
             for other in _met(config, second):
                 pair = f"{one} {'' if other.startswith('needs ') else 'with '}{other}"
                 yield f"{pair}: {why}" if why else pair
+
+
+def meets(config: Config, side: str, degrees: Degrees) -> bool:
+    """Return whether a config with these degrees meets what a side of a row would say."""
+    return any(_met(_with(config, degrees), _side(side)))
+
+
+def _with(config: Config, degrees: Degrees | None) -> Config:
+    if degrees is None:
+        return config
+    return replace(config, parallel=replace(config.parallel, **vars(degrees)))
 
 
 def _met(config: Config, side: _Side) -> Iterator[str]:

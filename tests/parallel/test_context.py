@@ -284,8 +284,8 @@ def test_other_tasks_and_models_are_refused() -> None:
     assert list(parallel_problems(config, Degrees(2))) == []
     problems = list(parallel_problems(config, Degrees(cp=2)))
     assert [problem.partition(":")[0] for problem in problems] == [
-        "model._target_=hpctrain.models.ConvNet with parallel.cp=2",
-        "task._target_=hpctrain.tasks.Classification with parallel.cp=2",
+        "parallel.cp=2 with model._target_=hpctrain.models.ConvNet",
+        "parallel.cp=2 with task._target_=hpctrain.tasks.Classification",
     ]
     config.model["_target_"] = "hpctrain.models.Transformer"
     config.task["_target_"] = "hpctrain.tasks.LanguageModel"

@@ -1,7 +1,7 @@
 """Which ways of spreading a model over ranks, precisions and trainings go together.
 
-What torch cannot do is refused here, before a job is submitted: some of it fails late, and some of
-it would train wrongly without an error. This module does not import torch.
+Pairs of keys are rows of pairs.yaml; here is what has to be computed. This module does not import
+torch.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,6 @@ from hpctrain.config.schema import Config
 from hpctrain.config.schema.parallel import SCHEDULES
 
 TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Transformer")
-# Models without a plan, and the modules that have them.
-_OTHERS = {"MLP": "mlp", "ConvNet": "conv", "UNet": "unet"}
 
 
 def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -38,26 +36,12 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield from refused(config, kind, degrees)
     yield from division.ep_problems(degrees, parallel.ep)
     yield from _pipeline(config, degrees)
-    yield from _context(config, degrees)
 
 
 def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield why `train.sync_batchnorm=true` is impossible."""
     train = replace(config.train, sync_batchnorm=True)
     return refused(replace(config, train=train), "sync", degrees)
-
-
-def _context(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit context parallel, of our own classes: others are built first."""
-    able = {"model": "hpctrain.models.Transformer", "task": "hpctrain.tasks.LanguageModel"}
-    for section, needed in able.items() if degrees.cp > 1 else ():
-        target = str(getattr(config, section).get("_target_"))
-        package, _, kind = needed.rpartition(".")
-        if target.startswith(f"{package}.") and not target.endswith(f".{kind}"):
-            yield (
-                f"{section}._target_={target} with parallel.cp={degrees.cp}: it needs whole "
-                f"samples; context parallel divides the sequences of {needed}"
-            )
 
 
 def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -106,6 +90,11 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     experts = config.model.get("experts")
     if isinstance(experts, int):
         yield from division.expert_problems("model.experts", experts, degrees, config.parallel)
+    layers = config.model.get("layers")
+    if degrees.pp > 1 and isinstance(layers, int):
+        what = f"model.layers={layers} gives {layers} blocks"
+        if problem := block_problem(what, layers, config.parallel, degrees.pp):
+            yield problem
     if degrees.ranks == degrees.dp:
         return
     heads = config.model.get("heads")
@@ -124,36 +113,3 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
                 f"which {parts} parts (cp {degrees.cp}, tp {degrees.tp}) do not divide evenly: use "
                 f"a length of {near}"
             )
-
-
-def own_model_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what a model of `hpctrain.models` does not have, although the degrees need it."""
-    parallel, model = config.parallel, config.model
-    target = str(model.get("_target_"))
-    package, _, kind = target.rpartition(".")
-    if package in ("hpctrain.models", f"hpctrain.models.{_OTHERS.get(kind)}") and kind in _OTHERS:
-        if parallel.ep > 1:
-            yield f"parallel.ep={parallel.ep}: {target} has no experts; use 1"
-        if degrees.pp > 1:
-            yield f"parallel.pp={degrees.pp}: {target} has no plan for pipeline parallel; use 1"
-        if degrees.tp > 1 and not parallel.plan:
-            yield (
-                f"parallel.tp={degrees.tp}: {target} has no plan for tensor parallel; use 1, or "
-                "give the styles of its modules in parallel.plan"
-            )
-    if target not in TRANSFORMER:
-        return
-    layers, experts = model.get("layers"), model.get("experts")
-    if parallel.ep > 1 and experts is None:
-        yield f"parallel.ep={parallel.ep}: the model has no experts; model.experts=8 gives it some"
-    if experts is not None and parallel.plan:
-        yield f"parallel.plan={parallel.plan}: a model with experts divides itself; leave it out"
-    if degrees.pp > 1 and model.get("tied") is True:
-        yield (
-            f"parallel.pp={degrees.pp} with model.tied=true: the first and the last stage cannot "
-            "share the embedding; use model.tied=false"
-        )
-    if degrees.pp > 1 and isinstance(layers, int):
-        what = f"model.layers={layers} gives {layers} blocks"
-        if problem := block_problem(what, layers, parallel, degrees.pp):
-            yield problem

@@ -16,6 +16,8 @@ from hpctrain import yaml_file
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, all_keys
 
+_FREE = ("model.", "task.")
+
 
 class _Condition(NamedTuple):
     """What must hold for one key; pairs.yaml explains the signs."""
@@ -30,12 +32,15 @@ class _Condition(NamedTuple):
         sign, key, values = "!", text[1:], ""
         if not text.startswith("!"):
             key, sign, values = re.fullmatch(r"([\w.]+)(!?=|~|)(.*)", text).groups()  # type: ignore[union-attr]
-        (default,) = (known.default for known in all_keys() if known.name == key)
+        known = {each.name: each.default for each in all_keys()}
+        default = None if key.startswith(_FREE) else known[key]
         return cls(sign, key, values.split("|"), default)
 
     def met(self, config: Config) -> str:
         """Return the key with its value, for an error, or "" if the condition is not met."""
-        value = attrgetter(self.key)(config)
+        section, _, name = self.key.partition(".")
+        free = self.key.startswith(_FREE)
+        value = getattr(config, section).get(name) if free else attrgetter(self.key)(config)
         text = "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
         text = text.lower() if isinstance(value, bool) else text
         match self.sign:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import yaml
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.translate.foreign import load, translate
 from hpctrain.config.translate.translation import Translation
@@ -38,7 +36,7 @@ def with_folder(folder: Path) -> Composer:
 
 @pytest.fixture
 def composed(folder: Path, with_folder: Composer) -> Composed:
-    """Compose a translation in both of its forms, which must give the same valid config."""
+    """Compose a translation, which must give a valid config."""
 
     def call(
         made: Translation, *more: str, ranks: int | None = None, base: str = "digits"
@@ -46,12 +44,9 @@ def composed(folder: Path, with_folder: Composer) -> Composed:
         name = f"translated{len(os.listdir(folder / 'experiment'))}"
         (folder / "experiment" / f"{name}.yaml").write_text(made.yaml("Translated"))
         where = ["data.path=/data", "output_dir=/runs"]
-        line = shlex.split(shlex.join(made.overrides()))
-        first = with_folder.typed([f"experiment={base}", *where, *line, *more])
-        second = with_folder.typed([f"experiment=[{base},{name}]", *where, *more])
-        assert plain(first) == plain(second)
-        validate(first, ranks)
-        return first
+        config = with_folder.typed([f"experiment=[{base},{name}]", *where, *more])
+        validate(config, ranks)
+        return config
 
     return call
 
@@ -419,9 +414,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert shown.startswith("# @package _global_\n# Translated from ds.json\n")
     assert "#   zero_optimization.round_robin_gradients=true: no counterpart" in shown
     assert yaml.safe_load(shown)["train"]["accumulate"] == 2
-    line = run_module("hpctrain.config.translate", str(file), "--overrides")
-    assert "parallel=zero2" in shlex.split(line.stdout)
-    assert "without a counterpart: zero_optimization.round_robin_gradients=true" in line.stderr
     file.write_text(PLAIN)
     assert "not JSON" in run_module("hpctrain.config.translate", str(file), code=2).stderr
 

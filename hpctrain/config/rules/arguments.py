@@ -21,9 +21,7 @@ import msgspec
 
 from hpctrain.config.rules.targets import definition
 
-_TYPES = {name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Iterable")}
-_TYPES |= {name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union")}
-_TYPES |= {each.__name__: each for each in (int, float, str, bool, list, tuple, dict)}
+_TYPES = vars(typing) | vars(collections.abc)
 
 
 def named(known: Signature) -> list[str]:
@@ -118,7 +116,7 @@ def _allows(annotation: str, value: Any) -> bool:
     if not annotation or (isinstance(value, dict) and "_target_" in value):
         return True
     try:
-        kind = eval(annotation, {"__builtins__": {}}, _TYPES)
+        kind = eval(annotation, _TYPES)  # of hpctrain or torch
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
         # A number where a text is annotated usually works: the text is only printed.

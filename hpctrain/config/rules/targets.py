@@ -8,6 +8,7 @@ that are bound twice), nothing is known of it.
 import ast
 import difflib
 import importlib.util
+import symtable
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -114,24 +115,16 @@ def _bindings(file: str) -> dict[str, ast.stmt | None] | None:
     if not file.endswith(".py"):
         return None
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        text = Path(file).read_text()
+        tree, names = ast.parse(text), symtable.symtable(text, file, "exec").get_symbols()
     except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
         return None
-    found: dict[str, ast.stmt | None] = {}
+    found: dict[str, ast.stmt | None] = {
+        name.get_name(): None for name in names if name.is_assigned() or name.is_imported()
+    }
     for statement in tree.body:
-        plain = isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.ImportFrom)
-        inside = [statement] if plain else [*ast.walk(statement)]
-        for name in (name for node in inside for name in _bound(node)):
-            found[name] = statement if plain and name not in found else None
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.ImportFrom):
+            found |= {alias.asname or alias.name: statement for alias in statement.names}
     return found
-
-
-def _bound(node: ast.AST) -> list[str]:
-    match node:
-        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-            return [name]
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [alias.asname or alias.name.partition(".")[0] for alias in names]
-        case ast.Name(id=name, ctx=ast.Store()):
-            return [name]
-    return []

@@ -99,7 +99,7 @@ def _print_table(columns: Sequence[str], chosen: Sequence[tuple[str, ...]]) -> N
     from hpctrain.console import Console, Table
 
     keys = len(columns) == len(COLUMNS)
-    table = Table(*(("key", "value", "default", "meaning") if keys else columns), spaced=True)
+    table = Table(*(("key", "value", "default", "meaning") if keys else columns))
     for row in chosen:
         if keys:
             title, kind, default, unit, allowed, identity, meaning = row

@@ -137,7 +137,7 @@ def _print_layouts(console: Console, estimates: list[Estimate]) -> None:
     told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
     console.print(f"\nestimates on {first.hardware.title}{told}")
     shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
-    _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
+    _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"])
     if more := len(estimates) - len(shown):
         console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
@@ -190,12 +190,11 @@ def _print_estimates(
     names: Sequence[str],
     before: Mapping[str, list[str]] = {},
     after: Mapping[str, list[str]] = {},
-    keys: int = 1,
 ) -> None:
     """Print a table; a column of which nothing is known is left out."""
     cells = {name: ["" if one is None else _CELLS[name](one) for one in rows] for name in names}
     columns = {n: c for n, c in {**before, **cells, **after}.items() if {*c} - {"", "unknown"}}
-    table = Table(*columns, right=range(1, len(columns)), keys=keys)
+    table = Table(*columns, right=range(1, len(columns)))
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     console.print(table)

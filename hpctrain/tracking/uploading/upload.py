@@ -7,11 +7,14 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
+from hpctrain.errors import DamageError
 from hpctrain.lock import file_lock
+from hpctrain.metric_names import main_metric
+from hpctrain.run_record import Progress
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
@@ -20,7 +23,6 @@ from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, System
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
 from hpctrain.tracking.uploading.publish import WaitingFiles
-from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 
 log = logging.getLogger(__name__)
 _NOTE = "mlflow.note.content"
@@ -57,7 +59,6 @@ class Upload:
         self._evaluations = EvaluationMetrics(run_dir, ())
         self._files = WaitingFiles(run_dir, ())
         self._nodes = Nodes(run_dir)
-        self._summary = SweepSummary(run_dir)
         self.position = 0
         self.points = 0
         self._next_note = 0.0  # on the monotonic clock
@@ -95,7 +96,8 @@ class Upload:
         self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
-        self._summary.update(run, self._meta, self.journal)
+        if self.journal.ended:
+            self._tell_sweep(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             note = partial(self._write_uploaded, run.run_id)
@@ -117,8 +119,11 @@ class Upload:
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self.journal.last_time)
         run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
-        self.journal.status, self.journal.why = "KILLED", UNRECORDED
-        self._summary.update(run, self._meta, self.journal)
+
+    def _tell_sweep(self, run: MlflowRun) -> None:
+        with suppress(DamageError):
+            progress = Progress.of(self.run_dir)
+            run.tell_parent(main_metric(progress.metric, progress.metrics))
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)

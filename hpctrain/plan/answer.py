@@ -7,7 +7,6 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import budget_of
@@ -15,7 +14,6 @@ from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sam
 from hpctrain.plan.layouts import of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
-from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import GAPS
 from hpctrain.plan.ranking import (
@@ -41,7 +39,6 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    run: MeasuredRun | None = None  # of `--from-run`
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
@@ -124,9 +121,6 @@ class Answer:
                 **estimator.efficiencies.on(hardware).assumptions,
             }
             found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
-        if estimator.calibration is not None:
-            found |= estimator.calibration.assumptions
-        if hardware is not None:
             found["off published runs"] = accuracy(estimator.facts, self.config, hardware)
             found["memory off published runs"] = memory_accuracy()
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
@@ -144,8 +138,6 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     named_nodes = config.launch.node_numbers.start
-    if (run := asked.run) is not None:
-        hardware = hardware_of(config, hardware, run)
     # Errors of the config, in what decides a plan, come before any work.
     sections = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
     validate_job(config, sections)
@@ -160,22 +152,17 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     estimator.budget = budget
     loader = loader_rate(None if asked.shape else config.data, hardware)
     any_kind = hardware or of_section({"title": "hardware that is not named"})
-    if run is not None:
-        its = Estimator.of_config(run.config, *task_and_sample(run.config))
-        found = its.of(layout_of(run), any_kind)
-        estimator.calibration = calibrated(run, found.time, found.memory, any_kind)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
-    if asked.named or asked.hardware is None:
+    if asked.named or hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), any_kind)
         parts = filter(None, ("the layout of the command line", named.mark))
         named = replace(named, reason="; ".join(parts))
-    looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
         per_node = config.launch.tasks_per_node if named is not None else per_node
         ranking = rank(config, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
-    elif hardware is not None and (looks_around or asked.nodes):
+    elif hardware is not None and (asked.nodes or not asked.named):
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(config, estimator, hardware, per_node)

@@ -307,9 +307,6 @@ class Comparison:
         for layout, command in map(self._command, self.fastest):
             console.print(f"\nthe fastest on {layout.ranks} ranks: {layout.name}")
             console.print(f"  {command}", soft_wrap=True)
-        for one in self.fastest[:1]:
-            console.print("\nfor other sizes, plan takes what a run has measured:")
-            console.print(f"  --from-run {one.run}", soft_wrap=True)
 
 
 def _size(one: Measured) -> tuple[int, int]:

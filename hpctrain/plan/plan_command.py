@@ -7,9 +7,7 @@ import argparse
 import gc
 import json
 import logging
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -20,7 +18,6 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import time_limit
 from hpctrain.estimates.cautions import cautions
-from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
@@ -48,10 +45,7 @@ def main(argv: list[str]) -> int:
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
-    if len(given.from_run) > 1:
-        raise ConfigError("--from-run: give one run, that which is most like the plan")
-    run = _measured(given.from_run[0]) if given.from_run else None
-    asked_budget = given.budget is not None and not (run or given.measure)
+    asked_budget = given.budget is not None and not given.measure
     if hardware is None and nodes is not None and asked_budget:
         raise ConfigError(
             f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
@@ -77,10 +71,10 @@ def main(argv: list[str]) -> int:
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(config, hardware, nodes, given.sample_shape, given.budget, layout),
-        *(run, given.measure, per_node or 0),
+        *(given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
-    alone = nodes is not None or run is not None or given.measure
+    alone = nodes is not None or given.measure
     others = () if alone else (load(name, folders) for name in known(folders))
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
@@ -114,13 +108,6 @@ def main(argv: list[str]) -> int:
     return exit_code
 
 
-def _measured(run: str) -> MeasuredRun:
-    try:
-        return measured_run(Path(os.path.abspath(run)))
-    except ConfigError as error:
-        raise ConfigError(f"--from-run {error}") from error
-
-
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
     shapes = [] if shape is None else [f"--sample-shape={shape}"]
@@ -134,8 +121,8 @@ def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     if not sbatch.available():
         raise LaunchError(
             "--measure submits jobs, but sbatch is not on the PATH: call it on a login node of a "
-            "Slurm cluster. Without one, train some steps (train.max_steps=40 train.log_every=5), "
-            "and give the run to plan --from-run"
+            "Slurm cluster. Without one, train some steps (train.max_steps=40), whose report has "
+            "the time of a step"
         )
 
 
@@ -149,8 +136,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
     add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
     add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
-    text = "a run directory whose measured times replace the assumed ones"
-    add("--from-run", action="append", default=[], metavar="RUN", help=text)
     text = "submit the best three layouts as an array of short jobs, wait, and compare"
     add("--measure", action="store_true", help=text)
     add("--json", action="store_true", help="print one object")

@@ -145,7 +145,6 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     command = "python -m hpctrain -m experiment=digits 'data.path=a b' "  # and no key twice
     command += shlex.join(fast.layout.overrides)
     assert f"  {command}" in lines
-    assert f"  --from-run {run}" in lines
     body: dict[str, Any] = {"layouts": [{}, {}, {}, {}]}
     compared.put_into(body, [slow, fast, failed, other])
     first, _, third, fourth = body["layouts"]
@@ -208,12 +207,11 @@ def test_the_best_layouts_on_a_cluster(
     (fastest,) = found["measurement"]["fastest"]
     assert fastest["overrides"] == best["overrides"]
     assert fastest["command"].startswith("python -m hpctrain -m experiment=digits ")
-    # One array, no checkpoint, no upload; and the runs are what --from-run takes.
+    # One array, no checkpoint, no upload.
     jobs = [each["measured"]["job"].split("_") for each in (first, third)]
     assert jobs == [[jobs[0][0], "0"], [jobs[0][0], "2"]]
     measured = [Path(each["measured"]["run"]) for each in (first, third)]
     assert all(not list((run / "checkpoints").glob("step-*")) for run in measured)
     assert not load(measured[0] / "config.yaml").tracking.upload
     assert measured[0].parent.parent == output / "measure"
-    assert main([*words, "--from-run", str(measured[0]), "--json"]) == 0
     assert "finished" in said.err

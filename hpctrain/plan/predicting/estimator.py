@@ -24,7 +24,6 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import stored_bytes
 from hpctrain.plan.predicting.accuracy import is_covered, uncompared
-from hpctrain.plan.predicting.calibration import Calibration
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.shards.types import Batch
@@ -49,7 +48,6 @@ class Estimate:
     tokens: int  # of a sample
     reason: str = ""
     staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
-    calibrated: bool = False  # whether the times are those of measured runs
 
     @property
     def fits(self) -> bool | None:
@@ -91,7 +89,7 @@ class Estimate:
     @property
     def assumed(self) -> bool:
         """Whether the speed is assumed: no published run on such a GPU was compared."""
-        return not (self.time is None or self.calibrated or is_covered(self.hardware))
+        return not (self.time is None or is_covered(self.hardware))
 
     @property
     def hours(self) -> float | None:
@@ -167,8 +165,7 @@ def uncompared_line(estimates: Iterable[Estimate]) -> str:
 class Estimator:
     """Predicts layouts of one model, which is on the meta device.
 
-    `activations` are those of a sample, by `train.activation_checkpointing`. Without `calibration`
-    the times follow from the efficiencies alone.
+    `activations` are those of a sample, by `train.activation_checkpointing`.
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
@@ -176,7 +173,6 @@ class Estimator:
         self._memory = MemoryModel(model, facts, activations)
         self.efficiencies = Efficiencies()
         self.budget = Budget(None, "no budget")
-        self.calibration: Calibration | None = None
 
     @classmethod
     def of_config(cls, config: Config, task: Any, sample: Batch) -> Self:
@@ -211,9 +207,6 @@ class Estimator:
         memory = self._memory.of(layout, hardware)
         about = layout, self.facts, self.activations["none"]
         time = step_time(*about, hardware, self.efficiencies)
-        if self.calibration is not None:
-            time = time and self.calibration.time(time)
-            memory = self.calibration.bytes(memory)
         saved = self.checkpoint_bytes(layout.config)
         launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
         copy, kept = saved / layout.nodes, ranks * memory.host
@@ -224,5 +217,4 @@ class Estimator:
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
         run = self.budget, hardware, self.facts.tokens
-        calibrated = self.calibration is not None
-        return Estimate(layout, memory, fit, time, *run, staged=staged, calibrated=calibrated)
+        return Estimate(layout, memory, fit, time, *run, staged=staged)

@@ -63,6 +63,10 @@ class Price:
     kind: str  # `own`, `on_demand` or `spot`
     date: str = ""  # when it was valid
 
+    def __str__(self) -> str:
+        when = f" ({self.date})" if self.date else ""
+        return f"{self.amount:g} {self.currency} {self.kind.replace('_', ' ')}{when}"
+
 
 @dataclass(frozen=True)
 class Hardware:

@@ -28,8 +28,7 @@ from hpctrain.units import GIB
 ENOUGH_STEPS = 20
 _PAUSES = {"perf/evaluation_s", "perf/checkpoint_s"}
 _OF_STEPS = {
-    *("perf/step_ms_p50", "perf/samples_per_s", "perf/data_wait_fraction"),
-    *("perf/communication_fraction", "perf/mfu_percent", "perf/memory_peak_gib"),
+    *("perf/step_ms_p50", "perf/samples_per_s", "perf/mfu_percent", "perf/memory_peak_gib"),
 }
 
 
@@ -40,14 +39,10 @@ class MeasuredRun:
     path: Path
     config: Config
     ranks: int  # of its last attempt
-    nodes: int  # of its last attempt
-    device: str  # of rank 0, such as CPU; "" if the run is of an older version
     parameters: int | None  # of the model; None if unknown
     steps: int  # that count for the times below
     step_s: float  # median, with the wait for data
     mean_step_s: float
-    data_wait: float  # part of a step
-    communication: float | None  # part of a step waiting for other ranks; None on GPUs or one rank
     mfu: float | None  # as a part of the peak; None if unknown
     peak_bytes: int | None  # of tensors on a GPU; None on CPUs
     startup_s: float  # from the begin of an attempt to its first step, with compilation
@@ -90,15 +85,11 @@ def measured_run(path: Path) -> MeasuredRun:
         path=path,
         config=config,
         ranks=last.world_size,
-        nodes=last.nodes,
-        device=told.params.get("effective.device", ""),
         parameters=None if parameters is None else int(parameters),
         steps=told.steps,
         step_s=(told.median("perf/step_ms_p50") or math.nan) / 1000,
         mean_step_s=config.train.global_batch_size
         / (told.median("perf/samples_per_s") or math.nan),
-        data_wait=told.median("perf/data_wait_fraction") or 0.0,
-        communication=told.median("perf/communication_fraction"),
         mfu=None if mfu is None else mfu / 100,
         peak_bytes=None if peak is None else int(peak * GIB),
         startup_s=told.startup_s,

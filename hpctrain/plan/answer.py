@@ -12,20 +12,11 @@ from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import budget_of
 from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
-from hpctrain.plan.loader_rate import LoaderRate, loader_rate
+from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import GAPS
-from hpctrain.plan.ranking import (
-    Kind,
-    Ranking,
-    by_cost,
-    on,
-    rank,
-    scaling,
-    sizes_of,
-    smallest,
-)
+from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, sizes_of, smallest
 from hpctrain.units import GIB
 
 
@@ -45,19 +36,16 @@ class Query:
 
 
 _SIZES = ("parameters", "trainable", "embedding", "active")
-_SCALED = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True)
 class Answer:
     """What `plan` tells."""
 
-    config: Config
+    asked: Query
     estimator: Estimator
     named: Estimate | None
     ranking: Ranking
-    hardware: Hardware | None
-    loader: LoaderRate
     kinds: list[Kind]  # with the smallest number of GPUs that is enough of each
 
     @property
@@ -84,16 +72,14 @@ class Answer:
         return {
             "model": {name: getattr(facts, name) for name in _SIZES} | operations,
             "layouts": [estimate.as_json() for estimate in layouts],
-            "scaling": [
-                {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
-                for one, part in scaling(self.ranking.best)
-            ],
-            "loader": self.loader.as_json(layouts[0] if layouts else None),
+            "loader": loader_rate(
+                None if self.asked.shape else self.asked.config.data,
+                self.asked.hardware,
+                layouts[0] if layouts else None,
+            ),
             "hardware": [
-                {
-                    "name": kind.hardware.name,
-                    **(kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why}),
-                }
+                {"name": kind.hardware.name}
+                | (kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why})
                 for kind in self.kinds
             ],
             "assumptions": self.assumptions | {"excluded": self.ranking.excluded},
@@ -102,7 +88,8 @@ class Answer:
     @property
     def assumptions(self) -> dict[str, Any]:
         """What the answer rests on."""
-        estimator, hardware, flops = self.estimator, self.hardware, self.estimator.facts.flops
+        estimator, config, hardware = self.estimator, self.asked.config, self.asked.hardware
+        flops = estimator.facts.flops
         found: dict[str, Any] = {
             "kind": "all figures but the parameters are estimates",
             "budget": estimator.budget.text,
@@ -112,16 +99,17 @@ class Answer:
             else "unknown: the model can be called only with values, so they are left out",
         }
         if hardware is not None:
-            margin = margin_of(self.config.train)
+            margin = margin_of(config.train)
             found |= {
                 "hardware": hardware.title,
                 "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
                 "margin": f"what fits leaves {margin:.0%} of the GPU's memory free; tight leaves "
                 "less",
+                "prices": ", ".join(map(str, hardware.prices.values())) or "unknown",
                 **estimator.efficiencies.on(hardware).assumptions,
             }
             found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
-            found["off published runs"] = accuracy(estimator.facts, self.config, hardware)
+            found["off published runs"] = accuracy(estimator.facts, config, hardware)
             found["memory off published runs"] = memory_accuracy()
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
         if line := uncompared_line(every):
@@ -148,16 +136,13 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     task, sample = task_and_sample(config, asked.shape)
     estimator = Estimator.of_config(config, task, sample)
     samples = None if asked.shape else samples_of_epoch(config.data)
-    budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
-    estimator.budget = budget
-    loader = loader_rate(None if asked.shape else config.data, hardware)
+    tokens = estimator.facts.tokens
+    estimator.budget = budget_of(asked.budget, config.train, tokens, samples)
     any_kind = hardware or of_section({"title": "hardware that is not named"})
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), any_kind)
-        parts = filter(None, ("the layout of the command line", named.mark))
-        named = replace(named, reason="; ".join(parts))
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
         per_node = config.launch.tasks_per_node if named is not None else per_node
@@ -168,7 +153,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
             least = smallest(config, estimator, hardware, per_node)
             ranking = replace(ranking, best=[least.best] if least.best else [])
     kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
-    return Answer(config, estimator, named, ranking, hardware, loader, kinds)
+    return Answer(asked, estimator, named, ranking, kinds)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:

@@ -8,9 +8,6 @@ import gc
 import json
 import logging
 from dataclasses import replace
-from typing import Any
-
-from rich.text import Text
 
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
@@ -54,9 +51,8 @@ def main(argv: list[str]) -> int:
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype
+    from hpctrain.plan import measurement, printing
     from hpctrain.plan.answer import Query, answer
-    from hpctrain.plan.measurement import Comparison, measure
-    from hpctrain.plan.printing import show
 
     # What was imported stays, so no collection needs to look at it, which would take seconds.
     gc.freeze()
@@ -83,28 +79,21 @@ def main(argv: list[str]) -> int:
     warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
-    console = Console()
-    body: dict[str, Any] = {}
-    if given.json:
-        body = {**found.as_json(), "warnings": warnings}
-    else:
-        show(console, found, trained)
-        for text in warnings:
-            console.print(Text(f"warning: {text}", "yellow"))
+    console, facts = Console(), found.as_json() | {"warnings": warnings}
+    if not given.json:
+        printing.show(console, found, facts, trained)
     exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
     if given.measure:
         try:
-            results = measure(found.layouts, given.overrides, config.output_dir)
+            results = measurement.measure(found.layouts, given.overrides, config.output_dir)
         except KeyboardInterrupt:
             return _INTERRUPTED  # it has told what was cancelled
-        compared = Comparison(results, trained)
-        exit_code = 0 if compared.fastest else LaunchError.exit_code
-        if given.json:
-            compared.put_into(body, found.layouts)
-        else:
-            compared.show(console)
+        measurement.compare(facts, found.layouts, results, trained)
+        exit_code = 0 if facts["fastest"] else LaunchError.exit_code
+        if not given.json:
+            measurement.show(console, facts)
     if given.json:
-        print(json.dumps(referenced(body), indent=1))
+        print(json.dumps(referenced(facts), indent=1))
     return exit_code
 
 

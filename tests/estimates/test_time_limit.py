@@ -29,11 +29,10 @@ def config_of(composer: Composer, run: MeasuredRun, *words: str) -> Config:
 
 
 def test_what_a_run_has_measured(measured: MeasuredRun) -> None:
-    assert (measured.ranks, measured.nodes, measured.device) == (1, 1, "CPU")
-    assert (measured.parameters, measured.samples_per_epoch) == (85_002, 22 * 64)
+    assert (measured.ranks, measured.parameters) == (1, 85_002)
+    assert measured.samples_per_epoch == 22 * 64
     assert measured.steps == 39  # the first five are not counted
     assert 0 < measured.step_s < measured.startup_s
-    assert 0 <= measured.data_wait < 1
     assert measured.peak_bytes is None
 
 

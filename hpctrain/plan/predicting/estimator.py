@@ -46,8 +46,6 @@ class Estimate:
     budget: Budget
     hardware: Hardware
     tokens: int  # of a sample
-    reason: str = ""
-    staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
 
     @property
     def fits(self) -> bool | None:
@@ -80,13 +78,6 @@ class Estimate:
         return uncompared(self.layout)
 
     @property
-    def mark(self) -> str:
-        """The same as a sentence, and of the GPU."""
-        layout = f"no published run with {self.uncompared} was compared" * bool(self.uncompared)
-        gpu = f"its speed is assumed, for no published run on {self.hardware.title} was compared"
-        return "; ".join(filter(None, (layout, gpu * self.assumed)))
-
-    @property
     def assumed(self) -> bool:
         """Whether the speed is assumed: no published run on such a GPU was compared."""
         return not (self.time is None or is_covered(self.hardware))
@@ -117,11 +108,6 @@ class Estimate:
         return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
 
     @property
-    def host_of_node(self) -> int:
-        """The bytes that offload keeps in the host memory of a node."""
-        return self.layout.config.launch.tasks_per_node * self.memory.host
-
-    @property
     def samples_per_s(self) -> float | None:
         """The samples of all ranks in a second."""
         return None if self.time is None else self.layout.batch.global_size / self.time.step_s
@@ -137,6 +123,7 @@ class Estimate:
         of_step = ("step_s", "mfu", "bubble", "comm_s", "exposed_comm_s")
         own = ("samples_per_s", "tokens_per_s_per_gpu", "hours", "gpu_hours", "kwh")
         return {
+            "layout": self.layout.name,
             "overrides": [*self.layout.overrides],
             "ranks": self.layout.ranks,
             "nodes": self.layout.nodes,
@@ -151,7 +138,7 @@ class Estimate:
             "cost": self.cost(self.price),
             "spot_cost": self.cost(self.hardware.spot),
             "currency": self.price and self.price.currency,
-            "reason": self.reason,
+            "reason": self.fit.reason,
         }
 
 
@@ -216,5 +203,4 @@ class Estimator:
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
             on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
         )
-        run = self.budget, hardware, self.facts.tokens
-        return Estimate(layout, memory, fit, time, *run, staged=staged)
+        return Estimate(layout, memory, fit, time, self.budget, hardware, self.facts.tokens)

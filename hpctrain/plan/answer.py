@@ -108,7 +108,7 @@ class Answer:
                 "prices": ", ".join(map(str, hardware.prices.values())) or "unknown",
                 **estimator.efficiencies.on(hardware).assumptions,
             }
-            found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
+            found["unknown"] = ", ".join(hardware.missing) or "nothing of the hardware"
             found["off published runs"] = accuracy(estimator.facts, config, hardware)
             found["memory off published runs"] = memory_accuracy()
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]

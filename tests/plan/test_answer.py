@@ -295,8 +295,7 @@ def test_a_missing_figure_leaves_out_what_needs_it(capsys: pytest.CaptureFixture
     found = plan(capsys, *LM, *words, "--nodes", "1")
     assert found["layouts"][0]["fits"] is True
     assert {found["layouts"][0][key] for key in ("step_s", "mfu", "cost", "kwh")} == {None}
-    assert found["assumptions"]["unknown memory_gb_per_s"] == "the time of work bound by memory"
-    assert found["assumptions"]["unknown price"] == "cost"
+    assert found["assumptions"]["unknown"] == "memory_gb_per_s, price"
 
 
 def test_a_model_that_needs_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,8 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     Those with an unknown or assumed speed come behind those that published runs cover.
     """
     found = [*kinds]
-    several = len(currencies(found)) > 1
+    prices = [kind.best.price for kind in found if kind.best and kind.best.price]
+    several = len({price.currency for price in prices}) > 1
 
     def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
         if (one := kind.best) is None:
@@ -143,11 +144,6 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
         return False, last, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
-
-
-def currencies(kinds: Iterable[Kind]) -> set[str]:
-    """Return the currencies of the prices."""
-    return {kind.best.price.currency for kind in kinds if kind.best and kind.best.price}
 
 
 def on(config: Config, hardware: Hardware) -> Config:

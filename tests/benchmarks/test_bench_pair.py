@@ -64,7 +64,7 @@ def test_steps_beside_a_loop_by_hand(
     with process_group(ranks, ParallelConfig(device="cpu")) as device:
         torch.set_num_threads(1)
         for _ in range(turns):
-            bench = Bench(config, ranks, device, tmp_path / "bench", warm_up=10, steps=steps)
+            bench = Bench(config, ranks, device, tmp_path / "bench", steps=steps)
             ours.append(bench.measured(["compute"])["compute"].p50_ms)
             for _ in range(10):
                 by_hand()

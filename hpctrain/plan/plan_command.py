@@ -42,12 +42,6 @@ def main(argv: list[str]) -> int:
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
-    asked_budget = given.budget is not None and not given.measure
-    if hardware is None and nodes is not None and asked_budget:
-        raise ConfigError(
-            f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
-            "costs are unknown; add hardware=NAME, or leave --nodes out for all known GPUs"
-        )
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype

@@ -72,7 +72,7 @@ def test_smaller_batches_of_a_ramp_take_less(measured: MeasuredRun, composer: Co
     [
         (["model.hidden=[8]"], "has measured this model (at least 20 steps"),
         (["precision=bf16"], "has the same model, but precision.compute is bf16, and there fp32"),
-        (["data.repeat=2"], "had other data, so the steps of an epoch are unknown"),
+        (["data.repeat=2"], "so the steps of an epoch are unknown"),
     ],
 )
 def test_refused(measured: MeasuredRun, composer: Composer, words: list[str], text: str) -> None:

@@ -265,7 +265,6 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ),
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
-        ([*LM, "--nodes", "1", "--budget", "9steps"], "--budget=9steps with --nodes=1 and without"),
         ([*LM, "--budget", "3epochs"], "the length of an epoch is unknown"),
         ([*LM, "hardware=v100"], "known are a100_40, a100_64"),
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),

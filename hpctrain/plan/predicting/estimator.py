@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import nn
 
 from hpctrain.config.schema import Config
-from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, staged_bytes, worst
+from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.parallel.precision import DTYPES
@@ -181,26 +181,15 @@ class Estimator:
         trained = stored * (1 + optimizer_states(config.optimizer)) * facts.trainable
         return (stored * (facts.parameters - facts.adapted) + trained) / ranks
 
-    def checkpoint_bytes(self, config: Config) -> float:
-        """Return the bytes of a checkpoint: with adapters (LoRA) it is without the base."""
-        facts, train = self.facts, config.train
-        model = facts.trainable if train.lora.patterns else facts.parameters
-        elements = model * (1 + (train.ema is not None))
-        elements += optimizer_states(config.optimizer) * facts.trainable
-        return stored_bytes(config.precision) * elements
-
     def of(self, layout: Layout, hardware: Hardware) -> Estimate:
         """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
         memory = self._memory.of(layout, hardware)
         about = layout, self.facts, self.activations["none"]
         time = step_time(*about, hardware, self.efficiencies)
-        saved = self.checkpoint_bytes(layout.config)
         launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
-        copy, kept = saved / layout.nodes, ranks * memory.host
-        staged = staged_bytes(copy, kept, ranks, launch.mem_gb)
         complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
-            on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
+            on_host(ranks * memory.host, ranks, launch.mem_gb),
         )
         return Estimate(layout, memory, fit, time, self.budget, hardware, self.facts.tokens)

@@ -106,7 +106,7 @@ class Answer:
                 "margin": f"what fits leaves {margin:.0%} of the GPU's memory free; tight leaves "
                 "less",
                 "prices": ", ".join(map(str, hardware.prices.values())) or "unknown",
-                **estimator.efficiencies.on(hardware).assumptions,
+                "efficiencies": str(estimator.efficiencies.on(hardware)),
             }
             found["unknown"] = ", ".join(hardware.missing) or "nothing of the hardware"
             found["off published runs"] = accuracy(estimator.facts, config, hardware)

@@ -36,9 +36,11 @@ def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
     for path, model in candidates:
         if model == wanted:
             try:
-                yield measured_run(path)
+                found = measured_run(path)
             except (HpctrainError, OSError, ValueError, LookupError, TypeError, AttributeError):
-                continue  # it has too few steps, or it is damaged
+                continue  # it is damaged
+            if found is not None:
+                yield found
 
 
 def like_run(config: Config) -> MeasuredRun | None:

@@ -119,10 +119,9 @@ def _cancel(sweep: Sweep, folder: Path) -> None:
 def _result(estimate: Estimate, entry: Entry) -> Measured:
     run, record = entry.run.path, entry.run.read()
     if record.state == "finished":
-        try:
-            return Measured(estimate, run, measured_run(run), _smaller(estimate, record))
-        except ConfigError as error:
-            return Measured(estimate, run, None, str(error))
+        few = f"it has measured fewer than {ENOUGH_STEPS} steps"
+        found = measured_run(run)
+        return Measured(estimate, run, found, _smaller(estimate, record) if found else few)
     told = one_line(record.attempt.error or record.attempt.reason)
     return Measured(estimate, run, None, told or f"the run is {record.state or 'lost'}")
 

@@ -20,7 +20,9 @@ WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
 @pytest.fixture
 def measured(reference: Callable[..., Path]) -> MeasuredRun:
     like_runs._candidates.cache_clear()
-    return measured_run(reference(*WORDS))
+    found = measured_run(reference(*WORDS))
+    assert found is not None
+    return found
 
 
 def config_of(composer: Composer, run: MeasuredRun, *words: str) -> Config:
@@ -89,7 +91,4 @@ def test_a_run_without_enough_steps(measured: MeasuredRun, tmp_path: Path) -> No
     lines = journal.read_text().splitlines(keepends=True)
     third = next(i for i, line in enumerate(lines) if '"step":15' in line)
     journal.write_text("".join(lines[:third]))
-    with pytest.raises(ConfigError, match="it has measured 5 steps after its first report"):
-        measured_run(run)
-    with pytest.raises(ConfigError, match="no run directory"):
-        measured_run(tmp_path)
+    assert measured_run(run) is None

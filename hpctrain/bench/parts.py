@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench import step_times
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed import objects
+from hpctrain.doctor.measures.all_reduce import synchronise
 from hpctrain.errors import DataError
 from hpctrain.faults.stop import Stop
 from hpctrain.hardware import Hardware
@@ -175,8 +176,34 @@ class Bench:
     def _seconds(self, work: Callable[[], object]) -> list[list[float]]:
         """Return the times of the steps of each rank."""
         dist.barrier()
-        own = step_times.measured(work, self.device, _WARM_UP, self.steps)
+        own = step_seconds(work, self.device, self.steps)
         return [list(each) for each in objects.all_gather(own)]
+
+
+def step_seconds(work: Callable[[], object], device: torch.device, steps: int) -> list[float]:
+    """Return the seconds of each step, after some that warm up.
+
+    Events mark the steps on a GPU, which does not wait between two of them.
+    """
+
+    def mark() -> Any:
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    for _ in range(_WARM_UP):
+        work()
+    synchronise(device)
+    marks = [mark()]
+    for _ in range(steps):
+        work()
+        marks.append(mark())
+    synchronise(device)
+    if device.type == "cuda":
+        return [first.elapsed_time(second) / 1000 for first, second in pairwise(marks)]
+    return [second - first for first, second in pairwise(marks)]
 
 
 def _bytes(batch: Batch) -> int:

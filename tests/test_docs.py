@@ -288,9 +288,6 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain", "plan", *rest] if "--measure" in rest:
             # It is accepted, but there is no cluster.
             assert "sbatch is not on the PATH" in call(hpctrain, "plan", *rest, code=4)
-        case ["python", "-m", "hpctrain", "plan", *rest] if "--from-run" in rest:
-            # It is accepted, but there is no such run.
-            assert "no run directory" in call(hpctrain, "plan", *rest, code=2)
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
         case ["python", "-m", "hpctrain", "bench", *rest]:

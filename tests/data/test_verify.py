@@ -63,9 +63,8 @@ def test_every_wrong_shard_is_named(source, shards):
         verify(source, shards)
     message = str(error.value)
     assert message.startswith("4 of 4 shards are wrong: ")
-    for shard, other in [(shards[0], shards[1]), (shards[1], shards[0])]:
-        assert f"{shard.path} holds what index.json lists as {other.path}" in message
-    assert f"{source}/{shards[2].path} is changed: its digest is xxh3_128:" in message
+    for shard in shards[:3]:
+        assert f"{source}/{shard.path} is changed: its digest is xxh3_128:" in message
     assert f"{source}/{shards[3].path} is truncated: it has 100 bytes" in message
 
 

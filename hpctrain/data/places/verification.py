@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.data.places.origin import FolderOrigin, WrongShard, open_origin, pour
+from hpctrain.data.places.origin import Origin, pour
 from hpctrain.data.places.placement import Place
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import FILE, Shard
+from hpctrain.shards.index import Shard
 from hpctrain.shards.per_process import PerProcess
 from hpctrain.terminal import few
 
@@ -45,25 +45,22 @@ def verified(
     if mode not in MODES:
         raise ConfigError(f"data.verify={mode}: it is one of {', '.join(MODES)}")
     if mode == "full":
-        verify(source, shards[rank::ranks], others=shards)
+        verify(source, shards[rank::ranks])
     return Verified(place) if mode == "first_use" else place
 
 
-def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
+def verify(source: str | Path, shards: Sequence[Shard]) -> None:
     """Compare the digests of shards, where the data set lies, with the index.
 
-    The DataError names every wrong shard, and which of `others` a file holds instead.
+    The DataError names every wrong shard.
     """
-    origin = open_origin(source)
+    origin = Origin(source)
     progress = Progress("verifying", sum(shard.bytes for shard in shards))
-    names = {shard.digest: shard.path for shard in (*others, *shards)}
 
     def problem(shard: Shard) -> str:
         try:
             pour(origin, shard, lambda block: progress.add(len(block)))
         except DataError as error:
-            if isinstance(error, WrongShard) and (other := names.get(error.found)):
-                return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
             return str(error)
         return ""
 
@@ -115,6 +112,6 @@ class Verified(PerProcess):
 def check_digest(path: Path, shard: Shard) -> None:
     """Compare all bytes of a file with the index. The file may have another name than the shard."""
     try:
-        pour(FolderOrigin(path.parent), replace(shard, path=path.name), lambda block: None)
+        pour(Origin(path.parent), replace(shard, path=path.name), lambda block: None)
     except DataError as error:  # a copy has another name
         raise error if path.match(shard.path) else DataError(f"{shard.path}: {error}") from None

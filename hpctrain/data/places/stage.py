@@ -5,7 +5,7 @@ source ── large reads ── xxh3 ── NAME.part ── rename ── path
     >>> stage = Stage("s3://bucket/digits", Path(os.environ["TMPDIR"]))
     >>> stage.plan(shards)                # starts to copy them in threads, in this order
     >>> with open(stage.path(shards[0]), "rb") as file: ...
-    >>> stage.release(shards[0])          # from now on it may be evicted
+    >>> stage.close()                     # from now on they may be evicted
 
 All ranks and all jobs of a user on a node share one `Depot`. Each shard is copied by one of them,
 and several of them copy different shards at the same time. A problem with staging is not an error:
@@ -47,12 +47,12 @@ _State = Literal["staged", "busy", "no room"]
 class Stage(PerProcess):
     """A `Place` whose shards are copied to this node, into the `Depot` of `base`.
 
-    A shard that was given to `plan` or `path` is "held" until it is released: it is staged, and a
-    lock of this process keeps it from eviction. Threads may share a stage. A process leaves no
-    thread and no lock behind, however it ends. It leaves at most an unfinished copy, which the next
-    process removes. Finished copies stay for the next job. In memory (/dev/shm) they do not stay:
-    the last process that uses a copy removes it, and if all processes were killed, the next process
-    that opens the depot does.
+    A shard that was given to `plan` or `path` is "held" until `close`, or until another plan if it
+    was only planned: it is staged, and a lock of this process keeps it from eviction. Threads may
+    share a stage. A process leaves no thread and no lock behind, however it ends. It leaves at most
+    an unfinished copy, which the next process removes. Finished copies stay for the next job. In
+    memory (/dev/shm) they do not stay: the last process that uses a copy removes it, and if all
+    processes were killed, the next process that opens the depot does.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Stage(PerProcess):
         self._depot: Depot | None = None
         self._changed = threading.Condition()  # guards all attributes below
         self._planned: dict[str, Shard] = {}
-        self._in_use: set[str] = set()  # given out by `path`, not yet released
+        self._in_use: set[str] = set()  # given out by `path`
         self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not yet started
         self._copying: set[str] = set()
         self._held: dict[str, Shard] = {}  # staged, and locked against eviction
@@ -98,7 +98,7 @@ class Stage(PerProcess):
         return self._open().budget_bytes
 
     def path(self, shard: Shard) -> Path:
-        """Return a file that can be opened now and stays until `release`. May wait for its copy."""
+        """Return a file that can be opened now and stays until `close`. May wait for its copy."""
         depot = self._open()
         with self._changed:
             self._in_use.add(digest_of(shard))
@@ -108,7 +108,8 @@ class Stage(PerProcess):
             f"the staging budget of {readable(depot.budget_bytes)}, or the disk, is full of shards "
             "in use"
         )
-        self.release(shard)
+        with self._changed:
+            self._in_use.discard(digest_of(shard))
         if self._origin.folder is None:
             raise StorageError(
                 f"{shard.path} cannot be staged in {depot.folder}: {reason}; and "
@@ -140,18 +141,6 @@ class Stage(PerProcess):
                 name = f"hpctrain-stage-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
-            self._full = False
-            self._changed.notify_all()
-
-    def release(self, shard: Shard) -> None:
-        """Allow that a shard is evicted. A process that has mapped the file can still read it."""
-        digest = digest_of(shard)
-        with self._changed:
-            self._in_use.discard(digest)
-            self._planned.pop(digest, None)
-            self._queue.pop(digest, None)
-            if self._held.pop(digest, None):
-                self._open().drop(shard)
             self._full = False
             self._changed.notify_all()
 
@@ -200,8 +189,8 @@ class Stage(PerProcess):
     def _next(self) -> Shard | None:
         with self._changed:
             while not self._stopped and (self._full or not self._queue):
-                # Wait until a shard is released or planned here. Another process may also
-                # have made room, so try again from time to time.
+                # Wait for another plan. Another process may have made room, so try again from time
+                # to time.
                 if not self._changed.wait(_FULL_S if self._full else None):
                     self._full = False
             return None if self._stopped else self._queue.popitem(last=False)[1]
@@ -214,7 +203,7 @@ class Stage(PerProcess):
                 if self._stopped:
                     raise _Stopped("the stage is closed")
                 if ahead and digest not in self._planned:
-                    return "staged"  # the shard was released in the meantime
+                    return "staged"  # there is another plan
                 if digest not in self._copying:
                     if depot.hold(shard):
                         if digest not in self._held:

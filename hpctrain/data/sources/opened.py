@@ -32,7 +32,7 @@ class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
     A shard is known by its number in `shards`. `io` says how uncompressed, contiguous data is read:
-    "mmap", "read", or "auto", which is "read" on network file systems. `Watch` explains `since_ns`.
+    "mmap", "read", or "auto", which is "read" on network file systems. `Watch` explains the rest.
     """
 
     def __init__(
@@ -42,13 +42,14 @@ class OpenShards:
         fields: Mapping[str, Field],
         io: IO,
         since_ns: int,
+        first_use: bool,
     ) -> None:
         self._shards, self._place, self._fields, self._io = shards, place, fields, io
         self._kind = cache(kind_of)
         # What is full is retired: it ends when nobody reads from it.
         self._datasets = self._retired = Datasets(shards, fields)
         self._changed = threading.Condition()
-        self._watch = Watch(shards, since_ns)
+        self._watch = Watch(shards, since_ns, first_use)
         self._admitting = threading.Lock()
         self._admitted_again = 0  # how often an open shard was touched, and was still right
 

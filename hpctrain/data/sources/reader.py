@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Reader(PerProcess):
     `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
     that of the data set, if it has been read. `io` says how contiguous datasets are read: "mmap"
     maps them, "read" reads them, "auto" reads them on network file systems and maps them on others.
+    With `first_use` a shard is compared with its digest when it is first opened.
     """
 
     OWN = ("_lock", "_opened")
@@ -58,6 +59,7 @@ class Reader(PerProcess):
         place: Place | None = None,
         index: Index | None = None,
         io: IO = "auto",
+        first_use: bool = False,
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
         self.split, self.index = split, index or load_index(folder)
@@ -66,6 +68,7 @@ class Reader(PerProcess):
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
         self._io: IO = io
+        self._first_use = first_use
         self._samples = EndToEnd([shard.count for shard in chosen.shards])
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
@@ -142,9 +145,8 @@ class Reader(PerProcess):
 
     def only(self, fields: Iterable[str]) -> Self:
         """Return a reader of the same samples that reads these fields alone."""
-        return type(self)(
-            self.folder, self.split, fields, place=self._place, index=self.index, io=self._io
-        )
+        options: Any = {"place": self._place, "index": self.index, "io": self._io}
+        return type(self)(self.folder, self.split, fields, **options, first_use=self._first_use)
 
     def block_size(self) -> int:
         """Return how many samples make a block of whole chunks, of about BLOCK_BYTES."""
@@ -204,7 +206,8 @@ class Reader(PerProcess):
             with self._lock:
                 if self._opened is None:
                     self._opened = OpenShards(
-                        *(self.shards, self._place, self.fields, self._io, self._since_ns)
+                        *(self.shards, self._place, self.fields),
+                        *(self._io, self._since_ns, self._first_use),
                     )
         return self._opened
 

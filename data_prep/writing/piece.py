@@ -85,7 +85,7 @@ class Converter:
                     names, numbers = samples.splits(self.options.split)
             digest.add(samples.rows)
             for split, rows in by_split(samples.rows, names, numbers):
-                files.add(split, rows, lasting=True)
+                files.add(split, rows)
             progress(len(samples), nbytes_of(samples.rows))
         if choice is not None and seen != len(choice["keep"]):
             raise NotTheSameError(

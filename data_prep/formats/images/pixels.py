@@ -177,7 +177,7 @@ class Pixels:
                 if deep
                 else "it has 8 bits a channel, --mode L16 takes 16"
             )
-        image = upright(image, orientation(image))
+        upright(image)
         if self.mode == "L16":
             return grey16(image)
         mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")

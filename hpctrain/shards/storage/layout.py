@@ -7,6 +7,7 @@ is read by `Chunked`.
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import h5py
@@ -18,6 +19,7 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard, check_shard
 from hpctrain.shards.storage.chunk_table import samples_first
 from hpctrain.shards.storage.chunks import Chunked, decoders
+from hpctrain.shards.storage.file import File
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.storage.stamp import Stamp
@@ -55,6 +57,10 @@ class Layout:
                 self._file.close()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
+
+    @cached_property
+    def _bytes(self) -> File:
+        return File(self.path)
 
     def check_is(self, stamp: Stamp) -> None:
         """Check that this is the file of a stamp."""
@@ -120,9 +126,10 @@ class Layout:
             if self._mapped:
                 self.offsets[name] = offset
             else:
-                self.rows[name] = Plain(self.path, name, offset, dtype, found[1:])
+                self.rows[name] = Plain(self._bytes, name, offset, dtype, found[1:])
         else:
-            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders(), axis=axis)
+            chunked = Chunked(dataset, self._bytes, pool=decoders(), axis=axis)
+            self.rows[name] = chunked
             self._needs_hdf5 |= not chunked.direct
         return dataset
 

@@ -21,7 +21,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from pathlib import Path
 from data_prep import processes
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
+from data_prep.formats.hdf5.foreign import FieldSource, described, look, same
 from data_prep.formats.hdf5.survey import Survey
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
@@ -81,7 +80,6 @@ def run(args: argparse.Namespace) -> None:
     folder, paths = _located(args.files, args.out)
     splits = _splits(args.split, paths)
     schema, counts = _schema(folder, paths, fields)
-    notes = notes_on(folder / paths[0], fields, counts[0])
     sources = [SourceFile.of(folder / path) for path in paths]
     of_files = [(path, s.size, s.mtime_ns) for path, s in zip(paths, sources, strict=True)]
     of_fields = {name: field.as_json() for name, field in schema.items()}
@@ -93,8 +91,6 @@ def run(args: argparse.Namespace) -> None:
             print(f"{folder} already holds this index: {existing.digest}")
         say_owners(f"{folder / index_file.FILE}", [folder / index_file.FILE])
         return
-    for note in () if quiet else notes:
-        print(f"note: {note}", file=sys.stderr)
     if not os.access(folder, os.W_OK, effective_ids=True):
         raise StorageError(
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
@@ -168,7 +164,7 @@ def _parse_fields(
             raise ConfigError(
                 f"--axis {text!r}: samples of different lengths lie end to end along axis 0"
             )
-        found[name] = FieldSource(found[name].dataset, axis=int(axis), chosen=True)
+        found[name] = FieldSource(found[name].dataset, axis=int(axis))
     for name in unwritten:
         if name not in found:
             raise ConfigError(f"--unwritten {name}: it is one of {', '.join(found)}")

@@ -19,7 +19,6 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.arrays.packing import ATTRIBUTES
-from data_prep.formats.hdf5.groups import looks_like_groups
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
@@ -198,14 +197,12 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
         return next(iter(names))
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-    is_hdf5 = where.kind in ("hdf5", "netcdf")
-    if is_hdf5 and (suggestion := looks_like_groups(where.path, names)[1]):
-        raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
+    group = "" if where.kind == "npz" else "; a pattern, /*/x, takes one of each group as a sample"
     raise ConfigError(
         f"{where.path} {problem}; there are: {few(shown, 20, '; ')}. For example: "
-        f"--field {of}={where.path}:{name}"
+        f"--field {of}={where.path}:{name}{group}"
     )
 
 

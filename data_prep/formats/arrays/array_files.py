@@ -16,7 +16,6 @@ from data_prep.formats.arrays import (
     array_numpy,
 )
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
-from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
 from hpctrain.errors import ConfigError, DataError
@@ -82,13 +81,6 @@ def expanded(where: Where) -> tuple[list[Where], list[str]]:
         raise ConfigError(f"nothing in {where.path} matches {where.key!r}")
     wheres = [Where(where.path, key, matched) for key, matched in found]
     return sorted(wheres, key=lambda each: [*map(natural, each.matched)]), gone
-
-
-def among_others(where: Where, rows: int) -> tuple[bool, str]:
-    """Return whether an array must be one of many samples, and what to say; see `one_of_many`."""
-    if not where.key or where.kind not in ("hdf5", "netcdf"):
-        return False, ""
-    return groups.one_of_many(where.path, array_hdf5.names_in(where.path), where.key, rows)
 
 
 def _check_file(where: Where) -> None:

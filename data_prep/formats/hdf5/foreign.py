@@ -10,9 +10,9 @@ import h5py
 
 from data_prep.formats.arrays.array_base import check_written, never_written
 from data_prep.formats.arrays.array_hdf5 import names_of
-from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
+from data_prep.formats.hdf5.groups import has_wildcard
 from data_prep.formats.hdf5.hdf5_storage import Written, of_another_program
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import dtype_of
@@ -28,7 +28,6 @@ class FieldSource:
     dataset: str  # path of the values in the file
     offsets: str = ""  # path of the offsets of a variable-length field, or ""
     axis: int = 0  # the axis that counts the samples; negative ones count from the end
-    chosen: bool = False  # whether the user has chosen this axis
     unwritten: bool = False  # whether the fill value may stand for values that were never written
 
 
@@ -80,21 +79,6 @@ def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str
     if not count:
         raise DataError(f"{path} has no samples")
     return fields, count
-
-
-def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) -> list[str]:
-    """Return what the user should know about the axes of fields that a file has."""
-    notes, unsure = [], [s for s in sources.values() if not (s.chosen or s.offsets)]
-    if not unsure:
-        return []
-    with open_file(path) as file:
-        names = names_of(file)
-        for source in unsure:
-            is_sample, note = one_of_many(str(path), names, source.dataset, rows)
-            if is_sample:
-                raise ConfigError(note)
-            notes.append(note)
-    return [note for note in dict.fromkeys(notes) if note]
 
 
 def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, int]:
@@ -195,14 +179,12 @@ def _missing(file: h5py.File, path: str) -> str:
 
 def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str = ", ") -> str:
     names = names_of(file)
-    if text := looks_like_groups(file.filename, names)[1]:
-        return text
     lines = [f"{before}{name} {what}" for name, what in islice(names.items(), most)]
     return between.join([*lines, "…"] if len(names) > most else lines) or "no datasets"
 
 
 def described(path: Path | str) -> str:
-    """Return the datasets of a file with dtypes and shapes, or that they lie in alike groups."""
+    """Return the datasets of a file with dtypes and shapes."""
     with open_file(path) as file:
         return _listed(file, 100, "\n  ", "")
 

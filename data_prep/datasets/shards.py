@@ -17,7 +17,6 @@ from hpctrain.shards import shard as shard_format
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard, check_shard
 from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.storage.chunk_table import filters
 from hpctrain.shards.storage.chunks import undecodable
 from hpctrain.shards.storage.codecs import codec
 from hpctrain.shards.storage.inside import Elsewhere, find
@@ -172,11 +171,6 @@ class OpenShard:
         with self._damage():
             return span(self._layout, name, self.fields[name], start, stop)
 
-    def lengths(self, name: str, start: int, stop: int) -> Array:
-        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values."""
-        with self._damage():
-            return np.diff(ends(self._layout, name, start, stop))
-
     def blocks(self, count: int) -> Iterator[Rows]:
         """Yield the first `count` samples in blocks of a few MB."""
         with self._damage():
@@ -186,18 +180,6 @@ class OpenShard:
     @cached_property
     def _layout(self) -> Layout:
         return Layout(self.path, self.shard, self.fields, mapped=False)
-
-    def layout(self, name: str) -> str:
-        """Say how a field's values are stored: `contiguous`, or `chunks of 64, zstd, 2.1:1`."""
-        with self._damage():
-            dataset = self._file[self.fields[name].datasets(name)[0]]
-            if dataset.chunks is None:
-                return "contiguous"
-            codecs = [codec(each) for each in filters(dataset)]
-            stored = dataset.id.get_storage_size()
-            ratio = f"{dataset.nbytes / stored:.1f}:1" if stored else "nothing stored"
-            chunk = " x ".join(map(str, dataset.chunks))
-            return ", ".join([f"chunks of {chunk}", *(codecs or ["not compressed"]), ratio])
 
     def __enter__(self) -> Self:
         return self

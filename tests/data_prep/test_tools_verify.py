@@ -64,7 +64,7 @@ def _digest(content):
 
 
 def problems(folder, **kwargs):
-    return {(p.shard, p.problem) for p in verify(DataSet(folder), **kwargs).problems}
+    return {(p.shard, p.problem) for p in verify(DataSet(folder), **kwargs)}
 
 
 def test_a_sound_data_set(folder, data_prep):
@@ -91,10 +91,6 @@ def test_every_problem_is_named(folder, data_prep):
     assert lines[1].startswith(f"{names[1]}: is truncated: it has 5000 bytes, index.json lists")
     assert lines[2].startswith(f"{names[2]}: its content has the digest xxh3_128:")
     assert lines[3].startswith(f"{names[4]}: is damaged: ")
-    code, out, _ = data_prep("inspect", folder, "--verify", "--json")
-    found = json.loads(out)
-    assert code == 3
-    assert [p["shard"] for p in found["problems"]] == [*names[:3], names[4]]
 
 
 def test_shards_that_are_swapped(folder):
@@ -158,7 +154,8 @@ def test_statistics_that_are_not_those_of_the_data(folder, key, value):
     edited(folder, content)
     ((shard, problem),) = problems(folder)
     assert shard == ""
-    assert problem.startswith(f"split 'train', field 'x': it lists {key} {value}, the data has ")
+    assert problem.startswith("its statistics of split 'train', field 'x' are Statistics(")
+    assert f"{key}={value}, " in problem.partition("; the data has ")[0].replace(")", ", ")
 
 
 def test_compressed_shards_are_read(folder):
@@ -179,8 +176,6 @@ def test_compressed_shards_are_read(folder):
     with OpenShard(folder / name, shard, data.index.fields) as opened:
         assert opened.rows("id", 1, 3).tolist() == [1, 2]
         assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
-        assert opened.layout("id").startswith("chunks of 2, gzip, ")
-        assert "zstd" in opened.layout("x")
 
 
 def test_no_data_set(tmp_path, data_prep):

@@ -85,7 +85,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 @dataclass(frozen=True)
 class _Arrays(Source):
-    unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1
     column: str = ""
@@ -165,7 +164,6 @@ def arrays(
         column, fields[name] = open_parts(
             *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
             unwritten=name in filled,
-            max_output=options.max_output,
         )
         columns.append(column)
         notes.append(column.note)

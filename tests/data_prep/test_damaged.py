@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.formats import files
-from data_prep.formats.arrays import array_npz
 from data_prep.formats.images import labelled
-from data_prep.writing import limit
 
 X = np.arange(1200, dtype="<i4").reshape(300, 4) * 7919 % 10007
 
@@ -289,17 +287,7 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
         assert "regular file" in err
 
 
-def test_what_unpacks_to_nearly_anything(data_prep, monkeypatch):
-    np.savez_compressed("x.npz", x=np.zeros(2**20, "u1"))
-    monkeypatch.setattr(limit, "FLOOR", 2**19)
-    monkeypatch.setattr(limit, "GROWTH", 10)
-    read = []
-    words = "x.npz:x has more than 524.3 kB, the limit for a source of"
-    with monkeypatch.context() as patch:
-        patch.setattr(array_npz, "_loaded", lambda *_: read.append(1))
-        data_prep.refuses(3, words, "arrays", "x.npz", "OUT")
-    assert not read  # it is refused before it is unpacked
-    assert data_prep("arrays", "x.npz", "OUT", "--max-output", "2MB")[0] == 0
+def test_lines_that_never_end(data_prep, monkeypatch):
     monkeypatch.setattr(files, "LONGEST", 2**17)
     os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
     monkeypatch.setattr(labelled, "_LONGEST", 2**17)

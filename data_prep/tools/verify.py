@@ -28,7 +28,7 @@ _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on t
 
 
 @dataclass(frozen=True)
-class Problem:
+class _Problem:
     """A problem with a shard, or with the data set if `shard` is ""."""
 
     shard: str
@@ -59,11 +59,11 @@ def run(data: DataSet, args: argparse.Namespace) -> None:
 
 def verify(
     data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True
-) -> list[Problem]:
+) -> list[_Problem]:
     """Return all problems of a `DataSet`: where its shards differ from its index."""
     index, shards = data.index, data.index.shards
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
-    problems = [Problem(path, "the index lists it more than once") for path in twice]
+    problems = [_Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
     stop, lock = threading.Event(), threading.Lock()
     with Progress(samples, nbytes, quiet=quiet) as progress:
@@ -84,12 +84,12 @@ def verify(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-    problems += [Problem(look.shard.path, problem) for look in looks for problem in look.problems]
+    problems += [_Problem(look.shard.path, problem) for look in looks for problem in look.problems]
     groups = Groups(group)
     for look in looks:
         groups.merge(look.groups)
     wrong = (*_wrong_statistics(index, looks), *groups.problems())
-    return problems + [Problem("", problem) for problem in wrong]
+    return problems + [_Problem("", problem) for problem in wrong]
 
 
 @dataclass

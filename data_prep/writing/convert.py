@@ -28,10 +28,10 @@ from data_prep.show.console import size
 from data_prep.source import Source
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, say_owners_of, summary
 from data_prep.writing.job import WAIT_S, Job
-from data_prep.writing.renamed import renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.records import Plan
+from data_prep.writing.renamed import renamed
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress as ProgressBar

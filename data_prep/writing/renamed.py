@@ -10,6 +10,8 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.sample_schema import check_fields
 
 _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
+
+
 @dataclass(frozen=True)
 class _Renamed(Source):
     """A source whose fields have other names."""

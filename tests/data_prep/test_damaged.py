@@ -193,8 +193,8 @@ def test_a_damaged_tree_of_groups(tmp_path, refused):
     with h5py.File(tmp_path / "x.h5", "w", libver="earliest") as file:
         file["x"] = X
     flip(tmp_path / "x.h5", 152)  # an address in the B-tree of the names
-    for command in (("arrays", "OUT", "--field", "x=x.h5"), ("index", "x.h5", "--field", "x=x")):
-        refused("x.h5 is not readable as HDF5: Object visitation failed", *command)
+    words = "x.h5 is not readable as HDF5: Object visitation failed"
+    refused(words, "arrays", "OUT", "--field", "x=x.h5")
 
 
 # Checksums that the source has

@@ -2,8 +2,8 @@
 
 A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
 and how rows along an axis are read. The rest is done here once: which axis counts the samples,
-arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
-.npy, `array_npz` and `array_hdf5` the others; `array_files` has them in a table.
+arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy`
+reads .npy and .npz, `array_hdf5` the others; `array_files` has them in a table.
 Memory is needed for the requested rows only, whatever the size of the file.
 """
 
@@ -211,13 +211,7 @@ def check_dtype(where: Where, dtype: Any) -> None:
     kind = dtype.kind if isinstance(dtype, np.dtype) else "V"
     if kind in "biuf" + TEXT:
         return
-    if kind == "V" and dtype.names:
-        what = f"structured ({', '.join(dtype.names)}): save each of them as an array"
-    else:
-        what = {
-            "c": f"{dtype}: store the real and the imaginary part as two fields",
-            "O": "dtype object (lists, references or Python objects): save arrays of numbers",
-            "M": f"{dtype}: save it as int64",
-            "m": f"{dtype}: save it as int64",
-        }.get(kind, f"dtype {dtype}: save arrays of numbers")
-    raise DataError(f"{where} is {what}")
+    raise DataError(
+        f"{where} is of dtype {dtype}: save arrays of numbers (dates as int64, the real and the "
+        "imaginary part of complex numbers, or each name of a record, as fields of their own)"
+    )

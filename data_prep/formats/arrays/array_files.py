@@ -10,11 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.arrays import (
-    array_hdf5,
-    array_npz,
-    array_numpy,
-)
+from data_prep.formats.arrays import array_hdf5, array_numpy
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
@@ -47,7 +43,7 @@ def natural(text: str) -> tuple[Any, ...]:
 _Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
-    "npz": array_npz.open_npz,
+    "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,
     "netcdf": array_hdf5.open_hdf5,
 }
@@ -104,7 +100,7 @@ def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         if where.kind == "npy":
             yield Path(path).stem, where
         elif where.kind == "npz":
-            for key in array_npz.npz_names(path):
+            for key in array_numpy.npz_names(path):
                 yield key, Where(path, key)
         else:
             open_array(where).close()  # raises an error that lists the arrays

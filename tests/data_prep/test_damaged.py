@@ -229,15 +229,6 @@ def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
 # Odd files
 
 
-@pytest.mark.parametrize("kind", ["file", "stream"])
-def test_an_arrow_file_without_batches(refused, kind):
-    pa = pytest.importorskip("pyarrow")
-    schema = pa.schema([("x", pa.int32())])
-    with getattr(pa.ipc, f"new_{kind}")("x.arrow", schema):
-        pass
-    refused("the source has no samples: /", "table", "x.arrow", "OUT", "--workers", 1)
-
-
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_compressed_text_of_which_nothing_is_left(tmp_path, refused, suffix):
     (tmp_path / "in").mkdir()
@@ -275,7 +266,6 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
     for path, *args in (
         (put("x.tar"), "webdataset", "x.tar"),
         (put("x.npz"), "arrays", "x.npz"),
-        (put("saved/data-0.arrow"), "huggingface", "saved"),
         (put("photos.csv"), "images", "photos.csv"),
         (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),
         (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),

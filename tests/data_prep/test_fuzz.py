@@ -165,7 +165,6 @@ DIGESTS = {
     "npz deflate": "04313fa72fe7b8ac5c4a8a8a7d27a9b7",
     "csv": "ee1de70a1b7f1486e5242b18b8fde39b",
     "parquet": "6f3c9cd5ee515d517c29c7f566986c16",
-    "arrow stream": "6f3c9cd5ee515d517c29c7f566986c16",
     "huggingface": "7f791af1d298cc4e3fb7f44a2898b855",
     "webdataset": "a07ec26845eee113c0cbaa31c9852bbc",
     "png": "3f71cf2bd928e443bb51c83285add385",
@@ -198,18 +197,6 @@ def fuzz(examples):
         suppress_health_check=list(HealthCheck),
     )
     return quiet(given(data=st.data())(test))
-
-
-def test_an_arrow_schema_that_says_it_is_something_else_is_not_read():
-    """Its type is another, so nothing has verified its offsets, of which one is out of the file."""
-    content = files("arrow")["x.arrow"]
-    with inside_a_folder():
-        check("arrow", damaged(content, [(37, 5), (131, 1)]))
-
-
-def test_an_arrow_column_whose_name_is_no_text_is_refused():
-    with inside_a_folder():
-        check("arrow stream", damaged(files("arrow stream")["x.arrow"], [(128, 5)]))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -98,7 +98,7 @@ def categorical(
             raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
-        for part, _ in tables.parts_of(file, file.size or 1, csv):
+        for part, _ in tables.parts_of(file):
             for rows in tables.rows_of(part, names, csv):
                 for name in names:
                     found[name].update(rows.batch.column(name).unique().to_pylist())

@@ -32,7 +32,6 @@ from data_prep.formats.hdf5.foreign import FieldSource, described, look, same
 from data_prep.formats.hdf5.survey import Survey
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
-from data_prep.writing.job import say_owners
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress
@@ -89,7 +88,6 @@ def run(args: argparse.Namespace) -> None:
     if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
-        say_owners(f"{folder / index_file.FILE}", [folder / index_file.FILE])
         return
     if not os.access(folder, os.W_OK, effective_ids=True):
         raise StorageError(

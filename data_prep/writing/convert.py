@@ -26,7 +26,7 @@ from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
 from data_prep.source import Source
-from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, say_owners_of, summary
+from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
@@ -241,7 +241,6 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
         if not skipped or options.on_error == "skip":
             if not options.quiet:
                 print(f"{out} already holds this data set: {index.digest}")
-            say_owners_of(index, out)
             return index
         problem = f"{out} holds this data set without {skipped} records that could not be used"
     commit.check_ours(out)

@@ -12,7 +12,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import xxhash
 
 import hpctrain
 from data_prep.show.console import size
@@ -61,7 +60,6 @@ def finalize(job: Job) -> Index:
     except OSError as error:
         raise storage_error(out, error) from None
     moves.update({name: name for name in beside})
-    digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
     skipped: Counter[str] = Counter()
     for result in results:
         skipped.update(result.skipped)
@@ -71,7 +69,6 @@ def finalize(job: Job) -> Index:
         statistics=statistics_of(result.moments for result in results),
         provenance={
             **plan.provenance,
-            "source": {**plan.provenance["source"], "digest": f"xxh3_128:{digest}"},
             "left_out": {
                 "unusable": len(problems),
                 "duplicates": sum(result.duplicates for result in results),

@@ -37,24 +37,10 @@ def open_file(path: Path | str) -> h5py.File:
         raise DataError(f"{path} is not a file")
     try:
         return h5py.File(path, "r", locking="best-effort")
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except PermissionError:
-        raise DataError(f"{path} may not be read: permission denied") from None
     except (OSError, RuntimeError) as error:
-        text = str(error)
-        if "truncated" in text:
-            why = f"is truncated: its header lists more than its {os.stat(path).st_size} bytes"
-        elif "unable to lock" in text or "already open" in text:
-            why = (
-                "is open for writing in another process, or was when that one died: close it "
-                "there, or `h5clear -s` it"
-            )
-        elif "signature" in text:
-            why = "is not an HDF5 file"
-        else:
-            why = f"is damaged: {text}"
-        raise DataError(f"{path} {why}") from None
+        locked = any(words in str(error) for words in ("unable to lock", "already open"))
+        cure = "; close it where it is written, or `h5clear -s` it" if locked else ""
+        raise DataError(f"{path} is not readable as HDF5: {error}{cure}") from None
 
 
 def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str, Field], int]:
@@ -158,16 +144,7 @@ def _no_dtype(dataset: h5py.Dataset) -> str:
 
 
 def _missing(file: h5py.File, path: str) -> str:
-    """Return the message for a dataset that does not exist or cannot be reached."""
-    parts = path.strip("/").split("/")
-    for i in range(len(parts)):
-        part = "/".join(parts[: i + 1])
-        try:
-            link = file.get(part, getlink=True)
-        except (KeyError, RuntimeError, ValueError):
-            break
-        if isinstance(link, h5py.SoftLink) and file.get(part) is None:
-            return f"{path}: /{part} is a link to {link.path}, where nothing is"
+    """Return the message for a dataset that does not exist, also where a link leads."""
     if has_wildcard(path):
         return (
             f"an index has no patterns such as {path}, because the samples of a file lie along an "

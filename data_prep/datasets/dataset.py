@@ -12,7 +12,7 @@ from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
 from hpctrain.shards.field import Field, check_name
-from hpctrain.shards.index import Index, Shard, Split
+from hpctrain.shards.index import Index, Split
 from hpctrain.shards.types import Array
 
 
@@ -45,14 +45,6 @@ class DataSet:
         """Return the names of a field's values 0, 1, …; empty if they have no names."""
         return self.index.categories.get(field, ())
 
-    def open(self, shard: Shard, fields: Mapping[str, Field]) -> OpenShard:
-        """Open a shard to read these fields."""
-        opened = OpenShard(self.folder / shard.path, shard, fields)
-        for problem in opened.problems():
-            with opened:
-                raise DataError(f"shard {opened.path}: {problem}")
-        return opened
-
     def take(
         self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -62,10 +54,10 @@ class DataSet:
             last = first + shard.count
             here = [number for number in numbers if first <= number < last]
             if here:
-                with self.open(shard, fields) as opened:
-                    for number in here:
-                        at = number - first
-                        yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
+                opened = OpenShard(self.folder / shard.path, shard, fields)
+                for number in here:
+                    at = number - first
+                    yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
             first = last
 
 

@@ -106,9 +106,7 @@ class _Look:
         """Look at the shard, and return this."""
         path = self.data.folder / self.shard.path
         try:
-            with OpenShard(path, self.shard, self.data.index.fields) as opened:
-                self.problems += opened.problems()
-                self._read(opened, advance)
+            self._read(OpenShard(path, self.shard, self.data.index.fields), advance)
         except DataError as error:
             message = str(error).removeprefix(f"shard {path}")
             self.problems.append(message.removeprefix(":").strip())
@@ -116,7 +114,6 @@ class _Look:
         return self
 
     def _read(self, opened: OpenShard, advance: _Advance) -> None:
-        readable = not self.problems
         try:
             digest = digest_file(opened.path, advance)
         except OSError as error:
@@ -124,12 +121,10 @@ class _Look:
         if digest != self.shard.digest:
             listed = self.shard.digest
             self.problems.append(f"its content has the digest {digest}, the index lists {listed}")
-        if not readable:
-            return
         opened.check_offsets()
         if digest != self.shard.digest:
             return
-        for rows in opened.blocks(self.shard.count):
+        for rows in opened.blocks():
             if self.groups.field:
                 self.groups.add(self.shard.split, rows[self.groups.field])
             values: Any

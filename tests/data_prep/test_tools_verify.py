@@ -107,19 +107,16 @@ def test_shards_that_are_swapped(folder):
 def test_a_shard_of_another_schema(folder):
     name = "val-00000.h5"
     with h5py.File(folder / name, "r+") as file:
-        file.attrs["count"] = np.int64(7)
-        del file["x"]
-        file["x"] = np.ones((3, 9), np.float32)
         del file["id"]
         file["id"] = h5py.ExternalLink("train-00000.h5", "/id")
-        file["text/offsets"][...] = [0, 9, 5, 15]
     relist(folder, name)
-    found = {problem for shard, problem in problems(folder) if shard == name}
-    assert found == {
-        "its count is 7, the index says 3",
-        "'x' is float32 [3, 9], the index lists float64 [3, 8]",
-        "'id' is a link into train-00000.h5; the index's digest does not cover that",
-    }
+    ((_, problem),) = problems(folder)
+    assert problem.startswith("'id' is a link into train-00000.h5; the samples must lie in the")
+    with h5py.File(folder / name, "r+") as file:
+        del file["x"]
+        file["x"] = np.ones((3, 9), np.float32)
+    relist(folder, name)
+    assert problems(folder) == {(name, "'x' is float32 [3, 9], the index says float64 [3, 8]")}
 
 
 def test_offsets_that_do_not_ascend(folder):
@@ -131,18 +128,13 @@ def test_offsets_that_do_not_ascend(folder):
     assert problems(folder) == {(name, "is damaged: the offsets of 'text' go back")}
 
 
-def test_a_missing_dataset_and_another_link(folder):
+def test_a_missing_dataset(folder):
     name = "val-00000.h5"
     with h5py.File(folder / name, "r+") as file:
-        del file["x"]
         del file["text"]
         file["text"] = np.arange(3)
     relist(folder, name)
-    assert problems(folder) == {
-        (name, "there is no dataset 'x'; the index lists it"),
-        (name, "there is no dataset 'text/offsets'; the index lists it"),
-        (name, "there is no dataset 'text/values'; the index lists it"),
-    }
+    assert problems(folder) == {(name, "has no dataset 'text/offsets'; the index lists it")}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +165,9 @@ def test_compressed_shards_are_read(folder):
     data = DataSet(folder)
     assert problems(folder) == set()
     (shard,) = data.index.split("val").shards
-    with OpenShard(folder / name, shard, data.index.fields) as opened:
-        assert opened.rows("id", 1, 3).tolist() == [1, 2]
-        assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
+    opened = OpenShard(folder / name, shard, data.index.fields)
+    assert opened.rows("id", 1, 3).tolist() == [1, 2]
+    assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
 
 
 def test_no_data_set(tmp_path, data_prep):

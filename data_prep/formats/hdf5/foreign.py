@@ -31,7 +31,7 @@ class FieldSource:
     unwritten: bool = False  # whether the fill value may stand for values that were never written
 
 
-def open_file(path: Path | str) -> h5py.File:
+def _open_file(path: Path | str) -> h5py.File:
     """Open a file for reading. Where there are locks, also check that no process writes it."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"{path} is not a file")
@@ -45,7 +45,7 @@ def open_file(path: Path | str) -> h5py.File:
 
 def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str, Field], int]:
     """Return the schema and the number of samples of a file without reading its data."""
-    with open_file(path) as file:
+    with _open_file(path) as file:
         try:
             fields, counts = {}, {}
             for name, each in sources.items():
@@ -162,7 +162,7 @@ def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str
 
 def described(path: Path | str) -> str:
     """Return the datasets of a file with dtypes and shapes."""
-    with open_file(path) as file:
+    with _open_file(path) as file:
         return _listed(file, 100, "\n  ", "")
 
 

@@ -205,7 +205,7 @@ class Chunked:
             out[...] = np.moveaxis(patiently(lambda: dataset[where]), axis, 0)
 
 
-def undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
+def _undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
     """Yield the filters of a dataset that HDF5 cannot undo, even with hdf5plugin."""
     for each in filters(dataset):
         if not h5py.h5z.filter_avail(each.id):
@@ -216,7 +216,7 @@ def undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
 
 
 def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
-    for each in undecodable(dataset):
+    for each in _undecodable(dataset):
         raise DataError(
             f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
             f"{describe(each)}, which nothing installed can undo: pip install 'hpctrain[codecs]'"

@@ -8,9 +8,9 @@ from typing import Any
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv
-from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.terminal import few
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def listed(given: Sequence[str]) -> list[str]:
 
 
 def _has(names: Sequence[str]) -> str:
-    return f"there are {console.listed(names)}"
+    return f"there are {few(names, 30)}"
 
 
 _MAX_CATEGORIES = 1_000_000

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from data_prep.formats.files import Part, line_at, lines_of, ranges
 from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
-from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.terminal import few
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
@@ -172,7 +172,7 @@ class Reader:
         schema = table.schema_arrow
         if self.key not in schema.names:
             raise DataError(
-                f"{path} has no column {self.key!r}; it has {console.listed(schema.names)}: "
+                f"{path} has no column {self.key!r}; it has {few(schema.names, 30)}: "
                 "--text-column names it"
             )
         kind = schema.field(self.key).type

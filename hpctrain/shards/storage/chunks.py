@@ -37,7 +37,7 @@ from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.storage.cache import CACHE, ChunkCache, Load
 from hpctrain.shards.storage.chunk_table import ChunkTable, Grid, filters, samples_first
-from hpctrain.shards.storage.codecs import Filter, describe
+from hpctrain.shards.storage.codecs import describe
 from hpctrain.shards.storage.file import patiently, reading
 from hpctrain.shards.storage.scratch import Bytes, Damaged, Undecodable
 from hpctrain.shards.types import Array, Int64s
@@ -205,22 +205,17 @@ class Chunked:
             out[...] = np.moveaxis(patiently(lambda: dataset[where]), axis, 0)
 
 
-def _undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
-    """Yield the filters of a dataset that HDF5 cannot undo, even with hdf5plugin."""
+def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
     for each in filters(dataset):
         if not h5py.h5z.filter_avail(each.id):
             with suppress(ImportError):
                 plugins()
         if not h5py.h5z.filter_avail(each.id):
-            yield each
-
-
-def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
-    for each in _undecodable(dataset):
-        raise DataError(
-            f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
-            f"{describe(each)}, which nothing installed can undo: pip install 'hpctrain[codecs]'"
-        )
+            raise DataError(
+                f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
+                f"{describe(each)}, which nothing installed can undo: pip install "
+                "'hpctrain[codecs]'"
+            )
 
 
 @lru_cache(maxsize=1024)

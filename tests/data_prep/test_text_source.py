@@ -305,7 +305,7 @@ def bad(here):
         (["good.jsonl", "--tokenizer", "both.json", "--eod", "x"], 2, "both.json has no such"),
         (["good.jsonl", "--eod", "x"], 2, "--eod 'x' is for --tokenizer FILE.json"),
         (["good.jsonl", "empty.txt", "--split", "column:text"], 3, "empty.txt is text without col"),
-        (["good.jsonl", "--split", "column:z"], 2, "text has no such column to go by; it has text"),
+        (["good.jsonl", "--split", "column:z"], 3, "line 1: it has no 'z'; it has 'text'"),
     ],
 )
 def test_bad_input(data_prep, bad, here, args, code, words):

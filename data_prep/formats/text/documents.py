@@ -63,21 +63,6 @@ class Reader:
         else:
             yield Part(file.path), file.size
 
-    def columns(self, file: SourceFile) -> list[str]:
-        """Return the columns that can decide the split: of the first object, for JSON Lines."""
-        kind, _ = kind_of(file.path)
-        if kind == "parquet":
-            with open_parquet(file.path) as table:
-                return list(table.schema_arrow.names)
-        if kind == "jsonl":
-            with opened(Part(file.path)) as lines:
-                try:
-                    first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(_BOM))
-                except (ValueError, RecursionError, MemoryError):  # `read` says so
-                    return []
-            return [*first] if isinstance(first, dict) else []
-        return []
-
     def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
         kind, _ = kind_of(part.path)

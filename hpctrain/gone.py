@@ -36,8 +36,8 @@ def sentence(name: str) -> str:
 def check_command(program: str, argv: Sequence[str]) -> None:
     """Raise a ConfigError for a command, or an option of one, that has left the program."""
     command = f"{program} {argv[0] if argv else ''}"
-    options = (f"{command} {word.partition('=')[0]}" for word in argv[1:] if word.startswith("-"))
-    for name in (command, *options):
+    given = [word.partition("=")[0] for word in argv[1:] if word.startswith("-")]
+    for name in (command, *(f"{each} {word}" for word in given for each in (command, program))):
         if name in table():
             raise ConfigError(sentence(name))
 

@@ -22,7 +22,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -36,7 +36,7 @@ from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.storage.cache import CACHE, ChunkCache
 from hpctrain.shards.storage.chunk_table import ChunkTable, filters, samples_first
-from hpctrain.shards.storage.codecs import Filter, describe
+from hpctrain.shards.storage.codecs import describe
 from hpctrain.shards.storage.file import File, patiently, reading
 from hpctrain.shards.storage.scratch import Damaged, Undecodable
 from hpctrain.shards.types import Array, Int64s
@@ -165,22 +165,17 @@ class Chunked:
         return start, min(start + self._run, self.shape[0])
 
 
-def undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:
-    """Yield the filters of a dataset that HDF5 cannot undo, even with hdf5plugin."""
+def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
     for each in filters(dataset):
         if not h5py.h5z.filter_avail(each.id):
             with suppress(ImportError):
                 plugins()
         if not h5py.h5z.filter_avail(each.id):
-            yield each
-
-
-def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
-    for each in undecodable(dataset):
-        raise DataError(
-            f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
-            f"{describe(each)}, which nothing installed can undo: pip install 'hpctrain[codecs]'"
-        )
+            raise DataError(
+                f"shard {path}: {dataset.name.lstrip('/')!r} is compressed by the filter "
+                f"{describe(each)}, which nothing installed can undo: pip install "
+                "'hpctrain[codecs]'"
+            )
 
 
 @lru_cache(maxsize=1024)

@@ -48,9 +48,13 @@ def without_gone_keys(values: dict[str, Any], path: Path) -> dict[str, Any]:
     One that is not at its default decided something: a ConfigError names it. If it only says where
     and how jobs run, the run is read all the same, and the log names it.
     """
-    left = dict(_left(values))
-    set_then = {n: value for n, value in left.items() if value != table()[n]["default"]}
-    said = {name: f"{path}: {name}={value}: {sentence(name)}" for name, value in set_then.items()}
+    left, known = dict(_left(values)), table()
+    choices = {n: v for n, v in left.items() if f"{n}={v}" in known}
+    set_then = {n: v for n, v in left.items() if n in choices or v != known[n]["default"]}
+    said = {
+        name: f"{path}: {name}={value}: {sentence(f'{name}={value}' if name in choices else name)}"
+        for name, value in set_then.items()
+    }
     wrong = [text for name, text in said.items() if not name.startswith(_OF_JOBS)]
     for text in said.values() if not wrong else ():
         log.warning("%s", text)
@@ -61,7 +65,7 @@ def without_gone_keys(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _left(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if f"{prefix}{name}" in table():
+        if f"{prefix}{name}" in table() or f"{prefix}{name}={value}" in table():
             yield f"{prefix}{name}", value
         elif isinstance(value, dict):
             yield from _left(value, f"{prefix}{name}.")

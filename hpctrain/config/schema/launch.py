@@ -117,9 +117,8 @@ class LaunchConfig:
     rerun: str = key(
         "failed",
         "Runs that exist are submitted again if they have not finished (failed), even if they have "
-        "(all), or never (none). With queued, also the jobs of runs that wait in the queue are "
-        "replaced, with the resources and the code of now.",
-        choices=("failed", "queued", "all", "none"),
+        "(all), or never (none).",
+        choices=("failed", "all", "none"),
     )
     snapshot: str = key(
         "auto",

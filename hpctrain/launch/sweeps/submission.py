@@ -15,7 +15,7 @@ from hpctrain import secrets
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays
-from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
+from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import Room
 from hpctrain.launch.sweeps.budget import check_budget
@@ -96,7 +96,6 @@ class Submission:
             raise
         archived: dict[Path, Path] = {}
         try:
-            todo = replace_waiting(todo)
             self._copies += [code.path for code in copies_of(todo) if code.write()]
             for entry in todo:
                 if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):

@@ -210,8 +210,6 @@ class Sweep:
             submission.room.check(todo)
         for entry in todo:
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
-            if entry.replaces:
-                entry.mark(Status.WOULD_REPLACE, entry.replaces[0])
 
     def _say_they_run(self) -> None:
         """Tell how to look after the jobs, and where MLflow shows them, if its store is there."""
@@ -234,7 +232,7 @@ class Sweep:
         if any(entry.detail == "pending" for entry in known):
             say(
                 f"{runs(len(known))} under way with the resources and the code of their "
-                "submission; launch.rerun=queued replaces jobs that wait",
+                "submission; `cancel` takes jobs that wait out of the queue",
                 style="yellow",
             )
 

@@ -106,7 +106,7 @@ def _train_to_the_end(
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
-            if changed := trained_code.changes(config, run):
+            if changed := trained_code.changes(run):
                 log.warning(
                     "%s has finished with other code: %s. launch.rerun=all trains it again, and "
                     "keeps this directory under another name; name=OTHER makes another run",

@@ -78,10 +78,10 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
     if not isinstance(found, ast.ImportFrom):
         return None if found is None else (spec.name, found)
     source = next(a.name for a in found.names if rest[0] in (a.asname, a.name))
-    return definition(f"{imported(found, package_of(spec))}.{source}", hops - 1) if hops else None
+    return definition(f"{imported(found, _package_of(spec))}.{source}", hops - 1) if hops else None
 
 
-def package_of(spec: ModuleSpec) -> str:
+def _package_of(spec: ModuleSpec) -> str:
     """Return the package from which the relative imports of a module start."""
     return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
 

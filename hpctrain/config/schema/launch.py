@@ -122,9 +122,8 @@ class LaunchConfig:
     )
     snapshot: str = key(
         "auto",
-        "Jobs run from a copy of the code: if it is in git (auto), always (git: without git the "
-        "submission fails), or never (off).",
-        choices=("auto", "git", "off"),
+        "Jobs run from a copy of the code, if it is in git (auto), or never (off).",
+        choices=("auto", "off"),
     )
     wait: bool = key(
         False,

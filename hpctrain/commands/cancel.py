@@ -1,8 +1,8 @@
 """`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good; with --save they save first.
 
-With --save the command waits a while and then tells which runs have saved. Their jobs end soon: the
-batch script cancels its own job (`hpctrain.job.verdict`), so that Slurm shows it as CANCELLED.
-FAILED would be wrong, and COMPLETED would start the jobs that depend on it with `afterok`.
+A job whose run has saved ends soon: the batch script cancels its own job (`hpctrain.job.verdict`),
+so that Slurm shows it as CANCELLED. FAILED would be wrong, and COMPLETED would start the jobs that
+depend on it with `afterok`.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from hpctrain.disk import is_own
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.lock import is_held_by
 from hpctrain.run_record import is_own_run
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import (
@@ -40,8 +39,6 @@ from hpctrain.slurm import queue
 from hpctrain.slurm.queue import me
 from hpctrain.terminal import printable
 
-_SAVE_S = 60.0  # how long to wait for the runs to save
-
 
 @dataclass
 class Step:
@@ -58,12 +55,8 @@ class Step:
     def label(self) -> str:
         """The name of the run, with its job if Slurm is told."""
         job = f" ({self.run.job_id})" if self.action in ("cancel", "signal") else ""
-        return f"{'worker ' * self.is_worker}{self.run.name}{job}"
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether it is a worker of a search."""
-        return (self.run.path / "worker.json").is_file()
+        is_worker = (self.run.path / "worker.json").is_file()
+        return f"{'worker ' * is_worker}{self.run.name}{job}"
 
 
 def main(argv: list[str]) -> int:
@@ -72,8 +65,8 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain cancel",
         description="Stop runs for good: they leave the queue and are not requeued. A running run "
         "has Slurm's KillWait (usually 30 s) to save a checkpoint; with --save it has as long as "
-        "it needs, and the command waits a minute for the save. To continue a run, use resume or "
-        "the command that started it.",
+        "it needs, and status shows when it has saved. To continue a run, use resume or the "
+        "command that started it.",
     )
     add_arguments(parser, "or --all")
     parser.add_argument("--all", action="store_true", help="every run that is queued or running")
@@ -96,24 +89,17 @@ def main(argv: list[str]) -> int:
     if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
-    if not options.json:
-        for step in plan:
-            print(printable(f"{step.label}: {step.message}"), flush=True)
-        if not plan:
-            print("nothing is queued or running")
-    asked = [step for step in plan if options.save and step.action in ("signal", "file")]
-    saving = [step for step in asked if not step.is_worker]
-    results = _wait_for_saves(saving)
     if options.json:
         steps = [
             {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.action}
-            | ({"result": results[step.run.path]} if step.run.path in results else {})
             for step in plan
         ]
         print(json.dumps(steps))
         return 0
-    for step in saving:
-        print(printable(f"{step.label}: {results[step.run.path]}"))
+    for step in plan:
+        print(printable(f"{step.label}: {step.message}"))
+    if not plan:
+        print("nothing is queued or running")
     return 0
 
 
@@ -129,36 +115,6 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
         stop_request.write(worker, me())  # it ends after its trial, which is asked, too
     others = [run for run in runs if search_of(run.submission) not in searches]
     return others + [worker for each in searches for worker in in_queue(each)]
-
-
-def _wait_for_saves(steps: list[Step]) -> dict[Path, str]:
-    """Wait for the saves, of which the run directories tell; return the results in words."""
-    end, pause = time.monotonic() + _SAVE_S, 0.1
-    results: dict[Path, str] = {}
-    while True:
-        for step in steps:
-            if step.run.path not in results and (result := _result(step)):
-                results[step.run.path] = result
-        if len(results) == len(steps) or time.monotonic() > end:
-            break
-        time.sleep(pause)
-        pause = min(2.0, 1.5 * pause)
-    late = f"has not saved after {_SAVE_S:g} s; status shows when it has"
-    return {step.run.path: results.get(step.run.path, late) for step in steps}
-
-
-def _result(step: Step) -> str:
-    """Return how the run has ended; "" while it runs."""
-    record = RunDir(step.run.path).read()
-    if record.state == "running":
-        return ""
-    attempt = record.attempt
-    if record.state == "interrupted":
-        what = "its job" if step.action == "signal" else "it"
-        tracked = (step.run.path / "journal").is_dir()
-        when = "when MLflow has the last points, or after tracking.drain_s" if tracked else "now"
-        return f"saved at step {'?' if attempt.step is None else attempt.step}; {what} ends {when}"
-    return " ".join(f"{record.state} meanwhile {attempt.error}".split())
 
 
 def _carry_out(plan: list[Step]) -> None:

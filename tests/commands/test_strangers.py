@@ -289,7 +289,7 @@ def test_looking_at_a_run_runs_no_code_that_its_config_names(digits: Path, tmp_p
     (run / "run.json").write_text(json.dumps(record))
     (run / "logs").mkdir()
     (run / "logs" / "terminal_1.rank0.log").write_text("x\n")
-    for command in (["status"], ["logs", run.name], ["status", "--checkpoints"], ["gc", "--code"]):
+    for command in (["status"], ["logs", run.name], ["status", "--checkpoints"], ["gc"]):
         run_module("hpctrain", *command, *where, cwd=tmp_path)
     run_module("hpctrain", "cancel", run.name, *where, cwd=tmp_path)
     run_module("hpctrain", "status", "--upload", str(run), code=7, cwd=tmp_path)

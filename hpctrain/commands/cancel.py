@@ -6,20 +6,16 @@ depend on it with `afterok`.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
 import shutil
-import signal
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.disk import is_own
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.lock import is_held_by
 from hpctrain.run_record import is_own_run
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
@@ -46,8 +42,7 @@ class Step:
 
     run: Facts
     state: State  # before the action
-    # "cancel" (scancel), "signal" (scancel --signal), "terminate" (SIGTERM to a process on this
-    # host), "file" (only the stop request) or "skip".
+    # "cancel" (scancel), "signal" (scancel --signal), "file" (only the stop request) or "skip".
     action: str
     message: str  # the action in words for the user
 
@@ -127,10 +122,6 @@ def _carry_out(plan: list[Step]) -> None:
             except OSError as error:
                 why = f"skipped: {step.run.path} cannot be written ({error.strerror})"
                 step.action, step.message = "skip", why
-    for step in plan:
-        if step.action == "terminate":
-            with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
-                os.kill(step.run.attempt.pid, signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
     cancelled = [job for step in plan if step.action == "cancel" for job in _jobs(step.run)]
     queue.cancel(signalled, "--signal=USR2")
@@ -170,7 +161,4 @@ def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[s
         return "cancel", f"cancelled, was {state.name}"
     if run.recorded_state != "running":
         return "skip", "being submitted just now: cancel again in a moment"
-    here = attempt.host == socket.gethostname() and attempt.pid > 1 and not save
-    if here and is_held_by(run.path / "lock", attempt.pid):
-        return "terminate", f"process {attempt.pid} asked to save and stop"
     return "file", f"asked to save and stop, on {attempt.host}, within seconds"

@@ -7,7 +7,6 @@ Kinds of items:
     code         a code snapshot that no run uses
     checkpoint   a checkpoint of a finished run, or of a trial that its search has pruned, older
                  than its newest complete one, which is not the best and waits for no evaluation
-    check        the job of a `doctor --nodes` that is over; its findings were printed
 
 Nothing of a queued or running run is deleted, and links are never followed.
 """
@@ -30,7 +29,7 @@ from rich.filesize import decimal
 from hpctrain.checkpoint.files.manifest import OLD, Manifest, checkpoints
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.launch.function_call import code_of, is_check
+from hpctrain.launch.function_call import code_of
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
@@ -65,7 +64,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain gc",
         description="List what can be deleted under output_dir, with sizes and reasons: temporary "
-        "files, sweeps without runs, checks of nodes that are over, unused copies of the code, and "
+        "files, sweeps without runs, unused copies of the code, and "
         "old checkpoints of finished runs and of pruned trials. Nothing is deleted without "
         "--delete. Queued and running runs are never touched.",
     )
@@ -102,7 +101,6 @@ def find(output_dir: Path) -> Iterator[Item]:
     rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _sweeps(folder, now)
-    yield from _checks(folder, now)
     yield from _code(folder, runs, now)
     pruned = _pruned(folder)
     for run in rest:
@@ -150,17 +148,6 @@ def _sweeps(folder: Path, now: float) -> Iterator[Item]:
         if gone and _age(entry, now) > (_YOUNG_S if runs else _YOUNG_SWEEP_S):
             why = "none of its runs exists any more" if runs else "it has no runs"
             yield Item("sweep", Path(entry.path), why)
-
-
-def _checks(folder: Path, now: float) -> Iterator[Item]:
-    """Yield checks of nodes that are over: their last result is an hour old."""
-    for entry in _entries(folder / "functions"):
-        path = Path(entry.path)
-        results = [_age(each, now) for each in _entries(path / "results")]
-        is_over = min(results, default=_age(entry, now) - _YOUNG_SWEEP_S) >= _YOUNG_S
-        if is_over and is_check(path):
-            why = "" if results else ", without a result"
-            yield Item("check", path, f"a check of nodes that is over{why}")
 
 
 def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:

@@ -120,23 +120,13 @@ class Call:
 
 def code_of(folder: Path) -> str:
     """Return the digest of the code's copy that the call in a folder uses; "" if it has none."""
-    return _stored(folder).code or ""
-
-
-def is_check(folder: Path) -> bool:
-    """Return whether the call in a folder is that of `doctor --nodes`, and not one of a user."""
-    return _stored(folder).module.startswith("hpctrain.doctor.")
+    with suppress(FileNotFoundError, DamageError):
+        return read(_Stored, folder / "call.json").code or ""
+    return ""
 
 
 class _Stored(Record, frozen=True):
-    module: str = ""
     code: str | None = None
-
-
-def _stored(folder: Path) -> _Stored:
-    with suppress(FileNotFoundError, DamageError):
-        return read(_Stored, folder / "call.json")
-    return _Stored()
 
 
 def write_result(folder: Path, rank: int, content: dict[str, Any]) -> None:

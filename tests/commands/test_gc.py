@@ -113,23 +113,6 @@ def test_old_checkpoints_of_pruned_trials(tmp_path: Path, no_slurm: None, *, ove
     assert found(tmp_path) == set(), "what has become of the trial is not known"
 
 
-def test_jobs_of_functions_that_are_over(tmp_path: Path, no_slurm: None) -> None:
-    folder = tmp_path / "functions"
-    ours = "hpctrain.doctor.measures.node_job"
-    for name, module in (
-        *(("check", ours), ("new", ours), ("waits", ours)),
-        *(("own", "my_code"), ("lost", "my_code")),
-    ):
-        (folder / name / "results").mkdir(parents=True)
-        (folder / name / "call.json").write_text(json.dumps({"module": module}))
-        if name not in ("waits", "lost"):
-            old(folder / name / "results" / "0.json")
-    (folder / "new" / "results" / "1.json").touch()  # another rank has just ended
-    for name in ("check", "new", "own", "lost"):
-        os.utime(folder / name, (0, 0))
-    assert found(tmp_path) == {("check", "functions/check")}
-
-
 def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     run = make_run(tmp_path / "runs", state="finished", attempts=[ATTEMPT])
     make_checkpoint(run, 1)

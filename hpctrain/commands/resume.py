@@ -35,7 +35,6 @@ from hpctrain.tracking.pending_upload import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
 _BY_NAME = (*_BY_DEFAULT, "cancelled", "created", "paused")
-_SHOWN = 10  # lines for runs that were left
 _FIXED = ("name", "output_dir")
 
 
@@ -129,22 +128,18 @@ def _trials(runs: list[Facts]) -> set[Path]:
 
 
 def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
-    """Print the runs that were not resumed; those that only their names bring back come first."""
-    left = [(run, state) for run, state in rest if state.name in _BY_NAME]
-    for run, state in left[:_SHOWN]:
+    """Print the runs that were not resumed."""
+    for run, state in rest:
+        by_name = state.name in _BY_NAME
+        if not (by_name or everything):
+            continue
+        hint = f"`resume {run.name}` brings it back" if by_name else "not resumed"
+        if state.name == "finished":
+            hint += f" (`resume --branch {run.name} train.max_steps=N` trains it longer)"
         reason = f", {state.reason}" if state.reason else ""
-        line = f"{run.name}: {state.name}{reason}; left. `resume {run.name}` brings it back"
-        print(printable(line))
-    if len(left) > _SHOWN:
-        print(f"… and {len(left) - _SHOWN} more that only their names bring back (see status)")
-    for run, state in rest if everything else ():
-        if state.name not in _BY_NAME:
-            reason = f", {state.reason}" if state.reason else ""
-            longer = f" (`resume --branch {run.name} train.max_steps=N` trains it longer)"
-            hint = longer if state.name == "finished" else ""
-            print(printable(f"{run.name}: {state.name}{reason}; not resumed{hint}"))
-            if state.name == "finished" and (problem := left_behind(run.path)):
-                print(printable(f"{run.name}: {problem}"))
+        print(printable(f"{run.name}: {state.name}{reason}; {hint}"))
+        if state.name == "finished" and (problem := left_behind(run.path)):
+            print(printable(f"{run.name}: {problem}"))
 
 
 def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:

@@ -117,8 +117,8 @@ class LaunchConfig:
     rerun: str = key(
         "failed",
         "Runs that exist are submitted again if they have not finished (failed), even if they have "
-        "(all), or never (none).",
-        choices=("failed", "all", "none"),
+        "(all).",
+        choices=("failed", "all"),
     )
     snapshot: str = key(
         "auto",

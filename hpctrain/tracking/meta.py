@@ -101,8 +101,6 @@ class Uploaded:
     problem: str = ""
     # The position in the samples of each node (`hpctrain.monitor`).
     samples: dict[str, Count] = dataclasses.field(default_factory=dict)
-    # The steps of the recorded evaluations (`hpctrain.tracking.recorded`).
-    evaluations: list[Count] = dataclasses.field(default_factory=list)
     # The positions of records whose artifacts could not be stored; they are tried again.
     waiting: list[Count] = dataclasses.field(default_factory=list)
 

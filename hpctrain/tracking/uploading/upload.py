@@ -16,7 +16,7 @@ from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
 from hpctrain.tracking.page.nodes import Nodes
-from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
+from hpctrain.tracking.uploading.beside_journal import SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
 from hpctrain.tracking.uploading.publish import WaitingFiles
@@ -54,7 +54,6 @@ class Upload:
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
         self._system = SystemMetrics(run_dir, {})
-        self._evaluations = EvaluationMetrics(run_dir, ())
         self._files = WaitingFiles(run_dir, ())
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
@@ -77,7 +76,7 @@ class Upload:
     def _drain(self) -> None:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.journal.scan()
-        beside = self._system.is_new or self._evaluations.new or self._files_are_due
+        beside = self._system.is_new or self._files_are_due
         if end == self.position and self._run and not beside:
             return
         meta = self._read_meta()
@@ -92,7 +91,7 @@ class Upload:
                 self._log_other(run, record)
                 self.position = record.end
         self._flush(run, end)
-        self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
+        self.points += self._system.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
         self._summary.update(run, self._meta, self.journal)
@@ -138,7 +137,6 @@ class Upload:
             note = Uploaded.read(self.run_dir)
             if note is None or (note.uri, note.run_id) != (self._meta.uri, self._run.run_id):
                 note = None  # of another run
-            self._evaluations = EvaluationMetrics(self.run_dir, note.evaluations if note else ())
             self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
@@ -200,11 +198,9 @@ class Upload:
     def _write_uploaded(self, run_id: str, problem: str = "") -> None:
         uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
         experiment_id = self._run.experiment_id if self._run else ""
-        evaluated = sorted(self._evaluations.uploaded)
         note = Uploaded(
             *(uri, uid, experiment_id, run_id, self.position, parent, problem),
             samples=self._system.positions,
-            evaluations=evaluated,
             waiting=self._files.positions,
         )
         note.write(self.run_dir)

@@ -196,7 +196,6 @@ class LoadedRun:
         step: int | None = None,
         best: bool = False,
         ema: bool | None = None,
-        shard_samples: int = 65536,
         overrides: Sequence[str] = (),
     ) -> Path:
         """Write what the model says about each sample, as a data set that a loader reads.
@@ -210,7 +209,6 @@ class LoadedRun:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
             ema: As `evaluate`.
-            shard_samples: The largest number of samples of a shard, about.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:
@@ -242,7 +240,7 @@ class LoadedRun:
         meeting = self.meeting_folder()
         refuse_divided_outputs(config.parallel)
         with restored(config, checkpoint, meeting, divided_loss=False) as trained:
-            predict(trained, folder, facts, shard_samples)
+            predict(trained, folder, facts)
         return folder
 
     def _config_for(

@@ -19,7 +19,7 @@ from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta, check_known
 from hpctrain.tracking.pending_upload import is_uploaded
-from hpctrain.tracking.store import check_uri, others_store, resolve_uri
+from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploading.client import explain
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
@@ -172,9 +172,7 @@ def _upload(run_dir: Path, meta: Meta, uri: str | None) -> str:
         if isinstance(error, OSError) or hasattr(error, "error_code"):
             raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
         raise
-    theirs = others_store(meta.uri)
-    whose = f" ({theirs})" if theirs else ""
-    done = f"{upload.points} points uploaded to {meta.uri}{whose}{note}"
+    done = f"{upload.points} points uploaded to {meta.uri}{note}"
     if upload.left:
         raise TrackingError(f"{done}; {upload.left}")
     return done

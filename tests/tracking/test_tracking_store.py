@@ -113,7 +113,7 @@ def test_the_store_of_another_user_is_named_with_the_cure() -> None:
         finally:
             os.seteuid(os.getuid())
         owner = lock.owner()
-    assert f"you may not write to {lock}, which belongs to {owner}" in str(caught.value)
+    assert f"{lock} belongs to {owner}, and a SQLite store is for one user" in str(caught.value)
     assert "tracking.uri=http://HOST:5000; or give an output_dir of your own" in str(caught.value)
 
 

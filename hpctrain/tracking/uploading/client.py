@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hpctrain import disk
 from hpctrain.errors import HpctrainError, deleted_experiment
-from hpctrain.tracking import artifact_place, store
+from hpctrain.tracking import store
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,8 @@ def _make_missing(uri: str) -> None:
 
 
 def _place(uri: str) -> str:
-    return artifact_place.root(store.sqlite_path(uri)).as_uri()
+    # MLflow's default is ./mlruns in the working directory of the process that comes first.
+    return store.sqlite_path(uri).absolute().with_name("mlartifacts").as_uri()
 
 
 def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fatal"]:

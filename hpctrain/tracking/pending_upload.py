@@ -13,7 +13,7 @@ from hpctrain.tracking.meta import Meta, Uploaded
 def is_uploaded(run_dir: Path, meta: Meta) -> bool:
     """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
     note = Uploaded.read(run_dir)
-    if note is None or note.problem or note.waiting:
+    if note is None or note.problem or note.files_stored < note.offset:
         return False
     if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
         return False

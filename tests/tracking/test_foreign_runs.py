@@ -167,9 +167,7 @@ def test_a_database_of_another_user_gets_nothing(
     os.chown(database, OTHER, OTHER)
     (tmp_path / "link.db").symlink_to(database)
     for path in (database, tmp_path / "link.db"):
-        with pytest.raises(
-            TrackingError, match="belongs to nobody, and a SQLite store is"
-        ):
+        with pytest.raises(TrackingError, match="belongs to nobody, and a SQLite store is"):
             check_store(f"sqlite:///{path}", "exp")
     before = database.read_bytes()
     with pytest.raises(TrackingError, match="not everything is uploaded"):

@@ -8,18 +8,17 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 
 from hpctrain.lock import file_lock
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
-from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
+from hpctrain.tracking.meta import Meta, Uploaded, check_known
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploading.beside_journal import SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
-from hpctrain.tracking.uploading.publish import WaitingFiles
+from hpctrain.tracking.uploading.publish import publish
 from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,8 @@ class Upload:
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
         self._system = SystemMetrics(run_dir, {})
-        self._files = WaitingFiles(run_dir, ())
+        self._files = 0  # the position before which the files of all records are stored
+        self._place_is_away = False
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
         self.position = 0
@@ -97,18 +97,35 @@ class Upload:
         self._summary.update(run, self._meta, self.journal)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
-            note = partial(self._write_uploaded, run.run_id)
-            self._files.publish(run, note, all_of_them=self.journal.ended)
+            self._publish(run)
+
+    def _publish(self, run: MlflowRun) -> None:
+        """Publish the files of new records.
+
+        A place that is not there can take minutes to say so. So it is asked again only after the
+        end of the training; then a file that it does not take holds up no other.
+        """
+        failed = False
+        for record in read_all(self._path, self._files, self.position):
+            if not publish(run, self.run_dir, record.body):
+                failed = self._place_is_away = True
+                if not self.journal.ended:
+                    return
+            elif not failed:
+                self._files = record.end
+        if not failed:
+            self._files = self.position
+        self._write_uploaded(run.run_id)
 
     @property
     def left(self) -> str:
         """Say that the place of the artifacts has not taken all files; "" if it has."""
-        waiting = self._files.positions
-        return f"{files_left(waiting)} not in MLflow yet" if waiting else ""
+        return "files of the run are not in MLflow yet" if self._files < self.position else ""
 
     @property
     def _files_are_due(self) -> bool:
-        return self._files.is_due or (self.journal.ended and bool(self._files.positions))
+        away = self._place_is_away and not self.journal.ended
+        return self._files < self.position and not away
 
     def close_killed(self) -> None:
         """Set the status KILLED, with the time of the last record as the end time."""
@@ -137,7 +154,7 @@ class Upload:
             note = Uploaded.read(self.run_dir)
             if note is None or (note.uri, note.run_id) != (self._meta.uri, self._run.run_id):
                 note = None  # of another run
-            self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
+            self._files = note.files_stored if note else 0
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -166,11 +183,9 @@ class Upload:
                     tags.pop(_NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
-                self._let_wait(run, record)
                 run.log_tags({}, record.end)
             case "status":
                 status = body["status"]
-                self._let_wait(run, record)
                 if status == "RUNNING":
                     run.set_running()
                 else:
@@ -179,11 +194,6 @@ class Upload:
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
-
-    def _let_wait(self, run: MlflowRun, record: Record) -> None:
-        """Let the files of a record wait; that is noted before the position goes on."""
-        self._files.add(record.start)
-        self._write_uploaded(run.run_id)
 
     def _flush(self, run: MlflowRun, position: int) -> None:
         """Upload the waiting metrics, which are all before `position`."""
@@ -201,7 +211,7 @@ class Upload:
         note = Uploaded(
             *(uri, uid, experiment_id, run_id, self.position, parent, problem),
             samples=self._system.positions,
-            waiting=self._files.positions,
+            files=self._files,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -130,7 +130,7 @@ def opened(path: Path, mode: str, timeout_s: float = 5.0) -> "closing[sqlite3.Co
 def is_made(path: Path) -> bool:
     """Return whether there is a SQLite database with tables. The caller holds `write_lock`.
 
-    What is no database, or half of a store, is a TrackingError; an OSError may pass.
+    What is no database is a TrackingError; an OSError may pass.
     """
     if not path.exists() or not path.stat().st_size:
         return False
@@ -138,20 +138,11 @@ def is_made(path: Path) -> bool:
     try:
         # Not read-only: SQLite first undoes what a killed process has left unfinished.
         with opened(path, "rw") as database:
-            names = {name for (name,) in database.execute(tables)}
-            # MLflow makes the first experiment last.
-            first = "SELECT 1 FROM experiments"
-            half = "experiments" in names and not database.execute(first).fetchone()
+            return database.execute(tables).fetchone() is not None
     except sqlite3.OperationalError as error:
         raise OSError(f"{path}: {error}") from error  # such as a lock
     except sqlite3.DatabaseError as error:
         raise TrackingError(f"{path}: not an MLflow store ({error})") from error
-    if half:
-        raise TrackingError(
-            f"{path}: half of an MLflow store, because the process that made it was killed; it "
-            f"holds no run: delete it, and the next run makes a new one"
-        )
-    return bool(names)
 
 
 def check_store(uri: str, experiment: str) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +113,8 @@ class RankInfo:
 
     def host(self, rank: int) -> str:
         """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""
-        return host_of(rank, self.world_size, self.hosts)
+        # Every node has the same number of ranks.
+        return self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
@@ -160,12 +161,6 @@ def gpus_given(asked: int, env: Mapping[str, str] = os.environ) -> int:
         return 0  # CUDA shows a process one instance only, however many it has
     given = env.get("SLURM_GPUS_ON_NODE", "")
     return int(given) if given.isdecimal() else asked
-
-
-def host_of(rank: int, ranks: int, hosts: Sequence[str]) -> str:
-    """Return the node of one of so many ranks; "" if nobody knows the nodes."""
-    # Every node has the same number of ranks.
-    return hosts[rank * len(hosts) // ranks] if hosts else ""
 
 
 def _detect(env: Mapping[str, str]) -> str:

@@ -117,8 +117,6 @@ def _head(seen: Snapshot) -> Iterator[str]:
         yield f"{rate:,.0f} samples/s"
     if (left := progress.left_s) is not None and seen.state == "running":
         yield f"ETA {time.strftime('%H:%M:%S', time.gmtime(min(left, 1e9)))}"
-    if seen.slowest:
-        yield f"slowest: {seen.slowest}"
 
 
 def _cells(device: Device) -> list[str]:

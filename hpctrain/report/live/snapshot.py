@@ -7,7 +7,6 @@ Nothing but files of the run directory is read; no node and no scheduler is aske
 """
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from hpctrain.config.frozen import load
-from hpctrain.rendezvous.ranks import host_of
-from hpctrain.run_record import Attempt, Hang, Progress
+from hpctrain.run_record import Hang, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.tracking import samples
@@ -59,7 +57,6 @@ class Snapshot:
     state: str  # of run.json; "lost" if the run shows no sign of life
     progress: Progress  # empty before the first step
     nodes: list[Node]  # of the newest attempt, those with notes first
-    slowest: str  # rank and node at the last report; "" if unknown
     notes: list[str] = field(default_factory=list)  # what looks wrong with the run, in words
 
     def facts(self) -> dict[str, Any]:
@@ -71,7 +68,6 @@ class Snapshot:
             "max_steps": self.progress.max_steps,
             "steps_per_s": self.progress.steps_per_s,
             "metrics": self.progress.metrics,
-            "slowest": self.slowest,
             "notes": self.notes,
             "nodes": [
                 {
@@ -116,7 +112,7 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
         state = state if run.is_locked() else "lost"
         notes = [f"no sign of life for {age_s:.0f} s: `status` says what became of it", *notes]
         progress = structs.replace(progress, steps_per_s=None)  # nothing is forecast
-    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), notes)
+    return Snapshot(run.path, state, progress, nodes, notes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest
@@ -158,12 +154,3 @@ def _compare(nodes: Sequence[Node]) -> None:
                 )
             if gpu.now.get("ecc_uncorrected_errors"):
                 node.notes.append(f"{gpu.name} has memory errors that could not be corrected")
-
-
-def _slowest(progress: Progress, attempt: Attempt) -> str:
-    """Return `rank 3 on n02`: the slowest rank at the last report."""
-    rank = progress.metrics.get("perf/slowest_rank", math.nan)
-    if not 0 <= rank < attempt.world_size:
-        return ""
-    host = host_of(int(rank), attempt.world_size, attempt.hosts)
-    return f"rank {int(rank)}" + (f" on {host}" if host else "")

@@ -88,7 +88,7 @@ saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 
 def show(topics: list[str]) -> int:
     """Print the help, or what is known of keys or metrics by their names or words."""
-    from hpctrain.config import keys, metric_command
+    from hpctrain.config import keys
     from hpctrain.config.composing.choices import as_typed, groups, sections
     from hpctrain.yaml_file import conf_dir
 
@@ -99,8 +99,6 @@ def show(topics: list[str]) -> int:
         print(ALL.format(groups=columns[0] + "\n", keys=columns[1]), end="")
     elif not topics:
         print(_HELP, end="")
-    elif topics == ["metrics"] or all("/" in topic for topic in topics):
-        metric_command.show(topics)
     else:
         keys.show(topics)
     return 0

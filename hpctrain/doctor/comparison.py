@@ -19,7 +19,7 @@ _SAME = {
     "cannot communicate, or give other numbers.",
     "InfiniBand": "Ask the administrators to look at the ports of this node (`ibstat`): the other "
     "nodes have more or faster ones.",
-    "code": "Let all nodes see the same file system, or submit with launch.snapshot=git.",
+    "code": "Let all nodes see the same file system; of code in git, jobs have one copy.",
 }
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")

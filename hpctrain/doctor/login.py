@@ -50,6 +50,7 @@ def mlflow_store(tracking: TrackingConfig) -> Finding:
     if not tracking.enabled:
         return good(check, "tracking.enabled=false")
     try:
+        store.check_uri(uri)
         if not store.is_server(uri) and not store.sqlite_path(uri).exists():
             return good(check, f"{uri} is made by the first run")
         takes = store.check_store(uri, tracking.experiment)

@@ -42,7 +42,7 @@ def made(folder: Path, hosts: list[str], state: str = "running", now: float = NO
         "stepped": now,
         "steps_per_s": 10.0,
         "metric": "val/accuracy",
-        "metrics": {"val/accuracy": 0.97, "train/loss": 0.1, "perf/slowest_rank": 3.0},
+        "metrics": {"val/accuracy": 0.97, "train/loss": 0.1},
     }
     (path / "progress.json").write_text(json.dumps(progress))
     return RunDir(path)

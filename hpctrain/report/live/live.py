@@ -123,8 +123,6 @@ def _head(seen: Snapshot) -> Iterator[str]:
         yield f"{rate:,.0f} samples/s"
     if seen.eta_s is not None:
         yield f"ETA {duration(seen.eta_s)}"
-    if seen.slowest:
-        yield f"slowest: {seen.slowest}"
 
 
 def _cells(values: Mapping[str, float]) -> Iterator[str]:

@@ -7,7 +7,6 @@ Nothing but files of the run directory is read; no node and no scheduler is aske
 """
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import load
-from hpctrain.rendezvous.ranks import host_of
-from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import State, eta_s, judge
@@ -55,7 +52,6 @@ class Snapshot:
     state: State  # as far as the run directory tells it
     eta_s: float | None  # None if nothing can be forecast
     nodes: list[Node]  # of the newest attempt, those with notes first
-    slowest: str  # rank and node at the last report; "" if unknown
 
     def facts(self) -> dict[str, Any]:
         """Return everything for `--json`."""
@@ -68,7 +64,6 @@ class Snapshot:
             "max_steps": progress.max_steps,
             "eta_s": self.eta_s,
             "metrics": progress.metrics,
-            "slowest": self.slowest,
             "nodes": [asdict(node) for node in self.nodes],
         }
 
@@ -94,7 +89,7 @@ def snapshot(path: Path, now: float | None = None) -> Snapshot:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
     left = eta_s(run, now) if state.name == "running" else None
-    return Snapshot(run, state, left, nodes, _slowest(run.progress, run.attempt))
+    return Snapshot(run, state, left, nodes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest
@@ -118,12 +113,3 @@ def _compare(nodes: Sequence[Node]) -> None:
             node.notes.append(f"slow: {name} has {clock:.0f} MHz, the median is {usual:.0f} MHz")
         if gpu.get("ecc_uncorrected_errors"):
             node.notes.append(f"{name} has memory errors that could not be corrected")
-
-
-def _slowest(progress: Progress, attempt: Attempt) -> str:
-    """Return `rank 3 on n02`: the slowest rank at the last report."""
-    rank = progress.metrics.get("perf/slowest_rank", math.nan)
-    if not 0 <= rank < attempt.world_size:
-        return ""
-    host = host_of(int(rank), attempt.world_size, attempt.hosts)
-    return f"rank {int(rank)}" + (f" on {host}" if host else "")

@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 # MLflow's limits: entries of a batch, characters of a param and a tag.
 BATCH = 1000
-_SMALL_BATCH = 100
 _PARAM = 6000
 _TAG = 8000
 
@@ -113,11 +112,11 @@ class MlflowRun:
         from mlflow.entities import Metric
 
         metrics = [Metric(clean_key(p.key), p.value, _milliseconds(p.time), p.step) for p in points]
-        # The last batch needs room for the position and the notes.
-        *full, last = _split(metrics, BATCH - 1 - len(notes or {}))
-        for batch in full:
-            self._log_batch(metrics=batch)
-        self._log_batch(metrics=last, tags=self._tags({**(notes or {}), _POSITION: str(position)}))
+        tags = self._tags({**(notes or {}), _POSITION: str(position)})
+        if len(metrics) + len(tags) > BATCH:  # MLflow would send the tags with the first of several
+            self._log_batch(metrics=metrics)
+            metrics = []
+        self._log_batch(metrics=metrics, tags=tags)
 
     def log_params(self, params: dict[str, str], position: int) -> None:
         """Log params, then store the position.
@@ -131,18 +130,14 @@ class MlflowRun:
         changed = {
             key: value for key, value in cleaned.items() if self.params.get(key, value) != value
         }
-        for batch in _split([Param(key, value) for key, value in new.items()], _SMALL_BATCH):
-            self._log_batch(params=batch)
+        self._log_batch(params=[Param(key, value) for key, value in new.items()])
         self.params.update(new)
         tags = {f"hpctrain.changed.{key}": value for key, value in changed.items()}
         self.log_tags(tags, position)
 
     def log_tags(self, tags: dict[str, str], position: int) -> None:
         """Set tags, then store the position."""
-        *full, last = _split(self._tags(tags), _SMALL_BATCH - 1)
-        for batch in full:
-            self._log_batch(tags=batch)
-        self._log_batch(tags=last + self._tags({_POSITION: str(position)}))
+        self._log_batch(tags=self._tags({**tags, _POSITION: str(position)}))
 
     def call_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of MLflow's client with the id of this run; an error is the caller's."""
@@ -224,7 +219,7 @@ class MlflowRun:
         )
 
     def _log_batch(self, **batch: list[Any]) -> None:
-        """Log a batch; if MLflow rejects it, log it without the entries that are at fault."""
+        """Log entries in order; if MLflow rejects them, log all but those that are at fault."""
         try:
             self._call(self._client.log_batch, self.run_id, **batch, synchronous=True)
         except Exception as error:
@@ -286,8 +281,3 @@ def _shorten(value: str, limit: int) -> str:
         return value
     note = f"... ({len(value)} characters; whole in the journal)"
     return value[: limit - len(note)] + note
-
-
-def _split(entries: list[Any], size: int) -> list[list[Any]]:
-    """Return pieces of at most `size` entries; one empty piece if there are no entries."""
-    return [entries[i : i + size] for i in range(0, len(entries), size)] or [[]]

@@ -32,6 +32,7 @@ class Nvidia(Library):
         self.readings = {
             "model": lambda gpu: nvml.nvmlDeviceGetName(gpu),
             "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),
+            # Whether it is a part of a GPU, whose other readings are those of the whole.
             "part": lambda gpu: bool(nvml.nvmlDeviceIsMigDeviceHandle(gpu)),
             "size": lambda gpu: self._memory(gpu)[1],
             "memory": self._memory,
@@ -45,6 +46,7 @@ class Nvidia(Library):
             "throttled": self._throttled,
             "slowdowns": self._slowdowns,
             "ecc": self._ecc,
+            # The same; None and None where it is off, and whether the card is delivered with it.
             "ecc_if_on": lambda gpu: (
                 self._ecc(gpu)
                 if nvml.nvmlDeviceGetEccMode(gpu)[0]
@@ -74,6 +76,7 @@ class Nvidia(Library):
         return self.module.nvmlDeviceGetHandleByUUID(last)
 
     def _memory(self, gpu: Any) -> tuple[int, int]:
+        """Return the bytes in use, and all."""
         found = self.module.nvmlDeviceGetMemoryInfo(gpu)
         return found.used, found.total
 
@@ -81,24 +84,29 @@ class Nvidia(Library):
         return float(self.module.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
 
     def _throttled(self, gpu: Any) -> tuple[bool, bool]:
+        """Return whether heat, and whether the limit of the power lowers its clock."""
         reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
         return bool(reasons & _HEAT), bool(reasons & _POWER)
 
     def _slowdowns(self, gpu: Any) -> tuple[list[str], ...]:
+        """Return what lowers the clock at rest, in words: of its hardware, and of its driver."""
         reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
         return tuple([t for bit, t in kind.items() if reasons & bit] for kind in (_HARD, _SOFT))
 
     def _ecc(self, gpu: Any) -> tuple[int, ...]:
+        """Return the errors that were corrected, and that could not be."""
         nvml = self.module
         kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         ask, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
         return tuple(ask(gpu, kind, since) for kind in kinds)
 
     def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
+        """Return what was given up; whether a repair waits, and whether it has failed."""
         corrected, uncorrected, waits, failed = self.module.nvmlDeviceGetRemappedRows(gpu)
         return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
 
     def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return generation and width of the link, as they are and as they could be."""
         nvml = self.module
         if self._is_c2c(gpu):  # its one lane of PCIe is idle
             raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
@@ -107,6 +115,7 @@ class Nvidia(Library):
         return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
 
     def _nvlinks(self, gpu: Any) -> int:
+        """Return how many links are up."""
         up = 0
         for link in range(_MOST_LINKS):
             try:
@@ -116,6 +125,7 @@ class Nvidia(Library):
         return up
 
     def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
+        """Return the bytes of each process by its number, the bytes in use, and all."""
         running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)
         memory = {each.pid: each.usedGpuMemory or 0 for each in running}
         used, size = self._memory(gpu)

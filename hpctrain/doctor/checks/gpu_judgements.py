@@ -1,6 +1,6 @@
 """The table of what is checked of a GPU: what is read, what that means, what to do.
 
-`hpctrain.monitor.gpu_library` describes the readings.
+`hpctrain.monitor.nvidia` describes the readings.
 """
 
 import os

@@ -60,10 +60,6 @@ def main(argv: list[str]) -> int:
     if count := len(paths) - len(tracked):
         text = "1 run has" if count == 1 else f"{count} runs have"
         console.print(f"{text} tracked nothing", style="dim")
-    for name, history in runs.items():
-        if history.restarts:
-            steps = ", ".join(f"{step:,}" for step in history.restarts)
-            console.print(f"{name}: later attempts begin at step {steps}", style="dim")
     return 0
 
 

@@ -26,6 +26,7 @@ from hpctrain.doctor.checks.gpu_judgements import OTHERS
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
+from hpctrain.rendezvous.cores import cores
 from hpctrain.rendezvous.ranks import RankInfo, gpus_given
 from hpctrain.slurm.excluded_hosts import may_differ
 
@@ -113,7 +114,7 @@ def probe(
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
     if asked.shared:
         findings = [one for one in findings if not one.check.endswith(OTHERS)]
-    findings.append(limits.cores_of_rank(asked.cpus_per_task))
+    findings.append(limits.cpus(len(os.sched_getaffinity(0)), cores(), asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks, nccl)
     versions: dict[str, str] = {}

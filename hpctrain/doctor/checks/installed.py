@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "hpctrain": __version__,
         **{name: installed_version(name) for name in _PACKAGES},
-        "packages": _digest("\n".join(listed[1:]).encode()),
+        "packages": hashlib.sha256("\n".join(listed[1:]).encode()).hexdigest()[:12],
         "code": _code_digest(),
         "system": platform.platform(),
     }
@@ -67,7 +67,3 @@ def _no_bytecode(folder: Path) -> Finding:
         f"As the owner of the folder: `{sys.executable} -m compileall -q -j 0 {folder.parent}`; uv "
         "has --compile-bytecode.",
     )
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import lower_is_better
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import cause, check_metrics, label
+from hpctrain.report.sweeps.parameters import cause, check_metrics
 
 _LEVEL = 0.95
 
@@ -60,11 +60,6 @@ class Setting:
     runs: list[RunAccount]  # those that have finished
     missing: dict[str, str]  # with the reason
     estimates: dict[str, _Estimate]  # by metric
-
-    @property
-    def label(self) -> str:
-        """The values as a short text."""
-        return label(self.values) or "all runs"
 
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:

@@ -120,14 +120,9 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
 
 
 def _versions(text: str) -> dict[str, str]:
-    found = {}
-    for line in text.splitlines():
-        if line.startswith("# Python "):
-            found["Python"] = line.split()[2]
-        elif "==" in line:
-            name, _, version = line.partition("==")
-            found[name] = version
-    return found
+    lines = text.replace("# Python ", "Python==", 1).splitlines()
+    pairs = (line.partition("==")[::2] for line in lines)
+    return {name: version.split()[0] for name, version in pairs if version}
 
 
 def _metrics(

@@ -7,7 +7,7 @@ run directories ── journal ── curves ──┬── text in the termina
 import argparse
 import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rich.text import Text
@@ -25,7 +25,6 @@ _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm
 _LINES = 10
 _COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 _MARGIN = 11  # characters of the scale
-Runs = Mapping[str, History]
 
 
 def main(argv: list[str]) -> int:
@@ -50,30 +49,22 @@ def main(argv: list[str]) -> int:
         raise StorageError(f"{paths[0]}: nothing was tracked (no {journal_path(paths[0])})")
     runs = {path.name: History.read(path) for path in tracked}
     metrics = _chosen({name for history in runs.values() for name in history.metrics}, options)
+    curves = {metric: {name: runs[name].series(metric) for name in runs} for metric in metrics}
     if options.out:
-        _write(options, runs, metrics)
+        from hpctrain.report.views import charts  # matplotlib takes a second to import
+
+        restarts = [step for history in runs.values() for step in history.restarts]
+        drawn = [charts.metric_chart(metric, lines, restarts) for metric, lines in curves.items()]
+        output.write(options.out, charts.png(drawn, ", ".join(runs)))
+        print(options.out)
         return 0
     console = Console()
-    for metric in metrics:
-        found = {name: history.series(metric) for name, history in runs.items()}
-        console.print(_draw(metric, found, min(console.width, 100) - _MARGIN))
+    for metric, lines in curves.items():
+        console.print(_draw(metric, lines, min(console.width, 100) - _MARGIN))
     if count := len(paths) - len(tracked):
         text = "1 run has" if count == 1 else f"{count} runs have"
         console.print(f"{text} tracked nothing", style="dim")
     return 0
-
-
-def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> None:
-    # matplotlib takes a second to import.
-    from hpctrain.report.views import charts
-
-    restarts = [step for history in runs.values() for step in history.restarts]
-    drawn = []
-    for metric in metrics:
-        lines = {name: history.series(metric) for name, history in runs.items()}
-        drawn.append(charts.metric_chart(metric, lines, restarts))
-    output.write(options.out, charts.png(drawn, ", ".join(runs)))
-    print(options.out)
 
 
 def _chosen(names: Collection[str], options: argparse.Namespace) -> list[str]:

@@ -97,6 +97,7 @@ def _draw(title: str, curves: Mapping[str, Series], width: int) -> Text:
         dots[round((high - y) / ((high - low) or 1) * (_LINES - 1)), column] = number
     for row in range(_LINES):
         value = high - (high - low) * row / (_LINES - 1)
+        value = 0.0 if abs(value) < 1e-9 * (high - low) else value  # not 1.11e-16
         labelled = row in (0, _LINES // 2, _LINES - 1)
         text.append(f"\n{value:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")
         for column in range(width):

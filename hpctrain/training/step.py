@@ -51,7 +51,7 @@ class Totals:
     def add(self, names: list[str], values: Scalars) -> None:
         """Add a sum and a count for each name."""
         if self._total is not None and names != self.names:
-            # Older versions added what a pipeline waits for, as `bubble`.
+            # A resumed run with other degrees may have other names, such as that of the bubble.
             self._total = reordered(self._total, self.names, names)
         self.names = names
         self._total = values if self._total is None else added(self._total, values)
@@ -181,6 +181,8 @@ class TrainStep:
     def means(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call, which waits for the device."""
         means = derived(self.task, self.totals.means())
+        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
+            del means["bubble"]
         found = {f"train/{name}": value for name, value in means.items()}
         skipped = {SKIPPED_STEPS: self.health.skipped} if self.health.skipped else {}
         return found | {GRAD_NORM: float(self.grad_norm)} | skipped

@@ -255,7 +255,7 @@ def accept(words: list[str], run: Path) -> None:
             assert {*parts} <= {part.name for part in PARTS}
         case ["python", "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", prefix, _]:
             assert find_spec("torch.distributed.flight_recorder.fr_trace") is not None
-            assert prefix in (ROOT / "hpctrain/rendezvous/variables.py").read_text()
+            assert prefix in (ROOT / "hpctrain/rendezvous/flight_recorder.py").read_text()
         case ["python", "-m", "data_prep", "sample", *_]:
             pass  # the slow test runs what takes minutes
         case ["python", "-m", "hpctrain", "predict", *rest] if "--prompt" in rest:

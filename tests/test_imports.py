@@ -48,7 +48,7 @@ ALLOWED = {
     "restarts": "",
     "runs": (
         "checkpoint.files config data.places.origin data.samplers.subset estimates "
-        "rendezvous.epochs rendezvous.ranks restarts shards.index slurm "
+        "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
         "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": ("config.schema rendezvous.ranks runs.state.stop_request tracking.samples"),

@@ -12,6 +12,7 @@ back to an older one.
 import json
 import logging
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from hpctrain import generators
+from hpctrain.checkpoint import metadata_file
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
@@ -52,6 +54,7 @@ class _SpreadModel(Protocol):
     """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
 
     module: nn.Module
+    mesh: Any  # hpctrain.parallel.mesh.Mesh
     parameters: list[nn.Parameter]
     names: list[str]
 
@@ -179,7 +182,8 @@ class Checkpointer:
         if path is None:
             return None
         found = Manifest.read(path)
-        reader = Reader(path)
+        content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
+        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "

@@ -20,11 +20,13 @@ from hpctrain.causes import is_out_of_memory
 from hpctrain.config.advice import cures
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
+from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
+from hpctrain.faults.lease import lease
 from hpctrain.faults.observed import named_if_late
 from hpctrain.faults.stop import Stop
 from hpctrain.forks import at_end_of_parent, ending_here
@@ -137,6 +139,7 @@ def _fit(
     marks.open_page().where = partial(where, ranks.world_size, stacks)
     with (
         named_if_late(run.path, ranks, config.parallel.timeout_s),
+        lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
         deterministic(config.train.deterministic, device),
         default_dtype(config.precision),
         ending_here(),

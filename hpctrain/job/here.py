@@ -143,8 +143,8 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
     from hpctrain.faults.observed import observed
     from hpctrain.job import compile_cache
-    from hpctrain.rendezvous import leaving
-    from hpctrain.rendezvous.variables import export, record_collectives
+    from hpctrain.rendezvous import flight_recorder, leaving
+    from hpctrain.rendezvous.variables import export
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
@@ -152,7 +152,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     exported = export(*sections, one_node=ranks.one_node)
     # torch notes the folders when it is imported, or first uses them.
     home = Path(ranks.worker or run.path)
-    record_collectives(home / "logs", ranks.rank)
+    flight_recorder.prepare(home / "logs", ranks.rank)
     if ranks.world_size > 1:
         leaving.write_no_core_dump()
     if exported and ranks.is_main:

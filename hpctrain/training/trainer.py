@@ -175,7 +175,9 @@ class Trainer(RunParts):
         means |= {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
         with self.meter.spent("other"):
             self._log(self.meter.report(self.train_step.totals.counts) | means)
-            self.watch.report(self.step)
+            silent = self.train_step.silent
+            layers = silent.read(self.train_step.model)
+            self.watch.report(self.step, layers, silent.layers)
 
     def _caught_up(self) -> bool:
         """Make the evaluation that a stop has ended before, if any; False when it is still due."""

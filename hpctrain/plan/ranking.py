@@ -106,24 +106,24 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
     What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    lacks = other = few_samples = ""
+    why, whole_batch = "", config.train.global_batch_size
     whole = per_node or hardware.gpus_per_node or 1
     few = sizes_of(hardware, None, per_node)[:-2]
     for size in (*few, *((nodes, whole) for nodes in _NODES)):
         ranks = math.prod(size)
-        if ranks > (size_of_batch := config.train.global_batch_size) * whole:
-            few_samples = f"; train.global_batch_size={size_of_batch} is too small for more"
+        if ranks > whole_batch * whole:
+            why += f"; train.global_batch_size={whole_batch} is too small for more"
             break
         least = estimator.least(config, ranks)
         if (fit := on_gpu(least, hardware.memory_bytes, complete=False)).possible is False:
-            lacks = f"each of {ranks} GPUs {fit.reason}"
+            why = f"each of {ranks} GPUs {fit.reason}"
             continue
         found = rank(config, estimator, hardware, [size])
         if roomy := [each for each in found.best if each.has_room]:
             return Kind(hardware, roomy[0])
         tight = tight or next(iter(found.best), None)
-        lacks, other = found.lacks or lacks, next(reversed(found.excluded.values()), other)
-    return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
+        why = found.lacks or why or next(reversed(found.excluded.values()), "")
+    return Kind(hardware, tight, "" if tight else why)
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:

@@ -172,7 +172,7 @@ class Estimator:
             facts = facts_of(model, task, sample, blocks)
         half = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
         dtype = half.get(config.precision.compute)
-        measured = Measured(build, task, sample, dtype, config.train, blocks)
+        measured = Measured(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
     def least(self, config: Config, ranks: int) -> float:

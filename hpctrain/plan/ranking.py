@@ -132,16 +132,16 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     Those with an unknown or assumed speed come behind those that published runs cover.
     """
     found = [*kinds]
-    prices = [kind.best.price for kind in found if kind.best and kind.best.price]
-    several = len({price.currency for price in prices}) > 1
+    prices = [kind.hardware.price_per_hour for kind in found if kind.best]
+    several = len({price.currency for price in prices if price}) > 1
 
     def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
         if (one := kind.best) is None:
             return True, True, True, 0.0
-        known = one.price and one.time and not several
-        amount = one.price.amount * one.time.step_s if one.price and one.time and known else 1.0
-        last = one.assumed or one.time is None
-        return False, last, not known, amount * one.layout.ranks
+        price, amount = kind.hardware.price_per_hour, 1.0
+        if known := price is not None and one.time is not None and not several:
+            amount = price.amount * one.time.step_s
+        return False, one.assumed or one.time is None, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
 

@@ -182,13 +182,9 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     )
 
 
-def of_device(
-    device_title: str, memory_bytes: int | None = None, folders: Iterable[Path | str] = ()
-) -> Hardware | None:
+def of_device(device_title: str, memory_bytes: int | None = None) -> Hardware | None:
     """Return the hardware of a device; None if no file has exactly this name and memory."""
-    folders = list(folders)
-    for name in known(folders):
-        hardware = load(name, folders)
+    for hardware in map(load, known()):
         if device_title in hardware.devices and _as_large(hardware.memory_bytes, memory_bytes):
             return hardware
     return None

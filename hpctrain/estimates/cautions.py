@@ -3,7 +3,6 @@
 Nothing here stops a run. A formula whose figures are not known says nothing.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,19 +21,13 @@ from hpctrain.units import ELEMENT_BYTES, GIB
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
-    """Return the warnings of all runs, each once, with the number of runs if not all have it."""
-    kinds: dict[str, list[str]] = {}
-    found: Counter[str] = Counter()
-    every = list(configs)
-    for config in every:
+    """Return the warnings of all runs, each once."""
+    kinds: dict[str, Config] = {}
+    for config in configs:
         optimizer = config.optimizer._target_, config.optimizer.options, config.optimizer.groups
         sections = config.model, config.launch, config.train, config.parallel, config.precision
-        key = repr((optimizer, *sections, config.hardware, config.data))
-        if key not in kinds:
-            kinds[key] = list(cautions(config))
-        found.update(kinds[key])
-    count = len(every)
-    return [f"{text} ({n} of {count} runs)" if n < count else text for text, n in found.items()]
+        kinds.setdefault(repr((optimizer, *sections, config.hardware, config.data)), config)
+    return [*dict.fromkeys(text for config in kinds.values() for text in cautions(config))]
 
 
 def cautions(config: Config) -> Iterator[str]:

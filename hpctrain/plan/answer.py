@@ -10,9 +10,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import budget_of
-from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
+from hpctrain.plan.inspecting.sample_shape import sample_bytes, samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
-from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import GAPS
@@ -72,17 +71,27 @@ class Answer:
         return {
             "model": {name: getattr(facts, name) for name in _SIZES} | operations,
             "layouts": [estimate.as_json() for estimate in layouts],
-            "loader": loader_rate(
-                None if self.asked.shape else self.asked.config.data,
-                self.asked.hardware,
-                layouts[0] if layouts else None,
-            ),
+            "loader": self._loader(layouts[0] if layouts else None),
             "hardware": [
                 {"name": kind.hardware.name}
                 | (kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why})
                 for kind in self.kinds
             ],
             "assumptions": self.assumptions | {"excluded": self.ranking.excluded},
+        }
+
+    def _loader(self, one: Estimate | None) -> dict[str, Any]:
+        """Return what each node has to read for a layout, beside what the storage gives."""
+        size = None if self.asked.shape else sample_bytes(self.asked.config.data)
+        rate, storage = one and one.samples_per_s, None
+        needed = rate * size / one.layout.nodes / 1e6 if one and rate and size else None
+        if (hardware := self.asked.hardware) and hardware.storage_rate:
+            storage = hardware.storage_rate / 1e6
+        return {
+            "bytes_per_sample": size,
+            "needed_mb_per_s": needed,
+            "storage_mb_per_s": storage,
+            "enough": None if needed is None or storage is None else needed <= storage,
         }
 
     @property

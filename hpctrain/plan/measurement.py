@@ -104,8 +104,8 @@ def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) 
 
 def _cancel(sweep: Sweep, folder: Path) -> None:
     """Cancel the jobs that are in the queue, and say so."""
-    jobs = [job for job in sweep.jobs() if job.job_id]
     try:
+        jobs = [job for job in sweep.jobs() if job.job_id and not job.done()]
         for job in jobs:
             job.cancel()
     except HpctrainError as error:

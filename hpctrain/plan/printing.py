@@ -94,8 +94,8 @@ def _sentence(size: str, one: Estimate) -> str:
     if one.hours is None:
         return f"{found}; a step takes {number(one.time.step_s)} s (--budget tells hours and cost)"
     parts = [duration(3600 * one.hours), f"{number(one.gpu_hours)} GPU-hours"]
-    if one.price:
-        parts.append(f"about {number(one.cost(one.price))} {one.price.currency}")
+    if price := one.hardware.price_per_hour:
+        parts.append(f"about {number(one.cost(price))} {price.currency}")
     return f"{found}; {one.budget.text} take {', '.join(parts)}"
 
 

@@ -106,24 +106,24 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
     What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    lacks = other = few_samples = ""
+    why, whole_batch = "", config.train.global_batch_size
     whole = per_node or hardware.gpus_per_node or 1
     few = sizes_of(hardware, None, per_node)[:-2]
     for size in (*few, *((nodes, whole) for nodes in _NODES)):
         ranks = math.prod(size)
-        if ranks > (size_of_batch := config.train.global_batch_size) * whole:
-            few_samples = f"; train.global_batch_size={size_of_batch} is too small for more"
+        if ranks > whole_batch * whole:
+            why += f"; train.global_batch_size={whole_batch} is too small for more"
             break
         least = estimator.least(config, ranks)
         if (fit := on_gpu(least, hardware.memory_bytes, complete=False)).possible is False:
-            lacks = f"each of {ranks} GPUs {fit.reason}"
+            why = f"each of {ranks} GPUs {fit.reason}"
             continue
         found = rank(config, estimator, hardware, [size])
         if roomy := [each for each in found.best if each.has_room]:
             return Kind(hardware, roomy[0])
         tight = tight or next(iter(found.best), None)
-        lacks, other = found.lacks or lacks, next(reversed(found.excluded.values()), other)
-    return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
+        why = found.lacks or why or next(reversed(found.excluded.values()), "")
+    return Kind(hardware, tight, "" if tight else why)
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
@@ -132,16 +132,16 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     Those with an unknown or assumed speed come behind those that published runs cover.
     """
     found = [*kinds]
-    prices = [kind.best.price for kind in found if kind.best and kind.best.price]
-    several = len({price.currency for price in prices}) > 1
+    prices = [kind.hardware.price_per_hour for kind in found if kind.best]
+    several = len({price.currency for price in prices if price}) > 1
 
     def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
         if (one := kind.best) is None:
             return True, True, True, 0.0
-        known = one.price and one.time and not several
-        amount = one.price.amount * one.time.step_s if one.price and one.time and known else 1.0
-        last = one.assumed or one.time is None
-        return False, last, not known, amount * one.layout.ranks
+        price, amount = kind.hardware.price_per_hour, 1.0
+        if known := price is not None and one.time is not None and not several:
+            amount = price.amount * one.time.step_s
+        return False, one.assumed or one.time is None, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
 

@@ -180,7 +180,7 @@ def measured(build: Callable[[], nn.Module]) -> Activations:
         "tokens": torch.empty((1, 257), dtype=torch.int64, device="meta"),
         "mask": torch.empty(1, dtype=torch.bool, device="meta"),
     }
-    return Measured(build, LanguageModel(), sample, None, Config().train)["none"]
+    return Measured(build, LanguageModel(), sample, None)["none"]
 
 
 class BuiltWithValues(nn.Module):

@@ -68,11 +68,6 @@ class Estimate:
         return False, self.time.step_s * (_SLOWER if self.uncompared else 1.0)
 
     @property
-    def price(self) -> Price | None:
-        """The price that counts; None if unknown."""
-        return self.hardware.price_per_hour
-
-    @property
     def uncompared(self) -> str:
         """What of the layout no published run had that was compared, or ""."""
         return uncompared(self.layout)
@@ -120,6 +115,7 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `--json`: bytes, seconds and plain numbers; null is unknown."""
+        price = self.hardware.price_per_hour
         of_step = ("step_s", "mfu", "bubble", "comm_s", "exposed_comm_s")
         own = ("samples_per_s", "tokens_per_s_per_gpu", "hours", "gpu_hours", "kwh")
         return {
@@ -135,9 +131,9 @@ class Estimate:
             **{name: self.time and getattr(self.time, name) for name in of_step},
             "steps": self.budget.steps,
             **{name: getattr(self, name) for name in own},
-            "cost": self.cost(self.price),
+            "cost": self.cost(price),
             "spot_cost": self.cost(self.hardware.spot),
-            "currency": self.price and self.price.currency,
+            "currency": price and price.currency,
             "reason": self.fit.reason,
         }
 
@@ -172,7 +168,7 @@ class Estimator:
             facts = facts_of(model, task, sample, blocks)
         half = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
         dtype = half.get(config.precision.compute)
-        measured = Measured(build, task, sample, dtype, config.train, blocks)
+        measured = Measured(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
     def least(self, config: Config, ranks: int) -> float:

@@ -195,9 +195,6 @@ def lines_of(part: Part) -> tuple[int, int]:
         return _line_after(file, part.start), _line_after(file, part.stop)
 
 
-LONGEST = 2**30  # bytes of a line
-
-
 def _line_after(file: io.FileIO, at: int) -> int:
     """Return where the first line at or after byte `at` begins, or the end if there is none."""
     if at == 0:
@@ -207,8 +204,6 @@ def _line_after(file: io.FileIO, at: int) -> int:
         found = block.find(b"\n")
         if found >= 0:
             return file.tell() - len(block) + found + 1
-        if file.tell() - at > LONGEST:  # the holes of a sparse file may have no end
-            raise DataError(f"{file.name} has a line of more than {LONGEST:,} bytes, at byte {at}")
     return file.tell()
 
 

@@ -38,9 +38,8 @@ from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
 from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
-from data_prep.formats.tables.tables import without
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BadRecords, Block, Names, Source
+from data_prep.source import BadRecords, Block, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 
@@ -124,9 +123,13 @@ class Table(Source):
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts = [split] * len(kept) if self.column else None
         if by_value:
-            texts = [*map(str, without(batch.column(self.column), bad).to_pylist())]
-        names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
-        yield Block(values, column=texts, file=path, records=names)
+            texts = [*map(str, batch.column(self.column).take(kept).to_pylist())]
+        yield Block(
+            values,
+            column=texts,
+            file=path,
+            records=lambda sample: f"row {rows.number(int(kept[sample]))}",
+        )
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:

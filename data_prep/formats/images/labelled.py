@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import xxhash
 
@@ -25,7 +25,6 @@ from hpctrain.terminal import few
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
-_LONGEST = 2**24  # characters of a line of a list
 
 
 @dataclass(slots=True)
@@ -243,7 +242,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(_lines(path, file), strict=True)
+        reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
             _check_columns(path, columns, header)
@@ -259,16 +258,6 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
                 yield f"line {reader.line_num}", [cells[i] for i in which]
         except csv.Error as error:
             raise DataError(f"{path}: line {reader.line_num}: {error}") from None
-
-
-def _lines(path: Path, file: TextIO) -> Iterator[str]:
-    """Yield the lines of a list; one line of a damaged file could fill the memory."""
-    number = 0
-    while line := file.readline(_LONGEST + 1):
-        number += 1
-        if len(line) > _LONGEST:
-            raise DataError(f"{path}: line {number} has more than {_LONGEST:,} characters")
-        yield line
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

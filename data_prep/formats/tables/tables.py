@@ -4,13 +4,11 @@ A CSV file is a single part, because a line may be only a part of a row.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import add
 from pathlib import PurePath
 from typing import Any
-
-import numpy as np
 
 from data_prep.formats.files import Part
 from data_prep.formats.opening import (
@@ -94,15 +92,3 @@ def checked(batch: Any, names: Sequence[str]) -> Any:
             kind = pa.dictionary(column.type.index_type, kind)
         columns.append(column.cast(kind))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def without(array: Any, rows: Iterable[int]) -> Any:
-    """Return an array, or a batch, without some rows."""
-    import pyarrow as pa
-
-    which = list(rows)
-    if not which:
-        return array
-    keep = np.ones(len(array), bool)
-    keep[which] = False
-    return array.filter(pa.array(keep))

@@ -37,8 +37,6 @@ from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field, check_name
 
-_MAX_FILE = 2**31  # bytes
-
 ARGUMENTS = (
     """
 source=SRC : path
@@ -174,8 +172,6 @@ def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
 
 def _content(file: SourceFile) -> bytes:
     """Return the content of a file."""
-    if file.size > _MAX_FILE:
-        raise Unusable(f"it has {file.size} bytes; an image file has at most {_MAX_FILE}")
     try:
         with open(file.path, "rb", buffering=0) as content:
             return content.readall()

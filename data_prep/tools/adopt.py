@@ -28,6 +28,7 @@ from pathlib import Path
 from data_prep import processes
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, same
 from data_prep.formats.hdf5.survey import Survey
+from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
@@ -124,13 +125,10 @@ def _parse_fields(
 ) -> dict[str, FieldSource]:
     """Parse the values of `--field`, `--axis` and `--unwritten`."""
     found: dict[str, FieldSource] = {}
-    for text in fields:
-        name, equals, place = text.partition("=")
+    for name, place in pairs("--field", fields, "NAME=DATASET or NAME=VALUES:OFFSETS").items():
         dataset, colon, offsets = place.partition(":")
-        if not equals or not dataset.strip("/") or (colon and not offsets.strip("/")):
-            raise ConfigError(f"--field {text!r}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
-        if name in found:
-            raise ConfigError(f"--field {text!r}: {name!r} is there twice; each name once")
+        if not dataset.strip("/") or (colon and not offsets.strip("/")):
+            raise ConfigError(f"--field {name}={place}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
         found[name] = FieldSource(dataset, offsets)
     if not found:
         first = next(_files(files[:1]))

@@ -338,8 +338,8 @@ def test_the_index_lies_above_the_files(tmp_path, data_prep):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--field", "x"], "--field 'x': it is NAME=DATASET or NAME=VALUES:OFFSETS"),
-        (["--field", "x=y:"], "--field 'x=y:': it is"),
+        (["--field", "x"], "--field 'x' is not NAME=DATASET or NAME=VALUES:OFFSETS"),
+        (["--field", "x=y:"], "--field x=y:: it is NAME=DATASET"),
         (["--field", "x=y", "--field", "x=z"], "'x' is there twice"),
         (["--field", "mask=y"], "a field cannot be named 'mask'"),
         (["--field", "x=y", "--axis", "z=1"], "--axis 'z=1': it is NAME=K"),

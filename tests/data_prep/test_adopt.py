@@ -283,7 +283,7 @@ def test_files_of_another_schema(tmp_path, data_prep):
         file["y"] = LABELS
     code, _, err = data_prep("index", folder, *FIELDS)
     assert code == 3
-    assert f"{folder}/z.h5: field 'image' is int16[5, 4], there uint8[5, 4]" in err
+    assert f"{folder}/z.h5: field 'image' is int16[5, 4], in run 0.h5 uint8[5, 4]" in err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Check whether the datasets of an HDF5 file that another program wrote can be fields."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,10 +144,3 @@ def described(path: Path | str) -> str:
     """Return the datasets of a file with dtypes and shapes."""
     with _open_file(path) as file:
         return _listed(file)
-
-
-def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:
-    """Yield the differences between two schemas that have the same names."""
-    for name, field in first.items():
-        if (field, field.axis) != (other[name], other[name].axis):
-            yield f"field {name!r} is {other[name]}, there {field}"

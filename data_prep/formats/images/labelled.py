@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from data_prep.formats.files import Ignored, Inside, scan
+from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
 from data_prep.source import BadRecords, SourceFile, content_of
 from hpctrain.errors import ConfigError, DataError
@@ -89,7 +89,7 @@ def by_folder(
     root: Path,
     suffixes: frozenset[str],
     problems: BadRecords,
-    ignored: Ignored,
+    ignored: list[str],
     fixed: Sequence[str] | None,
     *,
     labels: bool,

@@ -25,6 +25,7 @@ from data_prep.formats.files import Part
 from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
+from data_prep.libraries import library
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import Fractions
@@ -82,14 +83,10 @@ def digits(options: Options) -> Source:
 
 
 def _digits() -> tuple[Array, Array]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError(
-            "the digits come with scikit-learn, which is not installed: "
-            "pip install 'hpctrain[sample]'"
-        ) from None
-    images, labels = load_digits(return_X_y=True)
+    sklearn = library(
+        "sklearn.datasets", "`sample digits`", name="scikit-learn", install="'hpctrain[sample]'"
+    )
+    images, labels = sklearn.load_digits(return_X_y=True)
     return images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64)
 
 

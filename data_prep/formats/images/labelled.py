@@ -24,7 +24,7 @@ from hpctrain.terminal import few
 
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
-WHOLE = range(-(2**63), 2**63)
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has them all
 
 
 @dataclass(slots=True)
@@ -188,16 +188,11 @@ def numbers(found: Labelled, fixed: Sequence[str] | None) -> tuple[list[str] | N
     texts = found.texts
     if fixed is None:
         # The name of a folder is always text, also if it looks like a number.
-        if found.records and all(_is_whole(text) for text in set(texts)):
+        if found.records and all(map(_WHOLE.fullmatch, set(texts))):
             return None, array("q", map(int, texts))
         fixed = sorted(set(texts), key=os.fsencode)
     places = {name: i for i, name in enumerate(fixed)}
     return list(fixed), array("q", (places[text] for text in texts))
-
-
-def _is_whole(text: str) -> bool:
-    whole = re.fullmatch(r"0|-?[1-9][0-9]{0,18}", text)
-    return whole is not None and int(text) in WHOLE
 
 
 def classes(path: Path) -> list[str]:

@@ -18,7 +18,7 @@ from data_prep.formats.opening import (
     parquet_rows,
 )
 from data_prep.formats.tables.columns import plain
-from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows
+from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, csv_schema
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -36,19 +36,18 @@ def format_of(path: str) -> str:
     return kind
 
 
-def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return a file's `pyarrow.Schema` and, for CSV, its first rows."""
-    kind, first = format_of(path), None
-    if kind == "parquet":
+def schema_of(path: str, csv: Csv) -> Any:
+    """Return a file's `pyarrow.Schema`."""
+    if format_of(path) == "csv":
+        schema = csv_schema(path, csv)
+    else:
         with open_parquet(path) as table:
             schema = table.schema_arrow
-    else:
-        schema, first = first_rows(path, csv)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         more = f", and {len(twice) - 1} other names twice" if len(twice) > 1 else ""
         raise DataError(f"{path} has more than one column {min(twice)!r}{more}")
-    return schema, first
+    return schema
 
 
 def parts_of(file: SourceFile) -> Iterator[tuple[Part, int]]:

@@ -73,7 +73,6 @@ class Piece:
 
     what: Any  # the argument of the source's `read`; small, because it is sent to another process
     files: Sequence[SourceFile] = ()  # the files that the piece is read from
-    samples: int | None = None  # the number of samples, if it is known beforehand; for the progress
     # Roughly the size of the data to be written; for the progress and to check that the disk has
     # enough room.
     bytes: int = 0

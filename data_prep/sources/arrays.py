@@ -183,7 +183,7 @@ def arrays(
         name="arrays",
         fields=fields,
         pieces=[
-            Piece((start, stop), of_piece, samples=stop - start, bytes=(stop - start) * row_bytes)
+            Piece((start, stop), of_piece, (stop - start) * row_bytes)
             for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
         ],
         identity={

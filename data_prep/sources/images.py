@@ -161,10 +161,7 @@ def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
             nbytes = 0
         nbytes += size
     parts = [found.part(*pair) for pair in pairwise([*ends, len(found)])]
-    return [
-        Piece(part, part, samples=len(part), bytes=size)
-        for part, size in zip(parts, [*sizes, nbytes], strict=True)
-    ]
+    return [Piece(part, part, size) for part, size in zip(parts, [*sizes, nbytes], strict=True)]
 
 
 def _content(file: SourceFile) -> bytes:

@@ -190,7 +190,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         for part in parts:
             count = part.stop - part.start
             owned = tuple(files[i] for i in part.owned)
-            pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
+            pieces.append(Piece(part, owned, count * bytes_each))
     return _Repack(
         name="repack",
         # Without the places of the source's datasets: the output has its own.

@@ -76,7 +76,7 @@ def digits(options: Options) -> Source:
     return _Digits(
         name="digits",
         fields={"image": Field("uint8", (1, 8, 8)), "label": Field("int64")},
-        pieces=[Piece(None, samples=len(image), bytes=image.nbytes + label.nbytes)],
+        pieces=[Piece(None, bytes=image.nbytes + label.nbytes)],
         about={"from": "sklearn.datasets.load_digits"},
         categories={"label": [str(digit) for digit in range(10)]},
     )

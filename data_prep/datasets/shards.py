@@ -1,7 +1,5 @@
 """Compare the file of one shard with the index, and read its samples as the loader does."""
 
-import errno
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,9 +157,6 @@ class OpenShard:
         """Turn the exceptions of h5py into a DataError."""
         try:
             yield
-        except PermissionError as error:
-            reason = os.strerror(error.errno or errno.EACCES)
-            raise DataError(f"shard {self.path} cannot be read: {reason}") from None
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             message = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"shard {self.path} is damaged: {message}") from None

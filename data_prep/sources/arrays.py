@@ -55,7 +55,7 @@ from data_prep.formats.arrays.array_files import addresses
 from data_prep.formats.files import ranges
 from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
+from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES
@@ -130,8 +130,12 @@ class _Arrays(Source):
                 for name, found in values.items()
             }
         if len(kept):
-            names = Names(len(kept), lambda sample: self._name(start + int(kept[sample])))
-            yield Block(values, column=self._splits(values), file=part.where.path, records=names)
+            yield Block(
+                values,
+                column=self._splits(values),
+                file=part.where.path,
+                records=lambda sample: self._name(start + int(kept[sample])),
+            )
 
     def _name(self, row: int) -> str:
         part, number = self.data[0].place(row)
@@ -179,7 +183,7 @@ def arrays(
         name="arrays",
         fields=fields,
         pieces=[
-            Piece((start, stop), of_piece, samples=stop - start, bytes=(stop - start) * row_bytes)
+            Piece((start, stop), of_piece, (stop - start) * row_bytes)
             for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
         ],
         identity={

@@ -26,10 +26,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep import processes
-from data_prep.formats.hdf5.foreign import FieldSource, described, look, same
+from data_prep.formats.hdf5.foreign import FieldSource, described, look
 from data_prep.formats.hdf5.survey import Survey
+from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
-from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
+from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress
@@ -38,7 +39,6 @@ from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index
 from hpctrain.shards.sample_schema import check_fields
-from hpctrain.terminal import few
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -124,13 +124,10 @@ def _parse_fields(
 ) -> dict[str, FieldSource]:
     """Parse the values of `--field`, `--axis` and `--unwritten`."""
     found: dict[str, FieldSource] = {}
-    for text in fields:
-        name, equals, place = text.partition("=")
+    for name, place in pairs("--field", fields, "NAME=DATASET or NAME=VALUES:OFFSETS").items():
         dataset, colon, offsets = place.partition(":")
-        if not equals or not dataset.strip("/") or (colon and not offsets.strip("/")):
-            raise ConfigError(f"--field {text!r}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
-        if name in found:
-            raise ConfigError(f"--field {text!r}: {name!r} is there twice; each name once")
+        if not dataset.strip("/") or (colon and not offsets.strip("/")):
+            raise ConfigError(f"--field {name}={place}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
         found[name] = FieldSource(dataset, offsets)
     if not found:
         first = next(_files(files[:1]))
@@ -219,17 +216,15 @@ def _schema(
 ) -> tuple[dict[str, Field], list[int]]:
     """Return the schema, which is the same in all files, and the number of samples in each file."""
     schema, count = look(folder / paths[0], fields)
-    counts, problems = [count], []
+    counts = [count]
     for path in paths[1:]:
-        try:
-            found, count = look(folder / path, fields)
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        problems += [f"{folder / path}: {what}" for what in same(schema, found)]
+        found, count = look(folder / path, fields)
+        for name, field in schema.items():
+            if (field, field.axis) != (found[name], found[name].axis):
+                raise DataError(
+                    f"{folder / path}: field {name!r} is {found[name]}, in {paths[0]} {field}"
+                )
         counts.append(count)
-    if problems:
-        raise DataError(few(problems, SHOWN, "; "))
     return schema, counts
 
 

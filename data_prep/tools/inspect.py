@@ -1,4 +1,4 @@
-"""Show what a data set holds: schema, splits, ranges, shards, and the provenance.
+"""Show what a data set holds: schema, splits, ranges, and the provenance.
 
 With --head show samples: numbers with the names of categories, decoded text, arrays in short.
 
@@ -20,7 +20,7 @@ from data_prep.tools import head, verify
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Statistics
 
-MOST = 20  # shards and categories listed
+MOST = 20  # categories listed
 ARGUMENTS = f"""{DIR}
 [one of]
 --head N : positive
@@ -100,12 +100,6 @@ def _print(data: DataSet) -> None:
     columns = ["split", "field", "mean", "std", "min", "max", "not finite", "lengths", "classes"]
     console.title("values")
     console.show(columns, rows, numbers="mean std min max classes")
-
-    rows = [[s.path, s.split, f"{s.count:,}", console.size(s.bytes)] for s in index.shards[:MOST]]
-    if len(index.shards) > MOST:
-        rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
-    console.title("shards")
-    console.show(["file", "split", "samples", "size"], rows, numbers="samples size")
 
     if index.provenance:
         console.title("how it was made")

@@ -118,11 +118,8 @@ def _do(converter: Converter, job: Job) -> None:
 def _progress(
     source: Source, numbers: Sequence[int], options: Options, label: str = ""
 ) -> ProgressBar:
-    pieces = [source.pieces[number] for number in numbers]
-    known = [piece.samples for piece in pieces if piece.samples is not None]
-    samples = sum(known) if len(known) == len(pieces) else None
-    nbytes = sum(piece.bytes for piece in pieces)
-    return ProgressBar(samples, nbytes, label=label, quiet=options.quiet)
+    nbytes = sum(source.pieces[number].bytes for number in numbers)
+    return ProgressBar(None, nbytes, label=label, quiet=options.quiet)
 
 
 def _is_last(job: Job, options: Options) -> bool:

@@ -150,7 +150,7 @@ def summary(index: Index) -> str:
             )
             line += f": {', '.join(parts)}"
         lines.append(line)
-    if asked is not None and (empty := left_empty(asked, index.splits, count)):
+    if asked is not None and (empty := left_empty(asked, index.splits)):
         lines.append(empty)
     if left_out.get("unusable"):
         records = _counted(left_out["unusable"], "record")

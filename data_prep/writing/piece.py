@@ -143,11 +143,10 @@ class Converter:
             )
 
     def _too_large(self, number: int, error: MemoryError) -> DataError:
-        files = [file.path for file in self.source.pieces[number].files]
-        which = few(files, SHOWN) or self.source.name
-        why = f" ({error})" if str(error) else ""
+        which = few((file.path for file in self.source.pieces[number].files), SHOWN)
         return DataError(
-            f"{which}: there is too little memory to convert it{why}; fewer --workers need less"
+            f"{which or self.source.name}: there is too little memory to convert it; fewer "
+            f"--workers need less {error}".rstrip()
         )
 
     def _check_files(self, number: int) -> None:

@@ -179,8 +179,8 @@ def test_the_result_does_not_depend_on_the_workers(tmp_path, data_prep):
 
 
 ODD = {
-    "text": (["abc"] * 5, "holds strings; text is UTF-8 bytes"),
-    "bytes": (np.array([b"abc"] * 5), "holds strings; text is UTF-8 bytes"),
+    "text": (["abc"] * 5, "holds what no field has: dtype "),
+    "bytes": (np.array([b"abc"] * 5), "holds what no field has: dtype "),
     "complex": (np.zeros(5, complex), "dtype complex128 is not supported; allowed"),
     "unsigned": (np.zeros(5, np.uint64), "dtype uint64 is not supported; allowed"),
     "record": (np.zeros(5, [("a", "i4"), ("b", "f4")]), "is not supported; allowed"),
@@ -188,7 +188,7 @@ ODD = {
     "null": (h5py.Empty("f4"), "is empty (a null dataspace)"),
     "short": (np.zeros(4), "every field has the same number of samples; good has 5, field has 4"),
     "none": (np.zeros((5, 0)), "shape [0] has no elements"),
-    "soft": (h5py.SoftLink("/nowhere"), "there is no dataset soft; in this file are"),
+    "soft": (h5py.SoftLink("/nowhere"), "soft is not there; in this file are"),
     "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into other.h5"),
     "broken": (h5py.ExternalLink("gone.h5", "/x"), "a link into gone.h5; the samples"),
 }
@@ -283,7 +283,7 @@ def test_files_of_another_schema(tmp_path, data_prep):
         file["y"] = LABELS
     code, _, err = data_prep("index", folder, *FIELDS)
     assert code == 3
-    assert f"{folder}/z.h5: field 'image' is int16[5, 4], there uint8[5, 4]" in err
+    assert f"{folder}/z.h5: field 'image' is int16[5, 4], in run 0.h5 uint8[5, 4]" in err
 
 
 @pytest.mark.parametrize(
@@ -338,15 +338,15 @@ def test_the_index_lies_above_the_files(tmp_path, data_prep):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--field", "x"], "--field 'x': it is NAME=DATASET or NAME=VALUES:OFFSETS"),
-        (["--field", "x=y:"], "--field 'x=y:': it is"),
+        (["--field", "x"], "--field 'x' is not NAME=DATASET or NAME=VALUES:OFFSETS"),
+        (["--field", "x=y:"], "--field x=y:: it is NAME=DATASET"),
         (["--field", "x=y", "--field", "x=z"], "'x' is there twice"),
         (["--field", "mask=y"], "a field cannot be named 'mask'"),
         (["--field", "x=y", "--axis", "z=1"], "--axis 'z=1': it is NAME=K"),
         (["--field", "x=y", "--axis", "x=one"], "--axis 'x=one': it is NAME=K"),
         (["--field", "x=y:z", "--axis", "x=0"], "lie end to end along axis 0"),
         (["--field", "x=y", "--axis", "x=1"], "y has 1 axes, [30]; there is no axis 1"),
-        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 (30, 5"),
+        (["--field", "x=nope"], "nope is not there; in this file are /x/data uint8 (30, 5"),
         (["--field", "x=x"], "x is a group"),
         (["--field", "x=y", "--workers", "0"], "'0' is not a whole number from 1"),
     ],

@@ -493,7 +493,7 @@ def test_numpy_files_whose_names_are_no_fields(here, data_prep):
     os.mkdir("sub")
     np.save("sub/x.npy", X)
     err = data_prep.refused("arrays", "x.npy", "sub/x.npy", "OUT", code=2)
-    assert "x.npy and sub/x.npy would both be the field 'x'; --field x=x.npy --field x=sub" in err
+    assert "x.npy and sub/x.npy would both be the field 'x'; give both with --field" in err
     err = data_prep.refused("arrays", "x.npy", "OUT", "--field", "x=y.npy", code=2)
     assert "x.npy and y.npy would both be the field 'x'" in err
     for name in ("x.h5", "x.nc", "x.bin"):

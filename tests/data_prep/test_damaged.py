@@ -9,9 +9,6 @@ import h5py
 import numpy as np
 import pytest
 
-from data_prep.formats import files
-from data_prep.formats.images import labelled
-
 X = np.arange(1200, dtype="<i4").reshape(300, 4) * 7919 % 10007
 
 
@@ -275,14 +272,3 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
         assert code in (2, 3)
         assert path in err
         assert "regular file" in err
-
-
-def test_lines_that_never_end(data_prep, monkeypatch):
-    monkeypatch.setattr(files, "LONGEST", 2**17)
-    os.truncate(os.open("x.jsonl", os.O_CREAT | os.O_WRONLY), 2**20)
-    monkeypatch.setattr(labelled, "_LONGEST", 2**17)
-    Path("x.csv").write_bytes(Path("x.jsonl").read_bytes())
-    words = "x.csv: line 1 has more than 131,072 characters"
-    data_prep.refuses(3, words, "images", "x.csv", "OUT2")
-    words = "x.jsonl has a line of more than 131,072 bytes, at byte "
-    data_prep.refuses(3, words, "text", "x.jsonl", "OUT2", "--shard-size", "64KB")

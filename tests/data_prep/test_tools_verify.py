@@ -64,7 +64,7 @@ def _digest(content):
 
 
 def problems(folder, **kwargs):
-    return {(p.shard, p.problem) for p in verify(DataSet(folder), **kwargs)}
+    return {*verify(DataSet(folder), **kwargs)}
 
 
 def test_a_sound_data_set(folder, data_prep):

@@ -159,16 +159,12 @@ def reading(where: Where, hint: str = "") -> Iterator[None]:
     except (HpctrainError, MemoryError):
         raise
     except Exception as error:
-        raise _unreadable(where, error, hint) from None
-
-
-def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
-    if isinstance(error, OSError) and error.strerror and error.errno:
-        # The libraries put the path into strerror.
-        return DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}")
-    text = " ".join(str(error).split()) or type(error).__name__
-    what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF"}
-    return DataError(f"{where} is not readable as {what[where.kind]}: {text}{hint}")
+        if isinstance(error, OSError) and error.strerror and error.errno:
+            # The libraries put the path into strerror.
+            raise DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}") from None
+        text = " ".join(str(error).split()) or type(error).__name__
+        what = {"hdf5": "HDF5", "netcdf": "NetCDF"}.get(where.kind, "NumPy")
+        raise DataError(f"{where} is not readable as {what}: {text}{hint}") from None
 
 
 def never_written(count: int, of: int) -> str:

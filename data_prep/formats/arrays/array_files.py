@@ -23,10 +23,9 @@ def parse_where(text: str) -> list[Where]:
     """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order."""
     cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
     for cut in cuts:  # the longest path that exists: file names may contain colons
-        if cut and os.path.exists(text[:cut]):
-            return [Where(text[:cut], text[cut + 1 :])]
-    for cut in cuts:
-        if found := glob.glob(text[:cut], recursive=True) if glob.has_magic(text[:cut]) else []:
+        path = text[:cut]
+        found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        if found:
             return [Where(path, text[cut + 1 :]) for path in sorted(found, key=natural)]
     path, _, key = text.partition(":")
     if glob.has_magic(path):
@@ -112,23 +111,24 @@ def addresses(
 ) -> tuple[dict[str, list[Where]], list[str]]:
     """Return the addresses of the arrays of each field, and notes on what patterns leave out."""
     wheres: dict[str, list[Where]] = {}
-    for name, where in _named_by_files(files):
-        if name in wheres:
+
+    def check_free(name: str, other: object) -> None:
+        if name in unnamed:
             raise ConfigError(
-                f"{wheres[name][0]} and {where} would both be the field {name!r}; --field "
-                f"{name}={wheres[name][0]} --field {name}={where} puts one behind the other"
+                f"{wheres[name][0]} and {other} would both be the field {name!r}; give both with "
+                "--field to put one behind the other, or another NAME"
             )
+
+    unnamed, notes = set[str](), list[str]()
+    for name, where in _named_by_files(files):
+        check_free(name, where)
+        unnamed.add(name)
         wheres[name] = [where]
-    unnamed, notes = set(wheres), list[str]()
     for text in named:
         name, equals, file = text.partition("=")
         if not (name and equals and file):
             raise ConfigError(f"--field {text!r} is not NAME=FILE; {FORMS}")
-        if name in unnamed:
-            raise ConfigError(
-                f"{wheres[name][0]} and {file} would both be the field {name!r}; give both with "
-                "--field to put one behind the other, or another NAME"
-            )
+        check_free(name, file)
         for where in parse_where(file):
             several, gone = expanded(where)
             wheres.setdefault(name, []).extend(several)

@@ -1,9 +1,8 @@
 """Check whether the datasets of an HDF5 file that another program wrote can be fields."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import h5py
@@ -16,8 +15,9 @@ from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import dtype_of
+from hpctrain.terminal import few
 
-_LISTED = 8  # datasets that a message lists
+_LISTED = 20  # datasets that a message lists
 _CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 
@@ -114,60 +114,33 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
         raise DataError(
             f"{path} {error}; the samples must lie in the file itself, whose digest the index has"
         ) from None
-    if dataset is None and isinstance(group := file.get(path), h5py.Group):
-        inside = of_another_program(group) or f"is a group; in this file are {_listed(file)}"
-        raise DataError(f"{path} {inside}")
-    if dataset is None:
-        raise DataError(_missing(file, path))
-    if problem := of_another_program(dataset):
+    found = file.get(path) if dataset is None else dataset
+    if found is not None and (problem := of_another_program(found)):
         raise DataError(f"{path} {problem}")
+    if dataset is None:
+        if has_wildcard(path):
+            raise DataError(
+                f"an index has no patterns such as {path}, because the samples of a file lie along "
+                f"an axis of a dataset; `python -m data_prep arrays OUT --field "
+                f"'NAME={file.filename}:{path}'` makes a sample of each match"
+            )
+        group = "is a group" if found is not None else "is not there"
+        raise DataError(f"{path} {group}; in this file are {_listed(file)}")
     if dataset.shape is None:
         raise DataError(f"{path} is empty (a null dataspace)")
-    if reason := _no_dtype(dataset):
-        raise DataError(f"{path} {reason}; {_CONVERT}")
+    try:
+        Field(dtype_of(dataset))
+    except (TypeError, DataError) as error:  # TypeError: NumPy has no such type
+        raise DataError(f"{path} holds what no field has: {error}; {_CONVERT}") from None
     return dataset
 
 
-def _no_dtype(dataset: h5py.Dataset) -> str:
-    """Return why no field can have a dataset's type, or ""."""
-    try:
-        dtype = dataset.dtype
-    except TypeError as error:
-        return f"has a type that NumPy does not have ({error})"
-    if dtype.kind in "SO" and (dtype.kind == "S" or h5py.check_string_dtype(dtype)):
-        return "holds strings; text is UTF-8 bytes (uint8) with offsets"
-    try:
-        Field(dtype_of(dataset))
-    except DataError as error:
-        return f"holds what no field has: {error}"
-    return ""
-
-
-def _missing(file: h5py.File, path: str) -> str:
-    """Return the message for a dataset that does not exist, also where a link leads."""
-    if has_wildcard(path):
-        return (
-            f"an index has no patterns such as {path}, because the samples of a file lie along an "
-            f"axis of a dataset; `python -m data_prep arrays OUT --field 'NAME={file.filename}:"
-            f"{path}'` makes a sample of each match"
-        )
-    return f"there is no dataset {path}; in this file are {_listed(file)}"
-
-
-def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str = ", ") -> str:
-    names = names_of(file)
-    lines = [f"{before}{name} {what}" for name, what in islice(names.items(), most)]
-    return between.join([*lines, "…"] if len(names) > most else lines) or "no datasets"
+def _listed(file: h5py.File) -> str:
+    found = (f"{name} {what}" for name, what in names_of(file).items())
+    return few(found, _LISTED, "; ") or "no datasets"
 
 
 def described(path: Path | str) -> str:
     """Return the datasets of a file with dtypes and shapes."""
     with _open_file(path) as file:
-        return _listed(file, 100, "\n  ", "")
-
-
-def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:
-    """Yield the differences between two schemas that have the same names."""
-    for name, field in first.items():
-        if (field, field.axis) != (other[name], other[name].axis):
-            yield f"field {name!r} is {other[name]}, there {field}"
+        return _listed(file)

@@ -135,8 +135,7 @@ def check_dataset(where: Where, found: Any) -> h5py.Dataset:
         raise DataError(f"{where} is a group; name one of the arrays in it: {inside}")
     if found.external:
         raise DataError(
-            f"{where} keeps its values in another file, {found.external[0][0]!r}; "
-            "--field NAME=FILE:DTYPE:SHAPE reads raw files"
+            f"{where} keeps its values in another file, {found.external[0][0]!r}; {OTHERS}"
         )
     if found.is_virtual:
         raise DataError(f"{where} is a virtual dataset, whose values lie elsewhere; {OTHERS}")

@@ -9,7 +9,7 @@ from data_prep.formats.tables import tables
 from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv
 from data_prep.source import SourceFile
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError
 from hpctrain.terminal import few
 
 
@@ -80,9 +80,6 @@ def _has(names: Sequence[str]) -> str:
     return f"there are {few(names, 30)}"
 
 
-_MAX_CATEGORIES = 1_000_000
-
-
 def categorical(
     sources: Sequence[SourceFile], choice: ColumnChoice, csv: Csv, schema: Any
 ) -> dict[str, list[Any]]:
@@ -102,11 +99,6 @@ def categorical(
             for rows in tables.rows_of(part, names, csv):
                 for name in names:
                     found[name].update(rows.batch.column(name).unique().to_pylist())
-                    if len(found[name]) > _MAX_CATEGORIES:
-                        raise DataError(
-                            f"{file.path}: --categorical {name}: it has more than "
-                            f"{_MAX_CATEGORIES:,} different values"
-                        )
     for name, values in found.items():
         if None in values:
             values.remove(None)

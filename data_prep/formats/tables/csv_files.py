@@ -44,10 +44,10 @@ class Csv:
     exact: frozenset[str] = frozenset()  # columns of floats that must not round integers
 
 
-def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return the schema of the first rows, and these rows, or None if there are no rows."""
+def csv_schema(path: str, csv: Csv) -> Any:
+    """Return the schema of the first rows."""
     with _csv(path, csv, {}) as reader:
-        return reader.schema, next(iter(reader), None)
+        return reader.schema
 
 
 def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[Rows]:

@@ -4,13 +4,11 @@ A CSV file is a single part, because a line may be only a part of a row.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import add
 from pathlib import PurePath
 from typing import Any
-
-import numpy as np
 
 from data_prep.formats.files import Part
 from data_prep.formats.opening import (
@@ -20,7 +18,7 @@ from data_prep.formats.opening import (
     parquet_rows,
 )
 from data_prep.formats.tables.columns import plain
-from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows
+from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, csv_schema
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -38,19 +36,18 @@ def format_of(path: str) -> str:
     return kind
 
 
-def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return a file's `pyarrow.Schema` and, for CSV, its first rows."""
-    kind, first = format_of(path), None
-    if kind == "parquet":
+def schema_of(path: str, csv: Csv) -> Any:
+    """Return a file's `pyarrow.Schema`."""
+    if format_of(path) == "csv":
+        schema = csv_schema(path, csv)
+    else:
         with open_parquet(path) as table:
             schema = table.schema_arrow
-    else:
-        schema, first = first_rows(path, csv)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         more = f", and {len(twice) - 1} other names twice" if len(twice) > 1 else ""
         raise DataError(f"{path} has more than one column {min(twice)!r}{more}")
-    return schema, first
+    return schema
 
 
 def parts_of(file: SourceFile) -> Iterator[tuple[Part, int]]:
@@ -94,15 +91,3 @@ def checked(batch: Any, names: Sequence[str]) -> Any:
             kind = pa.dictionary(column.type.index_type, kind)
         columns.append(column.cast(kind))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def without(array: Any, rows: Iterable[int]) -> Any:
-    """Return an array, or a batch, without some rows."""
-    import pyarrow as pa
-
-    which = list(rows)
-    if not which:
-        return array
-    keep = np.ones(len(array), bool)
-    keep[which] = False
-    return array.filter(pa.array(keep))

@@ -11,13 +11,14 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from data_prep.formats.files import Part, line_at, lines_of, ranges
-from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
+from data_prep.formats.opening import GROWTH, open_parquet, opened, parquet_rows
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.terminal import few
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
+_TOO_LONG = f"a document of more than {MAX_DOCUMENT // 2**30} GiB"
 _ROWS = 256  # rows of Parquet that are read at once: values that repeat take less in the file
 _BOM = b"\xef\xbb\xbf"
 
@@ -94,11 +95,7 @@ class Reader:
                     return f"line {line_at(part.path, start) if part.start else number}"
 
                 if len(line) > MAX_DOCUMENT:
-                    yield record, _too_long()
-                    while line and not line.endswith(b"\n"):
-                        line = stream.readline(BUFFER)
-                        at += len(line)
-                    continue
+                    raise DataError(f"{part.path}: {record()} is {_TOO_LONG}")
                 if start == 0:
                     line = line.removeprefix(_BOM)
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -185,7 +182,7 @@ def _whole(part: Part) -> Iterator[_Found]:
     """Yield the whole file as one document."""
     with opened(part) as stream:
         content = stream.read(MAX_DOCUMENT + 1)
-    too_long = f"{_too_long()}; --documents lines takes its lines"
+    too_long = f"{_TOO_LONG}; --documents lines takes its lines"
     is_long = len(content) > MAX_DOCUMENT
     yield lambda: "", too_long if is_long else _decoded(content.removeprefix(_BOM))
 
@@ -223,7 +220,3 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 def _kind(value: object) -> str:
     kinds = {"NoneType": "null", "dict": "an object", "list": "a list", "str": "text"}
     return kinds.get(type(value).__name__, type(value).__name__)
-
-
-def _too_long() -> str:
-    return f"a document of more than {MAX_DOCUMENT // 2**30} GiB"

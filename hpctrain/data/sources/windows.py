@@ -12,8 +12,8 @@ context: every token but the first of a shard is predicted once.
     >>> Loader(windows, global_batch_size=16)
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class Windows:
                 f"no shard of {reader.folder}, split {reader.split!r}, has a window of {length}: "
                 f"the longest has {totals.max()} elements of {field!r}"
             )
-        self._offsets: OrderedDict[int, Int64s] = OrderedDict()
+        self._offsets = lru_cache(_MAX_OFFSETS)(partial(reader.offsets, field))
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -109,7 +109,7 @@ class Windows:
         out[:] = 0
         for shard in np.unique(shards).tolist():
             rows = np.flatnonzero(shards == shard)
-            offsets = self._shard_offsets(shard)
+            offsets = self._offsets(shard)
             first = np.searchsorted(offsets, starts[rows], side="right")
             last = np.searchsorted(offsets, starts[rows] + self._length, side="left")
             counts = last - first
@@ -118,12 +118,3 @@ class Windows:
             where = np.repeat(rows, counts)
             out[where, begins - starts[where]] = 1  # documents without elements do not count
         np.cumsum(out, axis=1, out=out)
-
-    def _shard_offsets(self, shard: int) -> Int64s:
-        found = self._offsets.get(shard)
-        if found is None:
-            found = self._reader.offsets(self._field, shard)
-            self._offsets[shard] = found
-            while len(self._offsets) > _MAX_OFFSETS:
-                self._offsets.popitem(last=False)
-        return found

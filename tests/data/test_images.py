@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpctrain.data.source import Source
 from hpctrain.data.sources.images import Decoded, decode
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
@@ -136,7 +137,7 @@ def test_options_that_cannot_be(options):
         decode(ragged(PNG), **options)
 
 
-class Files:
+class Files(Source):
     def __init__(self, files):
         self.files = files
         self.fields = {"image": Field("uint8", variable=True), "label": Field("int64")}

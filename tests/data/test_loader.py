@@ -14,6 +14,7 @@ from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Steps
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -21,7 +22,7 @@ from hpctrain.shards.format import write_shards
 from tests import forkserver
 
 
-class Numbers:
+class Numbers(Source):
     """A source of `count` samples whose field x is their index.
 
     It counts its reads. A read that includes the sample `fail_at` raises a DataError.
@@ -153,7 +154,7 @@ def test_a_ramp_gives_the_same_order_in_batches_that_grow(shape, stages, epochs,
     found = global_batches(count, batch_size, dp_size, **options)
     assert found == global_batches(count, batch_size, 1, **options)
     loader = Loader(Numbers(count), global_batch_size=batch_size, **options)
-    assert len(found) == loader.steps_in(epochs)
+    assert len(found) == loader.steps.steps_in(epochs)
     expected = [size for size, steps in ramp for _ in range(steps)]
     given = [len(batch) for batch, _ in found]
     assert given == [*expected, *[batch_size] * len(found)][: len(found)]

@@ -43,7 +43,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
-MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
+_MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again
 
 
@@ -53,7 +53,7 @@ _OPTIONS = f"""
 --resize {{crop,pad,stretch}} = crop
     how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
     longer side, fill the rest; stretch: scale both sides
---mode {{{",".join(MODES)}}}
+--mode {{{",".join(_MODES)}}}
     mode of the pixels (default: MODE)
 --background COLOR =
     the colour under transparent pixels and around images resized by `pad`
@@ -76,7 +76,7 @@ class Pixels:
 
     size: tuple[int, int] | None = None  # height and width; None keeps the size of each file
     resize: str = "crop"  # one of _RESIZE
-    mode: str = "RGB"  # one of MODES; "" is L for grey images and RGB for all others
+    mode: str = "RGB"  # one of _MODES; "" is L for grey images and RGB for all others
     background: str = ""  # the name of a colour that Pillow knows, or ""
     encoded: bool = False  # whether a sample is the bytes of the file
     max_pixels: int = MAX_PIXELS  # images with more pixels cannot be used
@@ -86,7 +86,7 @@ class Pixels:
         """Make the pixels that the command line describes; `mode` is the default of --mode."""
         pillow()
         size = _size(args.size) if args.size else None
-        if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
+        if args.encoded and args.mode and (size is None or _MODES[args.mode] == 4):
             raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
         if args.encoded and args.mode == "L16":
             raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
@@ -114,7 +114,7 @@ class Pixels:
         if self.size is None or not self.mode:
             return None
         dtype = "uint16" if self.mode == "L16" else "uint8"
-        return Field(dtype, (MODES[self.mode], *self.size))
+        return Field(dtype, (_MODES[self.mode], *self.size))
 
     def field_of(self, first: Array) -> Field:
         """Return the field of the samples, whose first one is `first`."""

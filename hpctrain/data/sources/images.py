@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.source import Prepares, ReadsAhead, SampleId, Source, sample_ids
+from hpctrain.data.source import SampleId, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.per_process import PerProcess
@@ -69,7 +69,7 @@ def decode(
     return pixels
 
 
-class Decoded(PerProcess):
+class Decoded(PerProcess, Source):
     """A source that decodes a field of encoded images.
 
     `field` is uint8 of variable length. `decode` explains the other arguments; without a size all
@@ -122,18 +122,16 @@ class Decoded(PerProcess):
         return rows
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """See `hpctrain.data.source.Traceable`."""
-        return sample_ids(self._source, indices)
+        """See `Source`."""
+        return self._source.sample_ids(indices)
 
     def prepare(self, indices: Int64s) -> None:
-        """See `hpctrain.data.source.Prepares`."""
-        if isinstance(self._source, Prepares):
-            self._source.prepare(indices)
+        """See `Source`."""
+        self._source.prepare(indices)
 
     def read_ahead(self, blocks: Int64s) -> None:
-        """See `hpctrain.data.source.ReadsAhead`."""
-        if isinstance(self._source, ReadsAhead):
-            self._source.read_ahead(blocks)
+        """See `Source`."""
+        self._source.read_ahead(blocks)
 
 
 def _check(fit: str) -> None:

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import ConfigError, DataError
@@ -28,7 +28,7 @@ DOCUMENT = "_document"
 _MAX_OFFSETS = 64  # shards whose offsets are kept
 
 
-class Windows:
+class Windows(Source):
     """A source of windows of one field, (length, *shape), by default one after the other.
 
     They begin `stride` elements apart. With `documents` samples also have FIELD_document, int32
@@ -87,7 +87,7 @@ class Windows:
         return max(1, BLOCK_BYTES // self.fields[self._field].nbytes)
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """See `hpctrain.data.source.Traceable`."""
+        """See `Source`."""
         dataset, _ = self._reader.fields[self._field].datasets(self._field)
         shards, starts = self._locate(indices)
         return [
@@ -96,7 +96,7 @@ class Windows:
         ]
 
     def prepare(self, indices: Int64s) -> None:
-        """See `hpctrain.data.source.Prepares`."""
+        """See `Source`."""
         self._reader.prepare_shards(self._windows.pieces(indices))
 
     def _locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:

@@ -42,7 +42,7 @@ from hpctrain.shards.storage.scratch import Damaged, Undecodable
 from hpctrain.shards.types import Array, Int64s
 
 RUN_BYTES = 2**28  # the samples of a chunk take no more
-ROWS_BYTES = 2**16  # samples that are read at once where there are no chunks
+_ROWS_BYTES = 2**16  # samples that are read at once where there are no chunks
 
 _Visit = tuple[int, Any, Any]  # number of a run, rows of the result, rows of the run
 
@@ -84,7 +84,7 @@ class Chunked:
         self._pool, self._cache, self._lock = pool, cache, threading.Lock()
         self._dataset, self._stored = dataset, None
         self.chunk_rows = dataset.chunks[axis] if dataset.chunks else 1
-        most = RUN_BYTES if dataset.chunks else ROWS_BYTES
+        most = RUN_BYTES if dataset.chunks else _ROWS_BYTES
         row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
         self._run = max(1, most // max(1, row_bytes))
         try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpctrain import cgroup
-from hpctrain.data.places.filesystem import job_memory
+from hpctrain.data.places.depot import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
@@ -224,5 +224,5 @@ def test_the_memory_of_the_job(tmp_path, monkeypatch):
         (groups / job / file).write_text(f"{2**30}\n")
         (tmp_path / "cgroup").write_text(f"3:cpuset:/other\n{line}\n")
         found = partial(cgroup.folders, membership=tmp_path / "cgroup", root=groups)
-        monkeypatch.setattr("hpctrain.data.places.filesystem.cgroup.folders", found)
+        monkeypatch.setattr("hpctrain.data.places.depot.cgroup.folders", found)
         assert job_memory({}) == 2**30

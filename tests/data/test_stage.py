@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.places import origin
-from hpctrain.data.places.depot import Depot
-from hpctrain.data.places.filesystem import job_memory
+from hpctrain.data.places.depot import Depot, job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.sources.reader import Reader

@@ -99,7 +99,7 @@ class Reader(PerProcess, Source):
 
         ragged = self._in_parts(shards, read)
         return {
-            name: found[name] if name in found else _joined([part[name] for part in ragged])
+            name: found[name] if name in found else Ragged.joined([part[name] for part in ragged])
             for name in self.fields
         }
 
@@ -248,10 +248,3 @@ def _places(datasets: Datasets, name: str, shards: Int64s, rows: Int64s) -> tupl
         path = datasets.layouts[int(shards[wrong][0])].path
         raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
     return starts, stops
-
-
-def _joined(parts: list[Ragged]) -> Ragged:
-    if len(parts) == 1:
-        return parts[0]
-    offsets = offsets_of(np.concatenate([part.lengths for part in parts]))
-    return Ragged(np.concatenate([part.values for part in parts]), offsets)

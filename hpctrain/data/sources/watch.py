@@ -95,19 +95,21 @@ class Watch:
                 check_shard(path, entry)  # says that it is missing
                 raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
             if known is not None:
-                right, what = stamp == known, known.difference(stamp)
+                right = stamp == known
             else:
                 right = not own or stamp.modified_ns <= self._since_ns
-                what = f"it was written or touched at {clock(stamp.modified_ns)}"
+            when = clock(max(stamp.modified_ns, stamp.changed_ns))
             if right:
                 self._noted[shard] = _Noted(str(path), stamp, own)
                 return stamp
-            log.warning("shard %s: %s; comparing its digest with %s", path, what, FILE)
+            log.warning(
+                "shard %s was touched at %s; comparing its digest with %s", path, when, FILE
+            )
             try:
                 check_digest(path, entry)
             except DataError as error:
                 raise DataError(
-                    f"shard {path} was changed during the run: {what} ({error}). Checkpoints from "
+                    f"shard {path} was changed during the run, at {when} ({error}). Checkpoints from "
                     "before then are good. Put the file back as it was (`python -m data_prep "
                     f"inspect {path.parent} --verify` compares it), then resume the run"
                 ) from None

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
@@ -42,7 +41,6 @@ class Child:
         self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
         self._stacks = os.memfd_create("hpctrain-stacks")
-        self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
 
     def start(self, payload: int) -> None:
         """Start the process. `payload` is a descriptor of the file with the transform."""
@@ -58,11 +56,9 @@ class Child:
         self._far_end.close()
 
     def send(self, task: Task, segment: Segment) -> None:
-        """Send a task, with the descriptor of its segment if the process does not have it yet."""
-        new = [] if segment in self._known else [segment.descriptor]
-        self._known.add(segment)
+        """Send a task, with the descriptor of its segment."""
         with suppress(OSError):  # the worker has died; the thread that reads from it says so
-            socket.send_fds(self.socket, [pickle.dumps(task)], new)
+            socket.send_fds(self.socket, [pickle.dumps(task)], [segment.descriptor])
 
     def kill(self) -> None:
         """Kill the process."""

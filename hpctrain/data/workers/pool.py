@@ -5,8 +5,8 @@
 
 The trainer reads the samples, at memory speed and with every shard opened once. Workers only
 transform: they open no shards and start in a tenth of a second. A message has a few hundred bytes
-in each direction. A batch lies in a segment of shared memory (see `shared`), which is reused when
-the last array in it is dropped.
+in each direction. A batch lies in a segment of shared memory (see `shared`), which lives as long as
+the last array in it.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
@@ -28,7 +28,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, BinaryIO, Self
 
@@ -70,7 +69,6 @@ class Workers:
             )
         self.count = count
         self._source, self._transform = source, transform
-        self._free: SimpleQueue[Segment] = SimpleQueue()
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._numbers = itertools.count()
@@ -95,21 +93,16 @@ class Workers:
         """Read the samples `indices`, n >= 1, and let a worker transform them.
 
         A sample's random numbers depend on the key, (seed, epoch), and its position in the epoch.
-        The future has {field: array (n, *shape)}, whose memory is reused after the arrays and the
-        future have been dropped. Its exception is that of the transform, with the sample and the
-        worker's traceback as notes, or a DataError if the results differ in shape or a worker was
-        killed.
+        The future has {field: array (n, *shape)}. Its exception is that of the transform, with the
+        sample and the worker's traceback as notes, or a DataError if the results differ in shape or
+        a worker was killed.
         """
         future: Future[Rows] = Future()
         future.set_running_or_notify_cancel()  # a task that runs cannot be cancelled
         if not self._workers:
             return self._transform_here(future, key, positions, indices)
-        segment = self._take_segment()
-        try:
-            task = self._read(segment, key, positions, indices)
-        except BaseException:
-            self._free.put(segment)
-            raise
+        segment = Segment()
+        task = self._read(segment, key, positions, indices)
         with self._lock:
             if self._failure is not None:
                 raise DataError(self._failure)
@@ -129,12 +122,6 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _take_segment(self) -> Segment:
-        try:
-            return self._free.get_nowait()
-        except Empty:
-            return Segment()
 
     def _read(
         self, segment: Segment, key: tuple[int, int], positions: Int64s, indices: Int64s
@@ -174,7 +161,7 @@ class Workers:
         memory = segment.bytes()
         for block, array in copies:
             np.copyto(view(memory, block), array)
-        return Task(next(self._numbers), id(segment), size, key, *where, fields)
+        return Task(next(self._numbers), size, key, *where, fields)
 
     def _reserve(self, segment: Segment, size: int) -> None:
         try:
@@ -248,17 +235,10 @@ class Workers:
 
     def _deliver(self, batch: "PendingBatch", reply: Reply) -> None:
         if reply.error is not None:
-            self._free.put(batch.segment)
             batch.future.set_exception(_exception(*reply.error))
             return
-        try:
-            batch.segment.reserve(reply.size)
-        except OSError as error:
-            batch.future.set_exception(DataError(f"a batch cannot be mapped: {error.strerror}"))
-            return
-        memory = batch.segment.bytes()
-        # Every view keeps `memory` alive, so the segment is free when the last view is dropped.
-        weakref.finalize(memory, self._free.put, batch.segment).atexit = False
+        batch.segment.reserve(reply.size)
+        memory = batch.segment.bytes()  # kept alive by every view
         batch.future.set_result({name: view(memory, at) for name, at in reply.fields.items()})
 
     def _fail(self, reason: str) -> None:

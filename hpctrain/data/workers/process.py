@@ -33,10 +33,9 @@ VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker
 
 
 class Task(NamedTuple):
-    """A batch to transform, in segment number `segment`, of which it uses `size` bytes."""
+    """A batch to transform, which uses `size` bytes of the segment that comes with it."""
 
     number: int
-    segment: int
     size: int
     key: tuple[int, int]
     positions: Block
@@ -61,7 +60,6 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # blocked for the start
     die_with(parent)
     channel = socket.socket(fileno=connection)
-    segments: dict[int, Segment] = {}
     draws = AllRandom()
     transform: Transform | Exception
     try:
@@ -73,12 +71,11 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
         if not message:
             return
         task: Task = pickle.loads(message)
-        if descriptors:
-            segments[task.segment] = Segment(descriptors[0])
+        segment = Segment(descriptors[0])
         try:
             if isinstance(transform, Exception):
                 raise transform
-            reply = _transform(task, segments[task.segment], transform, draws)
+            reply = _transform(task, segment, transform, draws)
         except SystemExit:
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -87,6 +84,7 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
             channel.send(pickle.dumps(reply))
         except OSError:  # the parent is gone
             return
+        del segment  # its memory is the trainer's alone
 
 
 class AllRandom(SampleRandom):

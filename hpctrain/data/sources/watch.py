@@ -109,8 +109,8 @@ class Watch:
                 check_digest(path, entry)
             except DataError as error:
                 raise DataError(
-                    f"shard {path} was changed during the run, at {when} ({error}). Checkpoints from "
-                    "before then are good. Put the file back as it was (`python -m data_prep "
+                    f"shard {path} was changed during the run, at {when} ({error}). Checkpoints "
+                    "from before then are good. Put the file back as it was (`python -m data_prep "
                     f"inspect {path.parent} --verify` compares it), then resume the run"
                 ) from None
             known = stamp

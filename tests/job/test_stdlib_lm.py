@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from hpctrain import gpu_driver
 from hpctrain.data.sources.reader import Reader
+from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.text_generation import Generator
 from tests.bounds import EXACT
@@ -115,9 +116,20 @@ def test_text_ends_with_the_document(generator: Generator, monkeypatch: pytest.M
     logits = torch.zeros(300)
     logits[generator.tokenizer.eod] = 1e9  # type: ignore[index]
     monkeypatch.setattr(generator.model, "forward", lambda ids: logits.expand(*ids.shape, -1))
+    # The last token of the prompt is drawn again, but never as the end of the document.
     found = "".join(generator("return x", 50, temperature=1.0, seed=0))
     assert found.startswith("return x")
     assert len(found) < 40
+
+
+def test_tokens_that_begin_alike(corpus: Path) -> None:
+    tokenizer = DatasetTokenizer.of(corpus, "tokens")
+    (space,) = tokenizer.encode(" ")
+    similar = tokenizer.extensions(space)
+    assert {tokenizer.decode([token])[:1] for token in similar} == {" "}
+    assert len(similar) > 3
+    assert tokenizer.eod not in tokenizer.extensions(tokenizer.encode("<")[0])
+    assert DatasetTokenizer("bytes", 256, None).extensions(7) == [7]
 
 
 @pytest.mark.parametrize(

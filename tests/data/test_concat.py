@@ -109,8 +109,3 @@ class Empty(Source):
 def test_fields_that_do_not_agree_are_refused(fields, message):
     with pytest.raises(DataError, match=message):
         Concat({"new": Empty(x=Field("uint8", (3,))), "old": Empty(**fields)})
-
-
-def test_nothing_is_refused():
-    with pytest.raises(DataError, match="at least one"):
-        Concat({})

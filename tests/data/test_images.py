@@ -12,7 +12,7 @@ from PIL import Image
 from hpctrain.data.source import Source
 from hpctrain.data.sources.images import Decoded, decode
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.ragged import Ragged
@@ -129,12 +129,6 @@ def test_a_bomb_is_not_decoded():
     header[29:33] = zlib.crc32(bytes(header[12:29])).to_bytes(4, "big")
     with pytest.raises(DataError, match="image of sample 0"):
         decode(ragged(np.frombuffer(bytes(header), np.uint8)))
-
-
-@pytest.mark.parametrize("options", [{"fit": "pad"}])
-def test_options_that_cannot_be(options):
-    with pytest.raises(ConfigError, match="it is 'exact', 'crop' or 'stretch'"):
-        decode(ragged(PNG), **options)
 
 
 class Files(Source):

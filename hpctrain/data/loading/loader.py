@@ -29,7 +29,7 @@ from hpctrain.data.loading.steps import Steps, Tail
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.source import SampleId, Source
 from hpctrain.data.workers.pool import Workers
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.types import Batch, Int64s
 
 
@@ -80,10 +80,6 @@ class Loader:
         self.steps = Steps(
             sampler.count, global_batch_size, **ranks, tail=tail, max_epochs=max_epochs, ramp=ramp
         )
-        if threads < 0 or prefetch_bytes < 0:
-            raise ConfigError(
-                f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
-            )
         if threads and workers is not None:  # a thread waits while its batches are transformed
             threads = max(threads, 2 * workers.count)
         elif threads:  # one core is the consumer's

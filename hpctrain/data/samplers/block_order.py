@@ -20,7 +20,6 @@ import numpy as np
 
 from hpctrain.data.samplers.order import Order, check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute_each
-from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Int64s
 
 
@@ -28,8 +27,6 @@ class BlockOrder:
     """A permutation of [0, count) per epoch that mixes `window` blocks; count is at most 2^62."""
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
-        if block_size < 1 or window < 1:
-            raise ConfigError(f"block_size {block_size} and window {window}: they are 1 or more")
         self.blocks_per_epoch = -(-count // block_size)
         self._blocks = Order(self.blocks_per_epoch, seed)
         self.count, self.seed, self.block_size = count, seed, block_size

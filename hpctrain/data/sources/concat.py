@@ -24,8 +24,6 @@ class Concat(Source):
     """The samples of the first source, then those of the next; all have the same fields."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
-        if not sources:
-            raise DataError("a concatenation needs at least one data set")
         (first, source), *others = sources.items()
         for name, other in others:
             _check(first, source.fields, name, other.fields)

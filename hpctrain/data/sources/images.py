@@ -53,7 +53,7 @@ def decode(
     Images of more than `max_pixels` are refused before they are decoded. `samples` are the indices
     in the data set, for messages. The threads of `pool` share the work; None: this thread decodes.
     """
-    _check(fit)
+    _pillow()
     names = range(len(images)) if samples is None else samples
     height, width = size or _size(images[0], names[0], max_pixels)
     pixels = np.empty((len(images), 3, height, width), np.uint8) if out is None else out
@@ -88,7 +88,7 @@ class Decoded(PerProcess, Source):
         max_pixels: int = MAX_PIXELS,
         threads: int = 4,
     ) -> None:
-        _check(fit)
+        _pillow()
         if source.fields.get(field) != Field("uint8", variable=True):
             known = ", ".join(f"{name} {spec}" for name, spec in source.fields.items())
             raise DataError(f"field {field!r} holds no encoded images, uint8[*]; there are {known}")
@@ -132,12 +132,6 @@ class Decoded(PerProcess, Source):
     def read_ahead(self, blocks: Int64s) -> None:
         """See `Source`."""
         self._source.read_ahead(blocks)
-
-
-def _check(fit: str) -> None:
-    if fit not in ("exact", "crop", "stretch"):
-        raise ConfigError(f"images with fit {fit!r}: it is 'exact', 'crop' or 'stretch'")
-    _pillow()
 
 
 def _pillow() -> ModuleType:

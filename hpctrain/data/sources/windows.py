@@ -20,7 +20,7 @@ import numpy as np
 from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array, Int64s
 
@@ -52,10 +52,6 @@ class Windows(Source):
                 f"has {', '.join(variable) or 'none'}"
             )
         self._stride = length if stride is None else stride
-        if length < 1 or self._stride < 1:
-            raise ConfigError(
-                f"length {length} and stride {self._stride} of a window are 1 or more"
-            )
         self._reader, self._field, self._length = reader, field, length
         spec = reader.fields[field]
         self.fields: Mapping[str, Field] = {field: Field(spec.dtype, (length, *spec.shape))}

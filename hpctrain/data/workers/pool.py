@@ -60,8 +60,6 @@ class Workers:
     """
 
     def __init__(self, source: Source, transform: Transform, count: int) -> None:
-        if count < 0:
-            raise ConfigError(f"workers {count}: it is the number of processes, 0 or more")
         if VARIABLE in os.environ:
             raise ConfigError(
                 "a worker process has imported the script that starts the training: put what it "

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import spawn
@@ -41,6 +42,7 @@ class Child:
         # This kind of socket keeps messages, and the descriptors sent with them, whole.
         self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
+        self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._stacks = os.memfd_create("hpctrain-stacks")
 
     def start(self, payload: int) -> None:
@@ -57,9 +59,11 @@ class Child:
         self._far_end.close()
 
     def send(self, task: Task, segment: Segment) -> None:
-        """Send a task, with the descriptor of its segment."""
+        """Send a task, with the descriptor of its segment if the process does not have it yet."""
+        new = [] if segment in self._known else [segment.descriptor]
+        self._known.add(segment)
         with suppress(OSError):  # the worker has died; the thread that reads from it says so
-            socket.send_fds(self.socket, [pickle.dumps(task)], [segment.descriptor])
+            socket.send_fds(self.socket, [pickle.dumps(task)], new)
 
     def kill(self) -> None:
         """Kill the process."""

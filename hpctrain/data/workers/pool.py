@@ -5,8 +5,8 @@
 
 The trainer reads the samples, at memory speed and with every shard opened once. Workers only
 transform: they open no shards and start in a tenth of a second. A message has a few hundred bytes
-in each direction. A batch lies in a segment of shared memory (see `shared`), which lives as long as
-the last array in it.
+in each direction. A batch lies in a segment of shared memory (see `shared`), which is used again
+when the last array in it is dropped.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
@@ -28,6 +28,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, BinaryIO, Self
 
@@ -37,11 +38,10 @@ from hpctrain.data.source import Source
 from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
 from hpctrain.data.workers.process import MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
-from hpctrain.data.workers.shared import Block, Segment, place, view
+from hpctrain.data.workers.shared import Packed, Segment
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.forks import JOB_SIGNALS
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Int64s
+from hpctrain.shards.types import Int64s
 
 _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 
@@ -67,6 +67,7 @@ class Workers:
             )
         self.count = count
         self._source, self._transform = source, transform
+        self._free: SimpleQueue[Segment] = SimpleQueue()
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._numbers = itertools.count()
@@ -99,8 +100,13 @@ class Workers:
         future.set_running_or_notify_cancel()  # a task that runs cannot be cancelled
         if not self._workers:
             return self._transform_here(future, key, positions, indices)
-        segment = Segment()
-        task = self._read(segment, key, positions, indices)
+        rows = dict(self._source.read(indices))
+        given = np.ascontiguousarray(positions), np.ascontiguousarray(indices)
+        try:
+            segment = self._free.get_nowait()
+        except Empty:
+            segment = Segment()
+        task = Task(next(self._numbers), id(segment), segment.pack((key, *given, rows)))
         with self._lock:
             if self._failure is not None:
                 raise DataError(self._failure)
@@ -121,65 +127,10 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(
-        self, segment: Segment, key: tuple[int, int], positions: Int64s, indices: Int64s
-    ) -> Task:
-        """Read samples into a segment. Fields of fixed size go directly to their final place."""
-        size = 0
-
-        def add(dtype: str, shape: tuple[int, ...]) -> Block:
-            nonlocal size
-            block = place(dtype, shape, size)
-            size = block.end
-            return block
-
-        where = add("int64", positions.shape), add("int64", indices.shape)
-        fixed = {
-            name: add(field.dtype, (len(positions), *field.shape))
-            for name, field in self._source.fields.items()
-            if not field.variable
-        }
-        self._reserve(segment, size)
-        memory = segment.bytes()
-        out = {name: view(memory, block) for name, block in fixed.items()}
-        rows = self._source.read(indices, out)
-        fields: dict[str, Block | tuple[Block, Block]] = {}
-        copies = list(zip(where, (positions, indices), strict=True))
-        for name, value in rows.items():
-            if isinstance(value, Ragged):
-                parts = value.values, value.offsets
-                blocks = tuple(add(part.dtype.str, part.shape) for part in parts)
-                copies.extend(zip(blocks, parts, strict=True))
-                fields[name] = blocks[0], blocks[1]
-            else:
-                fields[name] = fixed[name]
-                if value is not out[name]:
-                    copies.append((fixed[name], value))
-        self._reserve(segment, size)
-        memory = segment.bytes()
-        for block, array in copies:
-            np.copyto(view(memory, block), array)
-        return Task(next(self._numbers), size, key, *where, fields)
-
-    def _reserve(self, segment: Segment, size: int) -> None:
-        try:
-            segment.reserve(size)
-        except OSError as error:
-            raise DataError(
-                f"there is no memory to share a batch of {size} bytes with a worker process: "
-                f"{error.strerror}"
-            ) from None
-
     def _transform_here(
         self, future: "Future[Rows]", key: tuple[int, int], positions: Int64s, indices: Int64s
     ) -> "Future[Rows]":
         rows = self._source.read(indices)
-        result: Rows = {}
-
-        def allocate(first: Mapping[str, Array]) -> Rows:
-            for name, array in first.items():
-                result[name] = np.empty((len(positions), *array.shape), array.dtype)
-            return result
 
         def transform(sample: Sample, random: np.random.Generator) -> Mapping[str, Any]:
             if self._failure is not None:  # a thread shall not go on after `close`
@@ -187,8 +138,7 @@ class Workers:
             return self._transform(sample, random)
 
         try:
-            apply(transform, rows, key, positions, indices, allocate, SampleRandom())
-            future.set_result(result)
+            future.set_result(apply(transform, rows, key, positions, indices, SampleRandom()))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -232,12 +182,11 @@ class Workers:
             self._deliver(batch, reply)
 
     def _deliver(self, batch: "PendingBatch", reply: Reply) -> None:
-        if reply.error is not None:
-            batch.future.set_exception(_exception(*reply.error))
-            return
-        batch.segment.reserve(reply.size)
-        memory = batch.segment.bytes()  # kept alive by every view
-        batch.future.set_result({name: view(memory, at) for name, at in reply.fields.items()})
+        if isinstance(reply.result, Packed):
+            batch.future.set_result(batch.segment.unpack(reply.result, self._free.put))
+        else:
+            self._free.put(batch.segment)
+            batch.future.set_exception(_exception(*reply.result))
 
     def _fail(self, reason: str) -> None:
         """End all workers. All pending and later batches fail with the first `reason`."""

@@ -77,7 +77,7 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path, monkeyp
         f"no folder of this node can hold staged shards: {tmp_path}/file/below cannot be made: Not "
         "a directory. data.stage_dir names another"
     )
-    with pytest.raises(StorageError, match=f"{tmp_path}/file is a file, not a folder"):
+    with pytest.raises(StorageError, match=f"{tmp_path}/file cannot be made: File exists"):
         open_place(source, "node", shards, folder=tmp_path / "file")
     monkeypatch.setattr("hpctrain.data.places.depot.free_bytes", lambda folder: 20)
     with pytest.raises(StorageError, match=r"has room for 0.0 MiB of staged shards, and the larg"):

@@ -9,12 +9,12 @@ unreliable file systems and networks (EIO, ESTALE, time-outs), the file is opene
 is repeated from the byte that was reached.
 """
 
-import errno
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,9 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
                     file = None
                     if delay is None:
                         raise DataError(
-                            f"{where} cannot be read, {len(RETRY_S) + 1} times tried: "
-                            f"{_describe(error)}"
+                            f"{where} cannot be read, {len(RETRY_S) + 1} times tried: {error!r}"
                         ) from None
-                    log.warning("%s: %s; again in %g s", where, _describe(error), delay)
+                    log.warning("%s: %r; again in %g s", where, error, delay)
                     time.sleep(delay)
             if not count:
                 return
@@ -173,14 +172,6 @@ def _shard_blocks(origin: Origin, shard: Shard, name: str) -> Iterator[memoryvie
 
 
 def _close(file: Any) -> None:
-    try:
-        if file is not None:
+    if file is not None:
+        with suppress(OSError):  # the file was only read, so nothing is lost
             file.close()
-    except OSError as error:  # the file was only read, so nothing is lost
-        log.debug("%s", error)
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return f"{errno.errorcode.get(error.errno, error.errno)} ({os.strerror(error.errno)})"
-    return f"{type(error).__name__}: {error}"

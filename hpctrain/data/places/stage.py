@@ -54,14 +54,8 @@ class Stage(PerProcess):
     processes were killed, the next process that opens the depot does.
     """
 
-    def __init__(
-        self,
-        source: str | Path,
-        base: Path,
-        budget_bytes: int | None = None,
-        threads: int = THREADS,
-    ) -> None:
-        self._arguments = source, base, budget_bytes, threads
+    def __init__(self, source: str | Path, base: Path, budget_bytes: int | None = None) -> None:
+        self._arguments = source, base, budget_bytes
         self._origin = Origin(source)
         super().__init__()
         self._open()
@@ -134,7 +128,7 @@ class Stage(PerProcess):
             self._progress = Progress("staging", sum(shard.bytes for shard in missing))
             for shard in missing:
                 self._queue.put(shard)
-            while missing and len(self._threads) < self._arguments[-1]:
+            while missing and len(self._threads) < THREADS:
                 name = f"hpctrain-stage-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
@@ -158,8 +152,7 @@ class Stage(PerProcess):
         """Return the depot, which a fork opens anew."""
         with self._changed:
             if self._depot is None:
-                _, base, budget_bytes, _ = self._arguments
-                self._depot = Depot(base, budget_bytes)
+                self._depot = Depot(*self._arguments[1:])
             return self._depot
 
     def _work(self) -> None:

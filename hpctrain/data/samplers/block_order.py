@@ -45,7 +45,7 @@ class BlockOrder:
             end = (slot + 1) * self.block_size - self._lacks
             places[(windows == slot // self.window) & (places >= end)] += self._lacks
         slots, within = np.divmod(places, self.block_size)
-        return self._blocks_at(epoch, slots) * self.block_size + within
+        return self._blocks(epoch, slots) * self.block_size + within
 
     def window_of(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the windows that contain `positions` of `epoch`, counted from 0."""
@@ -88,12 +88,6 @@ class BlockOrder:
         for size, rows in groups(sizes):  # all windows but two have the same size
             mixed[rows] = permute_each(size, key, windows[rows], offsets[rows])
         return mixed
-
-    def _blocks_at(self, epoch: int, slots: Int64s) -> Int64s:
-        low, high = int(slots.min(initial=self.count)), int(slots.max(initial=0))
-        if high - low >= slots.size:
-            return self._blocks(epoch, slots)
-        return self._blocks(epoch, np.arange(low, high + 1))[slots - low]
 
     def _short_slot(self, epoch: int) -> int:
         """Return where this epoch has the last block, which is the short one."""

@@ -98,8 +98,6 @@ class ShardFiles:
             check_name(split, "split")
             self._splits[split] = _Split(split)
         state = self._splits[split]
-        for name, value in rows.items():
-            state.moments.setdefault(name, Moments(len(rows))).add(value)
         ends = np.cumsum(sample_nbytes(rows, self.fields))
         start, before = 0, 0
         while start < len(ends):
@@ -212,6 +210,7 @@ class _Split:
     def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
         for name, value in rows.items():
             self.parts.setdefault(name, []).append(value)
+            self.moments.setdefault(name, Moments(len(rows))).add(value)
         self.count += len(next(iter(rows.values())))
         self.bytes += nbytes
 

@@ -41,6 +41,7 @@ from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Packed, Segment
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.forks import JOB_SIGNALS
+from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Int64s
 
 _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
@@ -101,6 +102,9 @@ class Workers:
         if not self._workers:
             return self._transform_here(future, key, positions, indices)
         rows = dict(self._source.read(indices))
+        for name, value in rows.items():
+            if not isinstance(value, Ragged):  # others would not fit into a message
+                rows[name] = np.ascontiguousarray(value)
         given = np.ascontiguousarray(positions), np.ascontiguousarray(indices)
         try:
             segment = self._free.get_nowait()

@@ -13,10 +13,7 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.storage.layout import Layout
-from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.types import Array, Int64s
-
-_GAP_BYTES = 2**15  # rows that are closer to each other are read together
 
 
 def blocks(
@@ -85,21 +82,7 @@ def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[
 
 
 def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
-    stored, size = layout.rows[dataset], field.nbytes
-    if not isinstance(stored, Plain):
-        return stored.rows(rows).astype(field.dtype, copy=False)
-    found = np.empty((len(rows), *field.shape), field.dtype)
-    order = np.argsort(rows, kind="stable")
-    ascending = rows[order]
-    # Rows in between are read as well where that is cheaper than another read.
-    apart = np.diff(ascending) * size > _GAP_BYTES
-    apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
-    for part in np.split(order, np.flatnonzero(apart) + 1):
-        first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
-        span = np.empty((stop - first, *field.shape), field.dtype)
-        stored.copy(first, stop, span)
-        found[part] = span[rows[part] - first]
-    return found
+    return layout.rows[dataset].rows(rows).astype(field.dtype, copy=False)
 
 
 def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:

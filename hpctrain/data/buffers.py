@@ -10,10 +10,8 @@ rounds it up to a power of two. Few free ones are kept: IDLE of a size, and in a
 twice what was lent at a time.
 """
 
-import mmap
 import weakref
 from collections import defaultdict
-from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -23,10 +21,7 @@ import torch
 from hpctrain.shards.types import Array
 
 IDLE = 8  # free buffers of one size that are kept
-PAGE, HUGE_PAGE = 2**12, 2**21  # bytes
-# The data of a shard begins at a page. A copy between two addresses that are equal but for a
-# multiple of the page size takes a sixth longer: the processor takes loads to depend on stores.
-BESIDE = 16
+PAGE = 2**12  # bytes
 
 
 class Buffers:
@@ -66,26 +61,15 @@ class Buffers:
         return array.reshape(shape)
 
     def _make_room(self, size: int) -> None:
-        """Let go of free buffers beyond the limit; other threads take and return some meanwhile."""
+        """Let go of the free buffers beyond the limit; other threads take and return some."""
         lent = size + sum(each for _, each in [*self._lent.values()])
         self._most = max(self._most, lent)
-        free = {size: len(idle) for size, idle in [*self._idle.items()] if idle}
-        held = lent + sum(size * count for size, count in free.items())
-        for size in sorted(free, key=lambda size: size * free[size], reverse=True):
-            while held > 2 * self._most and self._idle[size]:
-                with suppress(IndexError):
-                    self._idle[size].pop()
-                held -= size
+        if lent + sum(size * len(idle) for size, idle in [*self._idle.items()]) > 2 * self._most:
+            for idle in [*self._idle.values()]:
+                idle.clear()
 
     def _new(self, size: int) -> Array:
         if self.pin:
             array: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
             return array
-        if size < HUGE_PAGE:
-            return np.empty(size, np.uint8)
-        # Large pages cause fewer misses of the TLB: a tenth of the time where batches are large.
-        memory = mmap.mmap(-1, size + HUGE_PAGE + BESIDE)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        whole = np.frombuffer(memory, np.uint8)
-        first = -whole.ctypes.data % HUGE_PAGE + BESIDE
-        return whole[first : first + size]
+        return np.empty(size, np.uint8)

@@ -48,24 +48,12 @@ class DevicePrefetcher:
         closes: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.loader, self._device, self._transform = loader, device, transform
+        self.steps, self.steps_per_epoch = loader.steps, loader.steps_per_epoch
         self._seed, self._ahead_bytes, self._closes = seed, ahead_bytes, closes
         self._state = loader.state_dict()
         self._given: Step | None = None  # the step of the batch that the training was given last
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._waited_s = 0.0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of batches of a whole epoch, after the ramp."""
-        return self.loader.steps_per_epoch
-
-    def steps_in(self, epochs: int) -> int:
-        """See `Loader.steps_in`."""
-        return self.loader.steps_in(epochs)
-
-    def fills_up(self, steps: int) -> bool:
-        """See `Loader.fills_up`."""
-        return self.loader.fills_up(steps)
 
     @property
     def epoch(self) -> int:

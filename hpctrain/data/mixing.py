@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hpctrain.data.batch_fields import field_of, image_of
 from hpctrain.data.draws import Draws
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
@@ -57,14 +58,11 @@ class Mix:
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """See `hpctrain.data.transforms.Transform`."""
-        for name in (self._image, self._label):
-            if name not in batch:
-                raise ConfigError(f"Mix wants field {name!r}; the batch has {', '.join(batch)}")
-        images, labels = batch[self._image], batch[self._label]
-        if images.dim() != 4 or labels.shape != images.shape[:1] or labels.is_floating_point():
+        images, labels = image_of(batch, self._image), field_of(batch, self._label)
+        if labels.shape != images.shape[:1] or labels.is_floating_point():
             raise ConfigError(
-                f"Mix wants images (batch, channels, height, width) and one class for each; "
-                f"{self._image!r} is {[*images.shape]}, {self._label!r} is {[*labels.shape]}"
+                f"Mix wants one class for each image; {self._image!r} is {[*images.shape]}, "
+                f"{self._label!r} is {[*labels.shape]}"
             )
         height, width = images.shape[2:]
         cut = draws.uniform() < self._part

@@ -10,36 +10,6 @@ from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
 
-class Source(Protocol):
-    """Samples by index: a `Reader`, or anything else with these three members."""
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """The schema of what `read` returns."""
-
-    def __len__(self) -> int: ...
-
-    def read(
-        self, indices: Int64s, out: Mapping[str, Array] | None = None
-    ) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, int64 (n,), in that order; the arrays belong to the caller.
-
-        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
-        """
-
-
-def fixed_size(
-    fields: Mapping[str, Field], count: int, out: Mapping[str, Array] | None
-) -> dict[str, Array]:
-    """Return an array (count, *shape) for each fixed-size field: that of `out`, or a new one."""
-    given = out or {}
-    return {
-        name: given[name] if name in given else np.empty((count, *field.shape), field.dtype)
-        for name, field in fields.items()
-        if not field.variable
-    }
-
-
 class SampleId(NamedTuple):
     """Where a sample is stored, for people and for reports.
 
@@ -52,35 +22,45 @@ class SampleId(NamedTuple):
     row: int
 
 
-@runtime_checkable
-class Traceable(Protocol):
-    """A source that knows where its samples are stored."""
+class Source(Protocol):
+    """Samples by index: a `Reader`, or anything else that has `fields`, a length and `read`."""
+
+    fields: Mapping[str, Field]
+    """The schema of what `read` returns."""
+
+    def __len__(self) -> int: ...
+
+    def read(
+        self, indices: Int64s, out: Mapping[str, Array] | None = None
+    ) -> Mapping[str, Array | Ragged]:
+        """Return the samples `indices`, int64 (n,), in that order; the arrays belong to the caller.
+
+        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
+        """
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """Return where the samples `indices`, int64 (n,), are stored. Nothing is read."""
-
-
-def sample_ids(source: Source, indices: Int64s) -> list[SampleId]:
-    """Return where samples are stored; of a source that does not know it, class and indices."""
-    if isinstance(source, Traceable):
-        return source.sample_ids(indices)
-    return [SampleId(type(source).__name__, index) for index in indices.tolist()]
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """A source that makes preparations when it knows which samples will be read."""
+        """Return where samples are stored; if that is not known, class and indices."""
+        return [SampleId(type(self).__name__, index) for index in indices.tolist()]
 
     def prepare(self, indices: Int64s) -> None:
         """Prepare for reading the samples `indices`, int64 (n,), soon; return without waiting."""
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """A source whose blocks the operating system can read ahead."""
+        return
 
     def read_ahead(self, blocks: Int64s) -> None:
         """Start to read the ranges [first, end), int64 (k, 2), that the last call did not have."""
+        return
+
+
+def fixed_size(
+    fields: Mapping[str, Field], count: int, out: Mapping[str, Array] | None
+) -> dict[str, Array]:
+    """Return an array (count, *shape) for each fixed-size field: that of `out`, or a new one."""
+    given = out or {}
+    return {
+        name: given[name] if name in given else np.empty((count, *field.shape), field.dtype)
+        for name, field in fields.items()
+        if not field.variable
+    }
 
 
 @runtime_checkable

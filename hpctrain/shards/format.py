@@ -47,7 +47,7 @@ from hpctrain.shards.compression import Compression
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.moments import Moments
-from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.sample_schema import (
     ArrayBatch,
     check_batch,
@@ -59,8 +59,6 @@ from hpctrain.shards.shard import NONE, shard_name, write_shard
 from hpctrain.shards.types import Array
 
 MAX_BYTES = 256 * 2**20
-_LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
-_LOOK_FIELD = 2**12  # bytes of each field, at least
 
 
 class ShardFiles:
@@ -130,7 +128,6 @@ class ShardFiles:
 
     def _flush(self, state: "_Split") -> None:
         """Write a split's samples as its next shard."""
-        state.look()
         path = self._folder / shard_name(state.name, len(state.shards))
         try:
             size, digest = write_shard(
@@ -209,32 +206,13 @@ class _Split:
     def clear(self) -> None:
         self.parts: dict[str, list[Any]] = {}
         self.count, self.bytes = 0, 0
-        self._seen, self._seen_bytes = 0, 0
 
     def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
         for name, value in rows.items():
             self.parts.setdefault(name, []).append(value)
+            self.moments.setdefault(name, Moments(len(rows))).add(value)
         self.count += len(next(iter(rows.values())))
         self.bytes += nbytes
-        if self.bytes - self._seen_bytes >= max(_LOOK_BYTES, _LOOK_FIELD * len(rows)):
-            self.look()
-
-    def look(self) -> None:
-        """Add new samples to the statistics, while they are in the cache."""
-        for name, parts in self.parts.items():
-            if new := parts[self._seen :]:
-                self.moments.setdefault(name, Moments(len(self.parts))).add(_joined(new))
-        self._seen, self._seen_bytes = len(parts), self.bytes
-
-
-def _joined(parts: list[Any]) -> Array | Ragged:
-    first: Array | Ragged = parts[0]
-    if len(parts) == 1:
-        return first
-    if not isinstance(first, Ragged):
-        return np.concatenate(parts)
-    lengths = np.concatenate([part.lengths for part in parts])
-    return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
 def _part(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:

@@ -27,6 +27,14 @@ class Ragged:
         """Join at least one sample, each (length, *shape)."""
         return cls(np.concatenate(samples), offsets_of([len(sample) for sample in samples]))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the samples of at least one part, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        offsets = offsets_of(np.concatenate([part.lengths for part in parts]))
+        return cls(np.concatenate([part.values for part in parts]), offsets)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -7,7 +7,7 @@ disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,7 @@ def _write_contiguous(
         output = _Output(file.fileno(), sync)
         for name in sorted(offsets, key=lambda name: offsets[name]):
             output.keep(offsets[name])
-            arrays = datasets[name]
-            for array in _chunks(arrays, max(1, STEP // _row_bytes(arrays[0]))):
+            for array in datasets[name]:
                 output.write(_bytes(array))
         output.keep()
         return output.finish()
@@ -162,10 +161,9 @@ def _image(
                 dcpl=_properties(),
                 **compression.filters(dtype),
             )
-            start = 0
-            for chunk in _chunks(arrays, rows):
-                dataset[start : start + len(chunk)] = chunk
-                start += len(chunk)
+            values = np.concatenate(arrays)
+            for start in range(0, shape[0], rows):
+                dataset[start : start + rows] = values[start : start + rows]
         file.flush()
         return memoryview(file.id.get_file_image())
 
@@ -178,23 +176,6 @@ def _layout(datasets: int) -> dict[str, Any]:
     threshold = 1 if datasets <= MANY else ALIGNMENT
     sizes = {"alignment_threshold": threshold, "alignment_interval": ALIGNMENT}
     return {"libver": "earliest", **sizes}
-
-
-def _chunks(arrays: Sequence[Array], rows: int) -> Iterator[Array]:
-    """Yield the rows of arrays that follow each other, `rows` at a time; the last may be fewer."""
-    held: list[Array] = []
-    room = rows
-    for array in arrays:
-        start = 0
-        while start < len(array):
-            part = array[start : start + room]
-            held.append(part)
-            start, room = start + len(part), room - len(part)
-            if not room:
-                yield held[0] if len(held) == 1 else np.concatenate(held)
-                held, room = [], rows
-    if held:
-        yield np.concatenate(held)
 
 
 def _write_attributes(file: h5py.File, split: str, count: int) -> None:

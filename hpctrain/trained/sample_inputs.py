@@ -13,6 +13,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.places.origin import load_index
+from hpctrain.data.source import Source
 from hpctrain.data.transforms import Compose, bind
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne
@@ -27,7 +28,7 @@ from hpctrain.tasks import SplitTask
 from hpctrain.tasks import bind as bind_task
 
 
-class _Alone:
+class _Alone(Source):
     """A source of one sample; the fields of these names vary in length."""
 
     def __init__(self, sample: Mapping[str, Any], variable: set[str]) -> None:

@@ -31,7 +31,7 @@ def evaluate(
     all ranks, the evaluation ends with None. With `checks`, a task in whose sums rows count that
     only fill up a batch is a ConfigError.
     """
-    checks = checks and is_foreign(task) and feed.fills_up(feed.steps_per_epoch)
+    checks = checks and is_foreign(task) and feed.steps.fills_up(feed.steps_per_epoch)
     totals, measured = Totals(), Measured(task, model.mesh)
     at_step(task, model.step)
     # What a model or a task draws is the same each time, and for the ranks that share a batch.

@@ -1,4 +1,3 @@
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -59,11 +58,10 @@ def test_little_is_padded_and_units_are_mixed():
     assert not np.array_equal(everything(buckets, 0), everything(buckets, 1))
 
 
-def test_it_goes_over_other_samplers_and_through_a_pickle():
+def test_it_goes_over_other_samplers():
     buckets = Buckets(Repeat(Order(50, 0), 3), np.arange(50).__getitem__, window=60, size=4)
     samples = everything(buckets, 1)
     assert np.bincount(samples).tolist() == [3] * 50
-    assert np.array_equal(everything(pickle.loads(pickle.dumps(buckets)), 1), samples)
 
 
 def test_threads_may_share_it():

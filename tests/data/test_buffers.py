@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from hpctrain.data.buffers import HUGE_PAGE, IDLE, PAGE, Buffers
+from hpctrain.data.buffers import IDLE, PAGE, Buffers
 
 
 def address(array):
@@ -11,7 +11,7 @@ def address(array):
 
 
 def test_memory_goes_round_when_nobody_holds_it():
-    for size in (PAGE, HUGE_PAGE + 8):
+    for size in (PAGE, 2**21 + 8):
         buffers = Buffers()
         first = buffers.take((2, size // 2), "uint8")
         place = address(first)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpctrain.data.source import Source
+from hpctrain.data.sources import images
 from hpctrain.data.sources.images import Decoded, decode
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.ragged import Ragged
@@ -109,14 +111,15 @@ GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
         (np.zeros(99, np.uint8), "99 bytes, cannot be read: not a JPEG, PNG or WebP file"),
         (encoded(PIXELS[0], "GIF"), "not a JPEG, PNG or WebP file"),
         (encoded(np.zeros((8, 12), np.uint16)), "more than 8 bits a channel (mode 'I;16')"),
-        (GREAT, "has 200 x 100 pixels; at most 9999 are allowed (max_pixels)"),
+        (GREAT, "has 200 x 100 pixels; at most 9999 are allowed"),
         (encoded(PIXELS[0][:, :8]), "is 8 x 8, not 8 x 12: give a size, and fit 'crop'"),
     ],
 )
-def test_bad_images_are_named(file, words):
+def test_bad_images_are_named(monkeypatch, file, words):
+    monkeypatch.setattr(images, "MAX_PIXELS", 9999)
     files = ragged(encoded(PIXELS[0]), file)
     with pytest.raises(DataError) as error:
-        decode(files, samples=[3, 123_456], max_pixels=9999)
+        decode(files, samples=[3, 123_456])
     assert str(error.value).startswith("the image of sample 123456")
     assert words in str(error.value)
 
@@ -130,13 +133,7 @@ def test_a_bomb_is_not_decoded():
         decode(ragged(np.frombuffer(bytes(header), np.uint8)))
 
 
-@pytest.mark.parametrize("options", [{"fit": "pad"}])
-def test_options_that_cannot_be(options):
-    with pytest.raises(ConfigError, match="it is 'exact', 'crop' or 'stretch'"):
-        decode(ragged(PNG), **options)
-
-
-class Files:
+class Files(Source):
     def __init__(self, files):
         self.files = files
         self.fields = {"image": Field("uint8", variable=True), "label": Field("int64")}

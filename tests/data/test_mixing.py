@@ -72,7 +72,7 @@ def test_what_does_not_fit() -> None:
     ):
         with pytest.raises(ConfigError, match="2 classes or more"):
             Mix(**arguments)
-    with pytest.raises(ConfigError, match=r"Mix wants field 'image'; the batch has x"):
+    with pytest.raises(ConfigError, match=r"wants field 'image'; the batch has x"):
         Mix(3)({"x": torch.zeros(2)}, Draws(0, 0, np.arange(2)))
     with pytest.raises(ConfigError, match=r"'label' is \[2, 3\]"):
         Mix(3)(

@@ -9,7 +9,7 @@ from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, draw
 from hpctrain.data.samplers.permutation import MAX_COUNT
 from hpctrain.data.samplers.weighted import Balanced
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from tests.data.samplers import check_pure, everything
 
 
@@ -127,11 +127,6 @@ def test_draws_go_on_over_the_epochs(count, draws):
     order = Order(count, 1)
     found = draw(order, 3, np.array(draws, dtype=np.int64))
     assert found.tolist() == [int(order(3 + k // count, np.array([k % count]))[0]) for k in draws]
-
-
-def test_repeating_less_than_once_is_refused():
-    with pytest.raises(ConfigError, match="repeated 0 times"):
-        Repeat(Order(5, 0), 0)
 
 
 @settings(max_examples=20)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpctrain import cgroup
-from hpctrain.data.places.filesystem import job_memory
+from hpctrain.data.places.depot import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
@@ -77,7 +77,7 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path, monkeyp
         f"no folder of this node can hold staged shards: {tmp_path}/file/below cannot be made: Not "
         "a directory. data.stage_dir names another"
     )
-    with pytest.raises(StorageError, match=f"{tmp_path}/file is a file, not a folder"):
+    with pytest.raises(StorageError, match=f"{tmp_path}/file cannot be made: File exists"):
         open_place(source, "node", shards, folder=tmp_path / "file")
     monkeypatch.setattr("hpctrain.data.places.depot.free_bytes", lambda folder: 20)
     with pytest.raises(StorageError, match=r"has room for 0.0 MiB of staged shards, and the larg"):
@@ -224,5 +224,5 @@ def test_the_memory_of_the_job(tmp_path, monkeypatch):
         (groups / job / file).write_text(f"{2**30}\n")
         (tmp_path / "cgroup").write_text(f"3:cpuset:/other\n{line}\n")
         found = partial(cgroup.folders, membership=tmp_path / "cgroup", root=groups)
-        monkeypatch.setattr("hpctrain.data.places.filesystem.cgroup.folders", found)
+        monkeypatch.setattr("hpctrain.data.places.depot.cgroup.folders", found)
         assert job_memory({}) == 2**30

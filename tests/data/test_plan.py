@@ -8,12 +8,13 @@ import pytest
 from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
+from hpctrain.data.source import Source
 from hpctrain.shards.field import Field
 
 COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
 
 
-class Told:
+class Told(Source):
     """A source that records what was announced to it; its field x is the index of the sample."""
 
     def __init__(self):

@@ -109,7 +109,7 @@ def test_no_changed_value_is_handed_out(folder, way):
         use()
     assert len(seen) >= 10 * COUNT
     assert max(seen) < COUNT
-    assert "was changed during the run: it was written or touched at" in str(caught.value)
+    assert "was changed during the run, at 2" in str(caught.value)
     assert any(f"shard {path} " in str(caught.value) for path in shards(where))
 
 
@@ -158,8 +158,7 @@ def test_a_file_that_was_only_touched_is_read_on(folder, way, caplog):
     reader.read(np.arange(COUNT))  # the new stamp is known
     found = [record.getMessage() for record in caplog.records]
     assert len(found) == 4
-    assert all("it was written or touched at" in text for text in found[:3])
-    assert f"shard {path}: its inode was changed at" in found[3]
+    assert all(" was touched at " in text for text in found)
     assert found[3].endswith("comparing its digest with index.json")
 
 
@@ -190,7 +189,7 @@ def test_a_shard_that_was_not_open_yet(folder):
     edit(path)
     reader.read(np.array([0]))
     for each in (reader, others):
-        with pytest.raises(DataError, match=f"shard {path} was changed during the run: it was wri"):
+        with pytest.raises(DataError, match=f"shard {path} was changed during the run, at 2"):
             each.read(np.array([COUNT - 1]))
 
 
@@ -209,5 +208,5 @@ def test_a_replaced_shard_is_compared_when_it_is_opened_again(folder, monkeypatc
     other.write_bytes(path.read_bytes())
     edit(other)
     other.replace(path)
-    with pytest.raises(DataError, match=f"shard {path} was changed during the run: another file"):
+    with pytest.raises(DataError, match=f"shard {path} was changed during the run, at 2"):
         reader.read(np.array([0]))

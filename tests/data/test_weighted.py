@@ -20,9 +20,10 @@ def test_every_run_has_each_class_once(labels, seed, epoch, data):
     check_pure(sampler, epoch, data, st)
 
 
-@given(LABELS, st.integers(1, 50))
-def test_within_a_class_no_sample_repeats_before_all_have_come(labels, rounds):
-    sampler = Balanced(labels, 3, count=rounds * len(np.unique(labels)))
+@given(LABELS)
+def test_within_a_class_no_sample_repeats_before_all_have_come(labels):
+    sampler = Balanced(labels, 3)
+    rounds = sampler.count // len(sampler.classes)
     epochs = -(-len(labels) // rounds) + 1  # also across the ends of epochs
     samples = np.concatenate([everything(sampler, epoch) for epoch in range(epochs)])
     for label in sampler.classes:
@@ -34,15 +35,9 @@ def test_within_a_class_no_sample_repeats_before_all_have_come(labels, rounds):
 
 
 @pytest.mark.parametrize(
-    ("labels", "count", "message"),
-    [
-        ([0, 1, 2], 4, "4 draws cannot hold 3 classes"),
-        ([0, 1, 2], 0, "0 draws"),
-        ([], None, "at least one"),
-        ([0.5], None, "float64"),
-        ([[1]], None, r"int64 \[1, 1\]"),
-    ],
+    ("labels", "message"),
+    [([], "at least one"), ([0.5], "float64"), ([[1]], r"int64 \[1, 1\]")],
 )
-def test_invalid_labels_are_refused(labels, count, message):
+def test_invalid_labels_are_refused(labels, message):
     with pytest.raises(DataError, match=message):
-        Balanced(np.array(labels), 0, count)
+        Balanced(np.array(labels), 0)

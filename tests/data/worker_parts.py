@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpctrain.data import source
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
 
@@ -17,7 +18,7 @@ IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 2, 3, 4), dtype=np.ui
 TEXTS = [np.arange(i % 5, dtype=np.uint16) for i in range(COUNT)]
 
 
-class Source:
+class Source(source.Source):
     """A source of images, labels and texts; with `into`, `read` fills the given arrays."""
 
     def __init__(self, fields=("image", "label", "text"), into=True):

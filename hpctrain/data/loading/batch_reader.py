@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.loading.collate import Collate
 from hpctrain.data.loading.reading_plan import Group
-from hpctrain.data.loading.threads import intra_op
 from hpctrain.data.source import Source
 from hpctrain.data.workers.pool import Workers
 from hpctrain.shards.ragged import Ragged
@@ -51,11 +50,9 @@ class BatchReader:
         if self._workers is not None:
             seed = (self._seed, group.epoch)
             rows = self._workers.submit(seed, positions.reshape(-1), samples.reshape(-1)).result()
-            batches = self._collate(rows, mask)
         else:
-            with intra_op(1):
-                rows = self._source.read(samples.reshape(-1), self._room(samples.size))
-                batches = self._collate(rows, mask)
+            rows = self._source.read(samples.reshape(-1), self._room(samples.size))
+        batches = self._collate(rows, mask)
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self.batch_bytes = max(self.batch_bytes, nbytes)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Batch
@@ -35,8 +35,6 @@ class Collate:
     """Makes batches."""
 
     def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
-        if layout not in ("pad", "pack"):
-            raise ConfigError(f"collate {layout!r}: it is 'pad' or 'pack'")
         self._packs, self._buffers = layout == "pack", buffers
         more = OFFSETS if self._packs else LENGTH
         needed = {name + more for name, field in fields.items() if field.variable}

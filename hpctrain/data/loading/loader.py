@@ -27,9 +27,9 @@ from hpctrain.data.loading.prefetcher import Prefetcher
 from hpctrain.data.loading.reading_plan import Planner, Step
 from hpctrain.data.loading.steps import Steps, Tail
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.source import SampleId, Source, sample_ids
+from hpctrain.data.source import SampleId, Source
 from hpctrain.data.workers.pool import Workers
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.types import Batch, Int64s
 
 
@@ -51,7 +51,7 @@ class Loader:
     `threads` read about `prefetch_bytes` ahead, and at least one group of batches each. One core is
     left to the consumer; with 0 the consumer reads when it needs a batch. Variable-length fields
     are padded ("pad") or joined end to end ("pack"). `pin_memory` allows asynchronous copies to a
-    GPU. With `workers` a batch has the fields that their transforms return.
+    GPU. With `workers` a batch has the fields that their transforms return. `steps` counts batches.
     """
 
     def __init__(
@@ -77,51 +77,39 @@ class Loader:
         self._source = source
         sampler = sampler or Order(len(source), seed, shuffle)
         ranks = {"dp_rank": dp_rank, "dp_size": dp_size, "dp_count": dp_count}
-        self._steps = Steps(
+        self.steps = Steps(
             sampler.count, global_batch_size, **ranks, tail=tail, max_epochs=max_epochs, ramp=ramp
         )
-        if threads < 0 or prefetch_bytes < 0:
-            raise ConfigError(
-                f"threads {threads} and prefetch_bytes {prefetch_bytes} cannot be negative"
-            )
         if threads and workers is not None:  # a thread waits while its batches are transformed
             threads = max(threads, 2 * workers.count)
         elif threads:  # one core is the consumer's
             threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
         buffers = Buffers(pin_memory)
         made = Collate(source.fields, collate, buffers)
-        reader = BatchReader(source, self._steps.share, made, buffers, workers=workers, seed=seed)
-        planner = Planner(self._steps, sampler, source)
+        reader = BatchReader(source, self.steps.share, made, buffers, workers=workers, seed=seed)
+        planner = Planner(self.steps, sampler, source)
         self._prefetcher = Prefetcher(
             planner, reader, threads=threads, prefetch_bytes=prefetch_bytes
         )
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()  # the batches of the current group that are left
         self._last: Step | None = None  # whose batch was handed out last
-        self.steps_per_epoch = self._steps.steps_per_epoch
+        self.steps_per_epoch = self.steps.steps_per_epoch
 
     @property
     def wait_s(self) -> float:
         """Seconds that the consumer has waited for batches."""
         return self._prefetcher.wait_s
 
-    def steps_in(self, epochs: int) -> int:
-        """Return the number of batches of the first `epochs` epochs, counted from the state 0."""
-        return self._steps.steps_in(epochs)
-
-    def fills_up(self, steps: int) -> bool:
-        """Return whether one of the first `steps` batches, from the state 0, has masked samples."""
-        return self._steps.fills_up(steps)
-
     @property
     def count(self) -> int:
         """The number of positions in an epoch: of samples, if the sampler takes each once."""
-        return self._steps.count
+        return self.steps.count
 
     @property
     def epoch(self) -> int:
         """The number of whole epochs consumed: after the last batch of the first epoch it is 1."""
-        return self._consumed // self._steps.count
+        return self._consumed // self.steps.count
 
     @property
     def where(self) -> tuple[int, Int64s]:
@@ -137,7 +125,7 @@ class Loader:
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
         """Return where the samples of a step (by default `last`) are stored, in order."""
-        return sample_ids(self._source, (step or self.last).samples)
+        return self._source.sample_ids((step or self.last).samples)
 
     @property
     def ready(self) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.loading.steps import Steps, Stretch
 from hpctrain.data.samplers.order import Sampler
-from hpctrain.data.source import InBlocks, Prepares, ReadsAhead, Source
+from hpctrain.data.source import InBlocks, Source
 from hpctrain.shards.types import Int64s
 
 
@@ -69,11 +69,9 @@ class Planner:
     """Plans the steps of a loader, and tells the source what will be read."""
 
     def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
-        self._steps, self._sampler = steps, sampler
+        self._steps, self._sampler, self._source = steps, sampler, source
         # Checked once and not for each group: a check against a protocol is slow.
         self._in_blocks = sampler if isinstance(sampler, InBlocks) else None
-        self._reads_ahead = source if isinstance(source, ReadsAhead) else None
-        self._prepares = source if isinstance(source, Prepares) else None
 
     def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
         """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
@@ -88,18 +86,17 @@ class Planner:
 
     def read_ahead(self, group: Group, planning: Executor) -> None:
         """Let `planning` ask the source to read the group's blocks ahead, if there are blocks."""
-        sampler, source = self._in_blocks, self._reads_ahead
-        if sampler is not None and source is not None:
+        sampler = self._in_blocks
+        if sampler is not None:
             planning.submit(
-                lambda: source.read_ahead(
+                lambda: self._source.read_ahead(
                     sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
                 )
             )
 
     def _planned(self, stretch: Stretch, planning: Executor) -> Group:
         plan = planning.submit(self._plan, stretch)
-        if (source := self._prepares) is not None:
-            planning.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
+        planning.submit(lambda: self._source.prepare(plan.result().samples.reshape(-1)))
         return Group(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
 
     def _plan(self, stretch: Stretch) -> Plan:

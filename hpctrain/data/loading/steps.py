@@ -64,7 +64,7 @@ class Steps:
         ramp: Sequence[tuple[int, int]] = (),
     ) -> None:
         for size in (*(size for size, _ in ramp), global_batch_size):
-            _check(count, size, dp_rank, dp_size, tail, max_epochs)
+            _check(count, size, dp_rank, dp_size, tail)
         self.count = count
         self._drops, self._max_epochs = tail == "drop", max_epochs
         self._dp_rank, self._dp_size, self._dp_count = dp_rank, dp_size, dp_count
@@ -162,9 +162,7 @@ class Steps:
         return self._steps_in(self.count - offset, size) + whole + -(-rest // size)
 
 
-def _check(
-    count: int, batch: int, dp_rank: int, dp_size: int, tail: str, max_epochs: int | None
-) -> None:
+def _check(count: int, batch: int, dp_rank: int, dp_size: int, tail: str) -> None:
     if not 0 <= dp_rank < dp_size:
         raise ConfigError(f"data-parallel rank {dp_rank} of {dp_size}: it is 0 to {dp_size - 1}")
     if batch < 1 or batch % dp_size:
@@ -172,10 +170,6 @@ def _check(
             f"global batch size {batch} cannot be divided among {dp_size} data-parallel ranks; "
             f"it must be a positive multiple of {dp_size}"
         )
-    if tail not in ("drop", "pad"):
-        raise ConfigError(f"tail {tail!r}: it is 'drop' or 'pad'")
-    if max_epochs is not None and max_epochs < 0:
-        raise ConfigError(f"max_epochs {max_epochs} cannot be negative")
     if batch > count and tail == "drop":
         raise DataError(
             f"global batch size {batch} is larger than the data set, {count} samples: no batch "

@@ -1,8 +1,7 @@
 """Executors: threads that work ahead, or none, with the same interface."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from threading import Barrier
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,20 +26,6 @@ def pool(threads: int) -> Executor:
         raise
     torch.set_num_threads(intra_op)  # threads that start later begin with this number
     return executor
-
-
-@contextmanager
-def intra_op(threads: int) -> Iterator[None]:
-    """Let torch use so many threads inside the `with` block."""
-    before = torch.get_num_threads()
-    if before == threads:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _begin(all_here: Barrier) -> None:

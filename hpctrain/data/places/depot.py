@@ -33,12 +33,12 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.data.places.filesystem import free_bytes, job_memory
+from hpctrain import cgroup
 from hpctrain.data.places.origin import digest_of
 from hpctrain.errors import StorageError
 from hpctrain.mounts import kind_of
@@ -263,3 +263,23 @@ def _make_private(base: Path, folder: Path) -> None:
             f"{folder} is not a folder of this user alone (owner {info.st_uid}, mode "
             f"{stat.S_IMODE(info.st_mode):o}; expected {os.geteuid()}, 700)"
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how many bytes may be written there: the free space less 2 % of the disk."""
+    info = os.statvfs(folder)
+    return (info.f_bavail - info.f_blocks // 50) * info.f_frsize
+
+
+def job_memory(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the bytes of memory that this process's job may use on this node.
+
+    It is the least of the machine's memory, the cgroup's limits and what was asked of Slurm.
+    """
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [machine, cgroup.memory_limit(cgroup.folders("memory"))]
+    megabytes = int(environ.get("SLURM_MEM_PER_NODE") or 0)
+    per_cpu, cpus = environ.get("SLURM_MEM_PER_CPU"), environ.get("SLURM_CPUS_ON_NODE")
+    if not megabytes and per_cpu and cpus:
+        megabytes = int(per_cpu) * int(cpus)
+    return int(min([*limits, megabytes * 2**20] if megabytes else limits))

@@ -9,12 +9,12 @@ unreliable file systems and networks (EIO, ESTALE, time-outs), the file is opene
 is repeated from the byte that was reached.
 """
 
-import errno
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ BLOCK = 8 * 2**20  # bytes per read: some stripes of Lustre, or one request to a
 RETRY_S = (0.5, 1.0, 2.0, 4.0)  # seconds before each repetition of a read
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DIGEST = re.compile(r"xxh3_128:([0-9a-f]{32})")
-_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError)
 
 _Sink = Callable[[memoryview], object]
 
@@ -83,25 +83,22 @@ def load_index(source: str | Path) -> Index:
     if not is_url(source):
         return Index.load(Path(source))
     origin = Origin(source)
-    where = f"{origin.name}/{FILE}"
     try:
         content = b"".join(map(bytes, read_blocks(origin, FILE)))
     except FileNotFoundError:
         raise DataError(
             f"{origin.name} has no {FILE}: it is not a finished data set, or not there"
         ) from None
-    except OSError as error:
-        raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
-    return Index.loads(content, where)
+    return Index.loads(content, f"{origin.name}/{FILE}")
 
 
 def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
     """Yield the bytes of a file in order. Each block is valid until the next one is requested.
 
-    An OSError says that a repetition would not help; a read that keeps failing is a DataError.
+    A file that is missing is a FileNotFoundError, one that cannot be read a DataError.
     """
     buffer = memoryview(bytearray(BLOCK))
-    position, file = 0, None
+    position, file, name = 0, None, f"{origin.name}/{path}"
     try:
         while True:
             for delay in (*RETRY_S, None):
@@ -111,18 +108,19 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
                         file.seek(position)
                     count = file.readinto(buffer)
                     break
-                except _PERMANENT:
+                except FileNotFoundError:
                     raise
+                except _PERMANENT as error:
+                    raise DataError(f"{name} cannot be read: {error.strerror or error}") from None
                 except Exception as error:  # object stores raise their own exceptions
-                    where = f"{origin.name}/{path}: bytes {position} to {position + BLOCK}"
+                    where = f"{name}: bytes {position} to {position + BLOCK}"
                     _close(file)
                     file = None
                     if delay is None:
                         raise DataError(
-                            f"{where} cannot be read, {len(RETRY_S) + 1} times tried: "
-                            f"{_describe(error)}"
+                            f"{where} cannot be read, {len(RETRY_S) + 1} times tried: {error!r}"
                         ) from None
-                    log.warning("%s: %s; again in %g s", where, _describe(error), delay)
+                    log.warning("%s: %r; again in %g s", where, error, delay)
                     time.sleep(delay)
             if not count:
                 return
@@ -168,19 +166,9 @@ def _shard_blocks(origin: Origin, shard: Shard, name: str) -> Iterator[memoryvie
         yield from read_blocks(origin, shard.path)
     except FileNotFoundError:
         raise DataError(f"{name} is missing; {FILE} lists it") from None
-    except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror or error}") from None
 
 
 def _close(file: Any) -> None:
-    try:
-        if file is not None:
+    if file is not None:
+        with suppress(OSError):  # the file was only read, so nothing is lost
             file.close()
-    except OSError as error:  # the file was only read, so nothing is lost
-        log.debug("%s", error)
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return f"{errno.errorcode.get(error.errno, error.errno)} ({os.strerror(error.errno)})"
-    return f"{type(error).__name__}: {error}"

@@ -94,8 +94,6 @@ def _make(folder: Path) -> None:
     """Make the folder that `data.stage_dir` names."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise StorageError(f"{folder} is a file, not a folder") from None
     except OSError as error:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
 

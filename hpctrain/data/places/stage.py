@@ -21,10 +21,10 @@ import atexit
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal
 
 from hpctrain.data.places.depot import Depot
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 THREADS = 4  # shards that a process copies at once; one stream does not fill a network
 _NAP_S = 0.05  # pause while another process copies a shard
-_FULL_S = 5.0  # pause before looking for room again
 
 _State = Literal["staged", "busy", "no room"]
 
@@ -55,14 +54,8 @@ class Stage(PerProcess):
     processes were killed, the next process that opens the depot does.
     """
 
-    def __init__(
-        self,
-        source: str | Path,
-        base: Path,
-        budget_bytes: int | None = None,
-        threads: int = THREADS,
-    ) -> None:
-        self._arguments = source, base, budget_bytes, threads
+    def __init__(self, source: str | Path, base: Path, budget_bytes: int | None = None) -> None:
+        self._arguments = source, base, budget_bytes
         self._origin = Origin(source)
         super().__init__()
         self._open()
@@ -78,12 +71,12 @@ class Stage(PerProcess):
         self._changed = threading.Condition()  # guards all attributes below
         self._planned: dict[str, Shard] = {}
         self._in_use: set[str] = set()  # given out by `path`
-        self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not yet started
+        self._queue: SimpleQueue[Shard | None] = SimpleQueue()  # to copy ahead; None: the end
         self._copying: set[str] = set()
         self._held: dict[str, Shard] = {}  # staged, and locked against eviction
         self._threads: list[threading.Thread] = []
         self._progress = Progress("staging", 0)
-        self._full = self._warned = self._stopped = False
+        self._warned = self._stopped = False
         self._failure = ""
         self.copied_bytes = 0  # of the shards that this process has copied from the source
 
@@ -131,18 +124,14 @@ class Stage(PerProcess):
             self._planned = {digest_of(shard): shard for shard in shards}
             for digest in self._held.keys() - self._planned.keys() - self._in_use:
                 depot.drop(self._held.pop(digest))
-            self._queue = OrderedDict(
-                (digest, shard)
-                for digest, shard in self._planned.items()
-                if digest not in self._held
-            )
-            self._progress = Progress("staging", sum(s.bytes for s in self._queue.values()))
-            while self._queue and len(self._threads) < self._arguments[-1]:
+            missing = [shard for digest, shard in self._planned.items() if digest not in self._held]
+            self._progress = Progress("staging", sum(shard.bytes for shard in missing))
+            for shard in missing:
+                self._queue.put(shard)
+            while missing and len(self._threads) < THREADS:
                 name = f"hpctrain-stage-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
-            self._full = False
-            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop copying and release all shards. The end of the process does the same."""
@@ -150,6 +139,8 @@ class Stage(PerProcess):
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+            for _ in self._threads:
+                self._queue.put(None)
             # A read that hangs because its server is dead must not stop the process from ending.
             idle = self._changed.wait_for(lambda: not self._copying, timeout=5)
         if idle and self._depot is not None:
@@ -161,13 +152,12 @@ class Stage(PerProcess):
         """Return the depot, which a fork opens anew."""
         with self._changed:
             if self._depot is None:
-                _, base, budget_bytes, _ = self._arguments
-                self._depot = Depot(base, budget_bytes)
+                self._depot = Depot(*self._arguments[1:])
             return self._depot
 
     def _work(self) -> None:
-        """Copy planned shards for as long as there is room."""
-        while (shard := self._next()) is not None:
+        """Copy planned shards, for as long as there is room."""
+        while (shard := self._queue.get()) is not None:
             try:
                 state = self._obtain(shard, ahead=True)
             except _Stopped:
@@ -175,25 +165,10 @@ class Stage(PerProcess):
             except Exception as error:  # a later call of `path` raises it
                 log.debug("%s is not staged ahead: %s", shard.path, error)
                 continue
-            digest = digest_of(shard)
-            with self._changed:
-                if state == "staged" or digest not in self._planned:
-                    continue
-                self._queue[digest] = shard
-                if state == "busy":  # work on other shards first
+            if state == "busy":  # work on other shards first
+                with self._changed:
                     self._changed.wait(_NAP_S)
-                else:
-                    self._queue.move_to_end(digest, last=False)
-                    self._full = True
-
-    def _next(self) -> Shard | None:
-        with self._changed:
-            while not self._stopped and (self._full or not self._queue):
-                # Wait for another plan. Another process may have made room, so try again from time
-                # to time.
-                if not self._changed.wait(_FULL_S if self._full else None):
-                    self._full = False
-            return None if self._stopped else self._queue.popitem(last=False)[1]
+                self._queue.put(shard)
 
     def _obtain(self, shard: Shard, *, ahead: bool) -> _State:
         """Make sure that a shard is staged and held."""

@@ -20,7 +20,6 @@ import numpy as np
 
 from hpctrain.data.samplers.order import Order, check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute_each
-from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Int64s
 
 
@@ -28,8 +27,6 @@ class BlockOrder:
     """A permutation of [0, count) per epoch that mixes `window` blocks; count is at most 2^62."""
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
-        if block_size < 1 or window < 1:
-            raise ConfigError(f"block_size {block_size} and window {window}: they are 1 or more")
         self.blocks_per_epoch = -(-count // block_size)
         self._blocks = Order(self.blocks_per_epoch, seed)
         self.count, self.seed, self.block_size = count, seed, block_size
@@ -48,7 +45,7 @@ class BlockOrder:
             end = (slot + 1) * self.block_size - self._lacks
             places[(windows == slot // self.window) & (places >= end)] += self._lacks
         slots, within = np.divmod(places, self.block_size)
-        return self._blocks_at(epoch, slots) * self.block_size + within
+        return self._blocks(epoch, slots) * self.block_size + within
 
     def window_of(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the windows that contain `positions` of `epoch`, counted from 0."""
@@ -91,12 +88,6 @@ class BlockOrder:
         for size, rows in groups(sizes):  # all windows but two have the same size
             mixed[rows] = permute_each(size, key, windows[rows], offsets[rows])
         return mixed
-
-    def _blocks_at(self, epoch: int, slots: Int64s) -> Int64s:
-        low, high = int(slots.min(initial=self.count)), int(slots.max(initial=0))
-        if high - low >= slots.size:
-            return self._blocks(epoch, slots)
-        return self._blocks(epoch, np.arange(low, high + 1))[slots - low]
 
     def _short_slot(self, epoch: int) -> int:
         """Return where this epoch has the last block, which is the short one."""

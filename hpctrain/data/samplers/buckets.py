@@ -13,6 +13,7 @@ batches of 2 and of 4 units see the same units in the same order.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -48,10 +49,8 @@ class Buckets:
             )
         self.sampler, self.lengths, self.count = sampler, lengths, sampler.count
         self.window, self.size, self.seed = window, size, seed
-        self._keep = max(2, min(64, _CACHE_BYTES // (8 * window)))
-        # ((epoch, window), its samples), the most recently used first. The tuple is replaced as a
-        # whole, so threads that do it at the same time can only lose a table.
-        self._recent: tuple[tuple[tuple[int, int], Int64s], ...] = ()
+        keep = max(2, min(64, _CACHE_BYTES // (8 * window)))
+        self._table = lru_cache(keep)(self._sorted)  # the samples of a window
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
@@ -61,17 +60,8 @@ class Buckets:
             samples[rows] = self._table(epoch, window)[offsets[rows]]
         return samples
 
-    def _table(self, epoch: int, window: int) -> Int64s:
-        """Return the samples of a window, in their final order."""
-        recent = dict(self._recent)
-        table = recent.pop((epoch, window), None)
-        if table is None:
-            table = self._sorted(epoch, window)
-        others = tuple(recent.items())[: self._keep - 1]
-        self._recent = (((epoch, window), table), *others)
-        return table
-
     def _sorted(self, epoch: int, window: int) -> Int64s:
+        """Return the samples of a window, in their final order."""
         start = window * self.window
         stop = min(start + self.window, self.count)
         table = self.sampler(epoch, np.arange(start, stop))

@@ -57,8 +57,6 @@ class Mixture:
         period: int = _PERIOD,
     ) -> None:
         samplers = samplers or {}
-        _check_names(counts, weights or {}, "weight")
-        _check_names(counts, samplers, "sampler")
         sizes = dict(counts) | {name: sampler.count for name, sampler in samplers.items()}
         if weights is None:
             largest = max(sizes.values())
@@ -88,19 +86,6 @@ class Mixture:
         return samples
 
 
-def _check_names(counts: Mapping[str, int], named: Mapping[str, object], what: str) -> None:
-    if not counts:
-        raise DataError("a mixture needs at least one data set")
-    for name, size in counts.items():
-        if size < 0:
-            raise DataError(f"data set {name!r} has {size} samples: it is 0 or more")
-    for name in named:
-        if name not in counts:
-            raise ConfigError(
-                f"a {what} is given for the data set {name!r}; there are {', '.join(counts)}"
-            )
-
-
 def _quotas(counts: Mapping[str, int], weights: Mapping[str, float], period: int) -> dict[str, int]:
     """Return whole numbers that add up to `period`, in proportion to the weights."""
     for name, weight in weights.items():
@@ -111,8 +96,6 @@ def _quotas(counts: Mapping[str, int], weights: Mapping[str, float], period: int
     largest = max(weights.values(), default=0)
     if not largest:
         raise ConfigError(f"the weights of {', '.join(counts)} are all 0: nothing can be drawn")
-    if period < 1:
-        raise ConfigError(f"period {period}: it is 1 or more")
     scaled = {name: weights.get(name, 0.0) / largest for name in counts}  # a finite sum
     exact = {name: weight / sum(scaled.values()) * period for name, weight in scaled.items()}
     quotas = {name: math.floor(quota) for name, quota in exact.items()}

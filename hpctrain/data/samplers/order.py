@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from hpctrain.data.samplers.permutation import MAX_COUNT, groups, make_key, permute
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.types import Int64s
 
 
@@ -60,8 +60,6 @@ class Repeat:
     """Every sample `times` times per epoch: several epochs of `sampler`, one after the other."""
 
     def __init__(self, sampler: Sampler, times: int) -> None:
-        if times < 1:
-            raise ConfigError(f"samples cannot be repeated {times} times: it is 1 or more")
         self.sampler, self.times = sampler, times
         self.count = sampler.count * times
 

@@ -81,9 +81,7 @@ def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> I
     return result.view(np.int64)
 
 
-def permute_each(
-    count: int, key: int, numbers: Int64s, values: Int64s, *, inverse: bool = False
-) -> Int64s:
+def permute_each(count: int, key: int, numbers: Int64s, values: Int64s) -> Int64s:
     """Map each value by its own permutation: number `numbers[i]`, 0 or more, under `key`.
 
     It is fast if there are few different numbers, or if `count` is small: then many permutations
@@ -93,15 +91,13 @@ def permute_each(
     if count > SMALL:
         for number, rows in groups(numbers):
             own = int(hashes(key, np.array([number]))[0])
-            result[rows] = permute(count, own, values[rows], inverse=inverse)
+            result[rows] = permute(count, own, values[rows])
         return result
     chosen, which = np.unique(numbers, return_inverse=True)
     step = max(1, ROWS // count)
     for part, rows in groups(which // step):
         keys = hashes(key, chosen[part * step : (part + 1) * step])
         tables = np.argsort(hashes(keys[:, None], np.arange(count)), axis=1)
-        if inverse:
-            tables = np.argsort(tables, axis=1)
         result[rows] = tables[which[rows] - part * step, values[rows]]
     return result
 

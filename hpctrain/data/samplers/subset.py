@@ -2,9 +2,9 @@
 
 >>> labels = Reader(folder, "train", fields=["label"])          # nothing else is read
 >>> threes = np.flatnonzero(column(labels, "label") == 3)
->>> Subset(Order(len(threes), seed=0), threes, of=len(labels))
+>>> Subset(Order(len(threes), seed=0), threes)
 >>> tenth = parse_slice("::10", len(labels))                    # a range: takes no memory
->>> Subset(Order(len(tenth), seed=0), tenth, of=len(labels))
+>>> Subset(Order(len(tenth), seed=0), tenth)
 """
 
 import re
@@ -25,16 +25,15 @@ CHUNK = 65_536  # samples read at a time
 
 
 class Subset:
-    """The samples with the given indices, of a data set of `of` samples, and no others.
+    """The samples with the given indices, and no others.
 
     The sampler says which number of [0, len(indices)) is at a position. An index that occurs twice
     is drawn twice. An array is stored as int32 if possible, a range as it is.
     """
 
-    def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
-        _check_indices(indices, of)
+    def __init__(self, sampler: Sampler, indices: NDArray[Any] | range) -> None:
         self.sampler, self.count = sampler, sampler.count
-        self.indices = indices if isinstance(indices, range) else _compact(indices, of)
+        self.indices = indices if isinstance(indices, range) else _compact(indices)
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
@@ -46,21 +45,16 @@ class Subset:
         return self.indices.start + chosen * self.indices.step
 
 
-def _check_indices(indices: NDArray[Any] | range, of: int) -> None:
+def _check_indices(indices: NDArray[Any], of: int) -> None:
     """Check that `indices` are at least one valid index of a data set of `of` samples."""
-    if not isinstance(indices, range) and (
-        not isinstance(indices, np.ndarray) or indices.ndim != 1 or indices.dtype.kind not in "iu"
-    ):
+    if not isinstance(indices, np.ndarray) or indices.ndim != 1 or indices.dtype.kind not in "iu":
         found = type(indices).__name__
         if isinstance(indices, np.ndarray):
             found = f"{indices.dtype.name} {list(indices.shape)}"
         raise DataError(f"the indices of a subset are {found}; they are a list of integers")
     if not len(indices):
         raise DataError(f"a subset of {of} samples holds none of them")
-    if isinstance(indices, range):
-        low, high = min(indices[0], indices[-1]), max(indices[0], indices[-1])
-    else:
-        low, high = int(indices.min()), int(indices.max())
+    low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= of:
         wrong = low if low < 0 else high
         raise DataError(f"a subset has the index {wrong}; the data set has 0 to {of - 1}")
@@ -116,7 +110,7 @@ def of_groups(text: str, keys: NDArray[np.uint64]) -> NDArray[Any]:
     """
     numbers = first_seen(keys)
     chosen = np.asarray(parse_slice(text, int(numbers.max()) + 1))
-    return _compact(np.flatnonzero(np.isin(numbers, chosen)), len(keys))
+    return np.flatnonzero(np.isin(numbers, chosen))
 
 
 def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -125,5 +119,5 @@ def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Mapping[str, Any]]]
         yield start, source.read(np.arange(start, min(start + chunk, len(source))))
 
 
-def _compact(indices: NDArray[Any], count: int) -> NDArray[Any]:
-    return indices.astype(np.int32 if count <= 2**31 else np.int64)
+def _compact(indices: NDArray[Any]) -> NDArray[Any]:
+    return indices.astype(np.int32 if indices.max() < 2**31 else np.int64)

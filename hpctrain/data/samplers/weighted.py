@@ -22,11 +22,11 @@ class Balanced:
 
     Draw k of a class of n samples is position k % n of the class's own order number k // n, over
     all epochs. Memory: 4 or 8 bytes per sample. The labels are any integers, (n,), and `classes`
-    the distinct ones. An epoch has `count` positions, by default the largest multiple of the
-    classes up to n.
+    the distinct ones. An epoch has as many positions as the largest multiple of the classes
+    up to n.
     """
 
-    def __init__(self, labels: NDArray[Any], seed: int, count: int | None = None) -> None:
+    def __init__(self, labels: NDArray[Any], seed: int) -> None:
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
             raise DataError(
                 f"labels {labels.dtype.name} {list(labels.shape)}: they are integers, one for "
@@ -37,12 +37,7 @@ class Balanced:
         self._members = np.argsort(labels, kind="stable").astype(small)  # class by class
         self._starts, self._sizes = np.cumsum(sizes) - sizes, sizes
         classes = len(self.classes)
-        self.count = len(labels) // classes * classes if count is None else count
-        if self.count < 1 or self.count % classes:
-            raise DataError(
-                f"an epoch of {self.count} draws cannot hold {classes} classes equally often; "
-                f"it must be a positive multiple of {classes}"
-            )
+        self.count = len(labels) // classes * classes
         self._keys = [make_key(seed, which, self.count, len(labels)) for which in range(2)]
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:

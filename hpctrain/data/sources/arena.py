@@ -19,7 +19,6 @@ import weakref
 import numpy as np
 import torch
 
-from hpctrain.data.buffers import HUGE_PAGE
 from hpctrain.shards.types import Array, Int64s
 
 # The dtype of a word by its bytes. torch copies large rows of single bytes about 10 % slower.
@@ -30,6 +29,7 @@ WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 MAX_SLOTS = 16_384
 MAX_BYTES = 2**45
 
+_HUGE_PAGE = 2**21  # bytes
 _NONE, _NORESERVE, _FIXED = 0, 0x4000, 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -51,15 +51,15 @@ class Arena:
 
     def __init__(self, files: int, largest: int) -> None:
         # Aligned, so that the kernel can map huge pages where it caches a file in them.
-        self.slot_bytes = -(-largest // HUGE_PAGE) * HUGE_PAGE
+        self.slot_bytes = -(-largest // _HUGE_PAGE) * _HUGE_PAGE
         self.slots = max(1, min(files, MAX_SLOTS, MAX_BYTES // self.slot_bytes))
         self._base = 0
         while not self._base:
             self.bytes = self.slots * self.slot_bytes
-            reserved = self.bytes + HUGE_PAGE
+            reserved = self.bytes + _HUGE_PAGE
             try:
                 start = _map(None, reserved, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                self._base = -(-start // HUGE_PAGE) * HUGE_PAGE
+                self._base = -(-start // _HUGE_PAGE) * _HUGE_PAGE
             except OSError:  # a limit on addresses: `ulimit -v`
                 if self.slots == 1:
                     raise

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.samplers.permutation import groups
-from hpctrain.data.source import Prepares, SampleId, Source, fixed_size, sample_ids
+from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -20,12 +20,10 @@ from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
 
-class Concat:
+class Concat(Source):
     """The samples of the first source, then those of the next; all have the same fields."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
-        if not sources:
-            raise DataError("a concatenation needs at least one data set")
         (first, source), *others = sources.items()
         for name, other in others:
             _check(first, source.fields, name, other.fields)
@@ -59,18 +57,17 @@ class Concat:
         return joined
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """See `hpctrain.data.source.Traceable`."""
+        """See `Source`."""
         found: dict[int, SampleId] = {}
         places = np.arange(len(indices))
         for source, own, rows in self._parts(indices):
-            found.update(zip(places[rows].tolist(), sample_ids(source, own), strict=True))
+            found.update(zip(places[rows].tolist(), source.sample_ids(own), strict=True))
         return [found[place] for place in range(len(indices))]
 
     def prepare(self, indices: Int64s) -> None:
-        """See `hpctrain.data.source.Prepares`."""
+        """See `Source`."""
         for source, own, _ in self._parts(indices):
-            if isinstance(source, Prepares):
-                source.prepare(own)
+            source.prepare(own)
 
     def _parts(self, indices: Int64s) -> Iterator[tuple[Source, Int64s, slice | Int64s]]:
         """Yield each source that has some: its own indices, and its rows of the result."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.source import Prepares, ReadsAhead, SampleId, Source, sample_ids
+from hpctrain.data.source import SampleId, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.per_process import PerProcess
@@ -40,7 +40,6 @@ def decode(
     *,
     size: Size | None = None,
     fit: _Fit = "exact",
-    max_pixels: int = MAX_PIXELS,
     samples: Sequence[int] | None = None,
     pool: ThreadPoolExecutor | None = None,
     out: NDArray[np.uint8] | None = None,
@@ -50,16 +49,16 @@ def decode(
     `size` is (height, width); None: that of the first image. Images of another size are an error if
     `fit` is "exact". "crop" scales the shorter side and keeps the middle, "stretch" scales both, by
     Pillow's bilinear filter, which smooths when it shrinks.
-    Images of more than `max_pixels` are refused before they are decoded. `samples` are the indices
+    Images of more than MAX_PIXELS are refused before they are decoded. `samples` are the indices
     in the data set, for messages. The threads of `pool` share the work; None: this thread decodes.
     """
-    _check(fit)
+    _pillow()
     names = range(len(images)) if samples is None else samples
-    height, width = size or _size(images[0], names[0], max_pixels)
+    height, width = size or _size(images[0], names[0])
     pixels = np.empty((len(images), 3, height, width), np.uint8) if out is None else out
 
     def one(i: int) -> None:
-        with _open(images[i], names[i], max_pixels) as image:
+        with _open(images[i], names[i]) as image:
             fitted = _fitted(image, (height, width), fit, names[i])
             planes(fitted, pixels[i])
 
@@ -69,7 +68,7 @@ def decode(
     return pixels
 
 
-class Decoded(PerProcess):
+class Decoded(PerProcess, Source):
     """A source that decodes a field of encoded images.
 
     `field` is uint8 of variable length. `decode` explains the other arguments; without a size all
@@ -85,19 +84,18 @@ class Decoded(PerProcess):
         *,
         size: Size | None = None,
         fit: _Fit = "exact",
-        max_pixels: int = MAX_PIXELS,
         threads: int = 4,
     ) -> None:
-        _check(fit)
+        _pillow()
         if source.fields.get(field) != Field("uint8", variable=True):
             known = ", ".join(f"{name} {spec}" for name, spec in source.fields.items())
             raise DataError(f"field {field!r} holds no encoded images, uint8[*]; there are {known}")
         if size is None:
             first: Any = source.read(np.zeros(1, np.int64))[field]
-            size = _size(first[0], 0, max_pixels)
+            size = _size(first[0], 0)
         self.fields = dict(source.fields) | {field: Field("uint8", (3, *size))}
         self._source, self._field, self._threads = source, field, threads
-        self._options: dict[str, Any] = {"size": size, "fit": fit, "max_pixels": max_pixels}
+        self._options: dict[str, Any] = {"size": size, "fit": fit}
         super().__init__()
 
     def _begin(self) -> None:
@@ -122,24 +120,16 @@ class Decoded(PerProcess):
         return rows
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """See `hpctrain.data.source.Traceable`."""
-        return sample_ids(self._source, indices)
+        """See `Source`."""
+        return self._source.sample_ids(indices)
 
     def prepare(self, indices: Int64s) -> None:
-        """See `hpctrain.data.source.Prepares`."""
-        if isinstance(self._source, Prepares):
-            self._source.prepare(indices)
+        """See `Source`."""
+        self._source.prepare(indices)
 
     def read_ahead(self, blocks: Int64s) -> None:
-        """See `hpctrain.data.source.ReadsAhead`."""
-        if isinstance(self._source, ReadsAhead):
-            self._source.read_ahead(blocks)
-
-
-def _check(fit: str) -> None:
-    if fit not in ("exact", "crop", "stretch"):
-        raise ConfigError(f"images with fit {fit!r}: it is 'exact', 'crop' or 'stretch'")
-    _pillow()
+        """See `Source`."""
+        self._source.read_ahead(blocks)
 
 
 def _pillow() -> ModuleType:
@@ -152,7 +142,7 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _open(content: Array, sample: int, max_pixels: int) -> Any:
+def _open(content: Array, sample: int) -> Any:
     """Return an image whose header has been read and checked."""
     pillow = _pillow()
     try:
@@ -162,10 +152,10 @@ def _open(content: Array, sample: int, max_pixels: int) -> Any:
         raise DataError(
             f"the image of sample {sample}, {len(content)} bytes, cannot be read: {reason}"
         ) from None
-    if image.width * image.height > max_pixels:
+    if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"the image of sample {sample} has {image.width} x {image.height} pixels; at most "
-            f"{max_pixels} are allowed (max_pixels)"
+            f"{MAX_PIXELS} are allowed"
         )
     if image.mode in ("F", "I") or ";16" in image.mode:
         raise DataError(
@@ -175,8 +165,8 @@ def _open(content: Array, sample: int, max_pixels: int) -> Any:
     return image
 
 
-def _size(content: Array, sample: int, max_pixels: int) -> Size:
-    with _open(content, sample, max_pixels) as image, _decoding(sample):
+def _size(content: Array, sample: int) -> Size:
+    with _open(content, sample) as image, _decoding(sample):
         upright(image)
         return image.height, image.width
 

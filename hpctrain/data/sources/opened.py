@@ -59,6 +59,7 @@ class OpenShards:
         If a file was touched meanwhile, it is called again; if one was changed, that is a
         DataError.
         """
+        shards = np.unique(shards)
         while True:
             with self.held(shards) as datasets:
                 before = self._admitted_again
@@ -74,8 +75,8 @@ class OpenShards:
 
     @contextmanager
     def held(self, shards: Int64s) -> Iterator[Datasets]:
-        """Open `shards`, int64 (n,), at most `at_once`, until the context ends."""
-        datasets = self._opened(np.unique(shards))
+        """Open distinct `shards`, int64 (n,), at most `at_once`, until the context ends."""
+        datasets = self._opened(shards)
         try:
             yield datasets
         finally:

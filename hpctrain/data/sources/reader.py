@@ -23,7 +23,7 @@ import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.placement import Place, open_place
-from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.opened import IO, OpenShards
@@ -39,7 +39,7 @@ T = TypeVar("T")
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
 
-class Reader(PerProcess):
+class Reader(PerProcess, Source):
     """The samples of one split, 0 to len(reader) - 1.
 
     `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
@@ -99,7 +99,7 @@ class Reader(PerProcess):
 
         ragged = self._in_parts(shards, read)
         return {
-            name: found[name] if name in found else _joined([part[name] for part in ragged])
+            name: found[name] if name in found else Ragged.joined([part[name] for part in ragged])
             for name in self.fields
         }
 
@@ -156,7 +156,7 @@ class Reader(PerProcess):
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """See `hpctrain.data.source.Traceable`."""
+        """See `Source`."""
         shards, rows = self.locate(indices)
         return [
             SampleId(self.shard_name(shard), row)
@@ -168,11 +168,11 @@ class Reader(PerProcess):
         return f"{str(self.folder).rstrip('/')}/{self.shards[shard].path}"
 
     def prepare(self, indices: Int64s) -> None:
-        """See `hpctrain.data.source.Prepares`."""
+        """See `Source`."""
         self.prepare_shards(self.locate(indices)[0])
 
     def read_ahead(self, blocks: Int64s) -> None:
-        """See `hpctrain.data.source.ReadsAhead`."""
+        """See `Source`."""
         ranges = [(start, stop) for start, stop in blocks.tolist()]
         for start, stop in ranges:
             if (start, stop) not in self._announced:
@@ -248,10 +248,3 @@ def _places(datasets: Datasets, name: str, shards: Int64s, rows: Int64s) -> tupl
         path = datasets.layouts[int(shards[wrong][0])].path
         raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
     return starts, stops
-
-
-def _joined(parts: list[Ragged]) -> Ragged:
-    if len(parts) == 1:
-        return parts[0]
-    offsets = offsets_of(np.concatenate([part.lengths for part in parts]))
-    return Ragged(np.concatenate([part.values for part in parts]), offsets)

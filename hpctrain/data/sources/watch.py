@@ -12,10 +12,9 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from hpctrain.data.places.verification import check_digest
 from hpctrain.errors import DataError
@@ -62,21 +61,21 @@ class Watch:
         return self._settle(shard, Path(path), own, stamp)
 
     def touched(self, shards: Int64s) -> list[int]:
-        """Return those of the admitted `shards`, int64 (n,), whose file has another stamp now.
+        """Return those of distinct `shards`, int64 (n,), whose file has another stamp now.
 
         A file that was replaced or removed is not among them: the open file stays as it was.
         """
         found = []
-        needed = np.zeros(len(self._shards), np.bool_)
-        needed[shards] = True
-        for shard in np.flatnonzero(needed).tolist():
+        for shard in shards.tolist():
             path, stamp, own = self._noted[shard]
             try:
-                status = os.stat(path)
+                status = patiently(partial(os.stat, path))
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except OSError:
-                status = _stat(path)
+            except OSError as error:
+                raise DataError(
+                    f"shard {path}: whether it was changed cannot be seen: {error.strerror}"
+                ) from None
             if FACTS(status) != stamp:
                 now = Stamp.of(status, compare_ctime=own)
                 if now != stamp and now.file == stamp.file:
@@ -95,29 +94,22 @@ class Watch:
                 check_shard(path, entry)  # says that it is missing
                 raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
             if known is not None:
-                right, what = stamp == known, known.difference(stamp)
+                right = stamp == known
             else:
                 right = not own or stamp.modified_ns <= self._since_ns
-                what = f"it was written or touched at {clock(stamp.modified_ns)}"
+            when = clock(max(stamp.modified_ns, stamp.changed_ns))
             if right:
                 self._noted[shard] = _Noted(str(path), stamp, own)
                 return stamp
-            log.warning("shard %s: %s; comparing its digest with %s", path, what, FILE)
+            log.warning(
+                "shard %s was touched at %s; comparing its digest with %s", path, when, FILE
+            )
             try:
                 check_digest(path, entry)
             except DataError as error:
                 raise DataError(
-                    f"shard {path} was changed during the run: {what} ({error}). Checkpoints from "
-                    "before then are good. Put the file back as it was (`python -m data_prep "
+                    f"shard {path} was changed during the run, at {when} ({error}). Checkpoints "
+                    "from before then are good. Put the file back as it was (`python -m data_prep "
                     f"inspect {path.parent} --verify` compares it), then resume the run"
                 ) from None
             known = stamp
-
-
-def _stat(path: str) -> os.stat_result:
-    try:
-        return patiently(lambda: os.stat(path))
-    except OSError as error:
-        raise DataError(
-            f"shard {path}: whether it was changed cannot be seen: {error.strerror}"
-        ) from None

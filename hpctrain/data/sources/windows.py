@@ -12,15 +12,15 @@ context: every token but the first of a shard is predicted once.
     >>> Loader(windows, global_batch_size=16)
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache, partial
 
 import numpy as np
 
-from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array, Int64s
 
@@ -28,7 +28,7 @@ DOCUMENT = "_document"
 _MAX_OFFSETS = 64  # shards whose offsets are kept
 
 
-class Windows:
+class Windows(Source):
     """A source of windows of one field, (length, *shape), by default one after the other.
 
     They begin `stride` elements apart. With `documents` samples also have FIELD_document, int32
@@ -52,10 +52,6 @@ class Windows:
                 f"has {', '.join(variable) or 'none'}"
             )
         self._stride = length if stride is None else stride
-        if length < 1 or self._stride < 1:
-            raise ConfigError(
-                f"length {length} and stride {self._stride} of a window are 1 or more"
-            )
         self._reader, self._field, self._length = reader, field, length
         spec = reader.fields[field]
         self.fields: Mapping[str, Field] = {field: Field(spec.dtype, (length, *spec.shape))}
@@ -68,7 +64,7 @@ class Windows:
                 f"no shard of {reader.folder}, split {reader.split!r}, has a window of {length}: "
                 f"the longest has {totals.max()} elements of {field!r}"
             )
-        self._offsets: OrderedDict[int, Int64s] = OrderedDict()
+        self._offsets = lru_cache(_MAX_OFFSETS)(partial(reader.offsets, field))
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -87,7 +83,7 @@ class Windows:
         return max(1, BLOCK_BYTES // self.fields[self._field].nbytes)
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
-        """See `hpctrain.data.source.Traceable`."""
+        """See `Source`."""
         dataset, _ = self._reader.fields[self._field].datasets(self._field)
         shards, starts = self._locate(indices)
         return [
@@ -96,7 +92,7 @@ class Windows:
         ]
 
     def prepare(self, indices: Int64s) -> None:
-        """See `hpctrain.data.source.Prepares`."""
+        """See `Source`."""
         self._reader.prepare_shards(self._windows.pieces(indices))
 
     def _locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
@@ -109,7 +105,7 @@ class Windows:
         out[:] = 0
         for shard in np.unique(shards).tolist():
             rows = np.flatnonzero(shards == shard)
-            offsets = self._shard_offsets(shard)
+            offsets = self._offsets(shard)
             first = np.searchsorted(offsets, starts[rows], side="right")
             last = np.searchsorted(offsets, starts[rows] + self._length, side="left")
             counts = last - first
@@ -118,12 +114,3 @@ class Windows:
             where = np.repeat(rows, counts)
             out[where, begins - starts[where]] = 1  # documents without elements do not count
         np.cumsum(out, axis=1, out=out)
-
-    def _shard_offsets(self, shard: int) -> Int64s:
-        found = self._offsets.get(shard)
-        if found is None:
-            found = self._reader.offsets(self._field, shard)
-            self._offsets[shard] = found
-            while len(self._offsets) > _MAX_OFFSETS:
-                self._offsets.popitem(last=False)
-        return found

@@ -10,7 +10,8 @@ import time
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, BinaryIO, NamedTuple
+from multiprocessing import spawn
+from typing import BinaryIO, NamedTuple
 
 from hpctrain.data.workers.process import STACKS, VARIABLE, Task
 from hpctrain.data.workers.samples import Transform
@@ -41,8 +42,8 @@ class Child:
         # This kind of socket keeps messages, and the descriptors sent with them, whole.
         self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
-        self._stacks = os.memfd_create("hpctrain-stacks")
         self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
+        self._stacks = os.memfd_create("hpctrain-stacks")
 
     def start(self, payload: int) -> None:
         """Start the process. `payload` is a descriptor of the file with the transform."""
@@ -127,22 +128,14 @@ def pickled(transform: Transform) -> BinaryIO:
             "by name at the top of a module (no lambda, no function within a function); "
             "functools.partial of one, and objects of a class, are fine"
         ) from None
-    preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
-    if b"__main__" in content:  # import the script only if it defines the transform
-        preparation |= _main()
+    preparation = spawn.get_preparation_data("hpctrain-data")
+    for key in [*preparation]:  # the script is imported only if it defines the transform
+        if key == "authkey" or (key.startswith("init_main") and b"__main__" not in content):
+            del preparation[key]
     file = os.fdopen(os.memfd_create("hpctrain-transform"), "w+b")
     file.write(pickle.dumps((preparation, content)))
     file.flush()
     return file
-
-
-def _main() -> dict[str, str]:
-    """Return how a fresh process imports the main script, for `multiprocessing.spawn.prepare`."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m
-        return {"init_main_from_name": main.__spec__.name}
-    path = getattr(main, "__file__", None)  # none in an interactive session
-    return {} if path is None else {"init_main_from_path": os.path.abspath(path)}
 
 
 def _listed(indices: Int64s) -> str:

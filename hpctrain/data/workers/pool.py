@@ -5,8 +5,8 @@
 
 The trainer reads the samples, at memory speed and with every shard opened once. Workers only
 transform: they open no shards and start in a tenth of a second. A message has a few hundred bytes
-in each direction. A batch lies in a segment of shared memory (see `shared`), which is reused when
-the last array in it is dropped.
+in each direction. A batch lies in a segment of shared memory (see `shared`), which is used again
+when the last array in it is dropped.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
@@ -38,11 +38,11 @@ from hpctrain.data.source import Source
 from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
 from hpctrain.data.workers.process import MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
-from hpctrain.data.workers.shared import Block, Segment, place, view
+from hpctrain.data.workers.shared import Packed, Segment
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.forks import JOB_SIGNALS
 from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Int64s
+from hpctrain.shards.types import Int64s
 
 _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 
@@ -61,8 +61,6 @@ class Workers:
     """
 
     def __init__(self, source: Source, transform: Transform, count: int) -> None:
-        if count < 0:
-            raise ConfigError(f"workers {count}: it is the number of processes, 0 or more")
         if VARIABLE in os.environ:
             raise ConfigError(
                 "a worker process has imported the script that starts the training: put what it "
@@ -95,21 +93,24 @@ class Workers:
         """Read the samples `indices`, n >= 1, and let a worker transform them.
 
         A sample's random numbers depend on the key, (seed, epoch), and its position in the epoch.
-        The future has {field: array (n, *shape)}, whose memory is reused after the arrays and the
-        future have been dropped. Its exception is that of the transform, with the sample and the
-        worker's traceback as notes, or a DataError if the results differ in shape or a worker was
-        killed.
+        The future has {field: array (n, *shape)}. Its exception is that of the transform, with the
+        sample and the worker's traceback as notes, or a DataError if the results differ in shape or
+        a worker was killed.
         """
         future: Future[Rows] = Future()
         future.set_running_or_notify_cancel()  # a task that runs cannot be cancelled
         if not self._workers:
             return self._transform_here(future, key, positions, indices)
-        segment = self._take_segment()
+        rows = dict(self._source.read(indices))
+        for name, value in rows.items():
+            if not isinstance(value, Ragged):  # others would not fit into a message
+                rows[name] = np.ascontiguousarray(value)
+        given = np.ascontiguousarray(positions), np.ascontiguousarray(indices)
         try:
-            task = self._read(segment, key, positions, indices)
-        except BaseException:
-            self._free.put(segment)
-            raise
+            segment = self._free.get_nowait()
+        except Empty:
+            segment = Segment()
+        task = Task(next(self._numbers), id(segment), segment.pack((key, *given, rows)))
         with self._lock:
             if self._failure is not None:
                 raise DataError(self._failure)
@@ -130,71 +131,10 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take_segment(self) -> Segment:
-        try:
-            return self._free.get_nowait()
-        except Empty:
-            return Segment()
-
-    def _read(
-        self, segment: Segment, key: tuple[int, int], positions: Int64s, indices: Int64s
-    ) -> Task:
-        """Read samples into a segment. Fields of fixed size go directly to their final place."""
-        size = 0
-
-        def add(dtype: str, shape: tuple[int, ...]) -> Block:
-            nonlocal size
-            block = place(dtype, shape, size)
-            size = block.end
-            return block
-
-        where = add("int64", positions.shape), add("int64", indices.shape)
-        fixed = {
-            name: add(field.dtype, (len(positions), *field.shape))
-            for name, field in self._source.fields.items()
-            if not field.variable
-        }
-        self._reserve(segment, size)
-        memory = segment.bytes()
-        out = {name: view(memory, block) for name, block in fixed.items()}
-        rows = self._source.read(indices, out)
-        fields: dict[str, Block | tuple[Block, Block]] = {}
-        copies = list(zip(where, (positions, indices), strict=True))
-        for name, value in rows.items():
-            if isinstance(value, Ragged):
-                parts = value.values, value.offsets
-                blocks = tuple(add(part.dtype.str, part.shape) for part in parts)
-                copies.extend(zip(blocks, parts, strict=True))
-                fields[name] = blocks[0], blocks[1]
-            else:
-                fields[name] = fixed[name]
-                if value is not out[name]:
-                    copies.append((fixed[name], value))
-        self._reserve(segment, size)
-        memory = segment.bytes()
-        for block, array in copies:
-            np.copyto(view(memory, block), array)
-        return Task(next(self._numbers), id(segment), size, key, *where, fields)
-
-    def _reserve(self, segment: Segment, size: int) -> None:
-        try:
-            segment.reserve(size)
-        except OSError as error:
-            raise DataError(
-                f"there is no memory to share a batch of {size} bytes with a worker process: "
-                f"{error.strerror}"
-            ) from None
-
     def _transform_here(
         self, future: "Future[Rows]", key: tuple[int, int], positions: Int64s, indices: Int64s
     ) -> "Future[Rows]":
         rows = self._source.read(indices)
-        result: Rows = {}
-
-        def allocate(first: Mapping[str, Array]) -> Rows:
-            for name, array in first.items():
-                result[name] = np.empty((len(positions), *array.shape), array.dtype)
-            return result
 
         def transform(sample: Sample, random: np.random.Generator) -> Mapping[str, Any]:
             if self._failure is not None:  # a thread shall not go on after `close`
@@ -202,8 +142,7 @@ class Workers:
             return self._transform(sample, random)
 
         try:
-            apply(transform, rows, key, positions, indices, allocate, SampleRandom())
-            future.set_result(result)
+            future.set_result(apply(transform, rows, key, positions, indices, SampleRandom()))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -247,19 +186,11 @@ class Workers:
             self._deliver(batch, reply)
 
     def _deliver(self, batch: "PendingBatch", reply: Reply) -> None:
-        if reply.error is not None:
+        if isinstance(reply.result, Packed):
+            batch.future.set_result(batch.segment.unpack(reply.result, self._free.put))
+        else:
             self._free.put(batch.segment)
-            batch.future.set_exception(_exception(*reply.error))
-            return
-        try:
-            batch.segment.reserve(reply.size)
-        except OSError as error:
-            batch.future.set_exception(DataError(f"a batch cannot be mapped: {error.strerror}"))
-            return
-        memory = batch.segment.bytes()
-        # Every view keeps `memory` alive, so the segment is free when the last view is dropped.
-        weakref.finalize(memory, self._free.put, batch.segment).atexit = False
-        batch.future.set_result({name: view(memory, at) for name, at in reply.fields.items()})
+            batch.future.set_exception(_exception(*reply.result))
 
     def _fail(self, reason: str) -> None:
         """End all workers. All pending and later batches fail with the first `reason`."""

@@ -14,18 +14,15 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
 from multiprocessing import spawn
 from typing import NamedTuple
 
 import numpy as np
 
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
-from hpctrain.data.workers.shared import Block, Segment, place, view
+from hpctrain.data.workers.shared import Packed, Segment
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.forks import JOB_SIGNALS, die_with
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array
 
 STACKS = signal.SIGURG  # asks a worker where it is; a process that does not know it ignores it
 MESSAGE = 64 * 1024  # bytes of the longest message
@@ -33,24 +30,21 @@ VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker
 
 
 class Task(NamedTuple):
-    """A batch to transform, in segment number `segment`, of which it uses `size` bytes."""
+    """A batch to transform, whose arrays lie in a segment; a new one comes with it."""
 
     number: int
     segment: int
-    size: int
-    key: tuple[int, int]
-    positions: Block
-    indices: Block
-    fields: dict[str, Block | tuple[Block, Block]]  # a variable-length field: values, offsets
+    packed: Packed  # key, positions, indices and rows: see `samples.apply`
 
 
 class Reply(NamedTuple):
-    """The result of task `number`: where the fields lie, or what the transform raised."""
+    """The result of task `number`, in its segment, or what the transform raised.
+
+    An exception is pickled, and its traceback is text.
+    """
 
     number: int
-    size: int
-    fields: dict[str, Block]
-    error: tuple[bytes, str] | None = None  # pickled, and its traceback as text
+    result: Packed | tuple[bytes, str]
 
 
 def main(connection: int, payload: int, stacks: int, parent: int) -> None:
@@ -75,18 +69,26 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
         task: Task = pickle.loads(message)
         if descriptors:
             segments[task.segment] = Segment(descriptors[0])
-        try:
-            if isinstance(transform, Exception):
-                raise transform
-            reply = _transform(task, segments[task.segment], transform, draws)
-        except SystemExit:
-            raise
-        except BaseException as error:  # a panic of a library in Rust is no Exception
-            reply = Reply(task.number, task.size, {}, _pickled(error))
+        reply = _answer(task, segments[task.segment], transform, draws)
         try:
             channel.send(pickle.dumps(reply))
         except OSError:  # the parent is gone
             return
+
+
+def _answer(
+    task: Task, segment: Segment, transform: Transform | Exception, draws: SampleRandom
+) -> Reply:
+    try:
+        if isinstance(transform, Exception):
+            raise transform
+        key, positions, indices, rows = segment.unpack(task.packed)
+        result = apply(transform, rows, key, positions, indices, draws)
+        return Reply(task.number, segment.pack(result))
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        return Reply(task.number, _pickled(error))
 
 
 class AllRandom(SampleRandom):
@@ -100,32 +102,6 @@ class AllRandom(SampleRandom):
         if torch := sys.modules.get("torch"):
             torch.default_generator.manual_seed(number)
         return super().at(seed, epoch, position)
-
-
-def _transform(task: Task, segment: Segment, transform: Transform, draws: SampleRandom) -> Reply:
-    segment.reserve(task.size)
-    memory = segment.bytes()
-    rows: dict[str, Array | Ragged] = {}
-    for name, block in task.fields.items():
-        if isinstance(block, Block):
-            rows[name] = view(memory, block)
-        else:
-            rows[name] = Ragged(view(memory, block[0]), view(memory, block[1]))
-    positions, indices = view(memory, task.positions), view(memory, task.indices)
-    fields: dict[str, Block] = {}
-    size = task.size
-
-    def allocate(first: Mapping[str, Array]) -> dict[str, Array]:
-        nonlocal size
-        for name, array in first.items():
-            fields[name] = place(array.dtype.str, (len(positions), *array.shape), size)
-            size = fields[name].end
-        segment.reserve(size)
-        memory = segment.bytes()
-        return {name: view(memory, block) for name, block in fields.items()}
-
-    apply(transform, rows, task.key, positions, indices, allocate, draws)
-    return Reply(task.number, size, fields)
 
 
 def _load(payload: int) -> Transform:

@@ -25,8 +25,6 @@ from hpctrain.shards.types import Array, Int64s
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]
-# Maps the arrays of a batch's first sample to new arrays (n, *shape).
-_Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _MASK = 2**64 - 1
 _UNUSED = 4  # the place in Philox's buffer of four numbers, before the first draw
@@ -113,16 +111,15 @@ def apply(
     key: tuple[int, int],
     positions: Int64s,
     indices: Int64s,
-    allocate: _Allocate,
     random: SampleRandom,
-) -> None:
-    """Transform a batch, sample by sample, into the arrays that `allocate` makes for the first one.
+) -> dict[str, Array]:
+    """Transform a batch, sample by sample, and return its fields, (n, *shape) each.
 
     The key is (seed, epoch); positions in the epoch, and indices for messages, are int64 (n,). What
     the transform raises gets a note that names the sample.
     """
     seed, epoch = key
-    out: Mapping[str, Array] = {}
+    out: dict[str, Array] = {}
     for i, position in enumerate(positions.tolist()):
         sample = {name: value[i] for name, value in rows.items()}
         try:
@@ -141,7 +138,7 @@ def apply(
             raise
         if not out:
             _check_kinds(arrays, int(indices[i]))
-            out = allocate(arrays)
+            out = {name: np.empty((len(indices), *a.shape), a.dtype) for name, a in arrays.items()}
         if arrays.keys() != out.keys():
             raise DataError(
                 f"the transform returned {_describe(arrays)} for sample {indices[i]}, and "
@@ -157,6 +154,7 @@ def apply(
                     "result of an evaluation, evaluate with load_run(RUN).model(), one by one"
                 )
             target[i] = array
+    return out
 
 
 def _check_kinds(arrays: Mapping[str, Array], index: int) -> None:

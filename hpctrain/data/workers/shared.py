@@ -4,46 +4,31 @@ A segment is a file in memory (memfd_create) whose descriptor is sent over a soc
 /dev/shm, it needs no clean-up and is not limited to the 64 MB that containers give /dev/shm by
 default. It counts as memory of the process.
 
-    >>> block = place("uint8", (4, 3), start=0)
     >>> segment = Segment()
-    >>> segment.reserve(block.end)
-    >>> view(segment.bytes(), block)[:] = 7
+    >>> packed = segment.pack({"image": images})      # small: where the arrays lie
+    >>> Segment(descriptor).unpack(packed)["image"]     # in the other process, without a copy
 """
 
-import math
 import mmap
 import os
-from typing import NamedTuple
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.shards.types import Array
+from hpctrain.errors import DataError
 
 ALIGNMENT = 64  # bytes: a cache line, and what torch asks of memory for its vector code
 
 
-class Block(NamedTuple):
-    """Where an array lies in a segment: `offset` is in bytes."""
+class Packed(NamedTuple):
+    """An object whose arrays lie in a segment: the rest of it, and where they begin and end."""
 
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        """The first byte behind the array."""
-        return self.offset + np.dtype(self.dtype).itemsize * math.prod(self.shape)
-
-
-def place(dtype: str, shape: tuple[int, ...], start: int) -> Block:
-    """Return the first aligned block that starts at byte `start` or later."""
-    return Block(-(-start // ALIGNMENT) * ALIGNMENT, dtype, shape)
-
-
-def view(memory: NDArray[np.uint8], block: Block) -> Array:
-    """Return the array at `block`. It keeps `memory` alive."""
-    return memory[block.offset : block.end].view(block.dtype).reshape(block.shape)
+    content: bytes
+    places: list[tuple[int, int]]
 
 
 class Segment:
@@ -67,6 +52,39 @@ class Segment:
         """Return the whole segment as a new array. When it is dropped, the segment is unused."""
         assert self._map is not None, "reserve first"
         return np.frombuffer(self._map, np.uint8)
+
+    def pack(self, value: Any) -> Packed:
+        """Copy the contiguous arrays of an object here, in place of what was here."""
+        buffers: list[pickle.PickleBuffer] = []
+        content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        places, end = [], 1
+        for buffer in buffers:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + buffer.raw().nbytes
+            places.append((start, end))
+        try:
+            self.reserve(end)
+        except OSError as error:
+            raise DataError(
+                f"there is no memory to share a batch of {end} bytes with a worker process: "
+                f"{error.strerror}"
+            ) from None
+        memory = self.bytes()
+        for (start, end), buffer in zip(places, buffers, strict=True):
+            memory[start:end] = buffer.raw()
+        return Packed(content, places)
+
+    def unpack(self, packed: Packed, free: "Callable[[Segment], object] | None" = None) -> Any:
+        """Return the object that the other process has put here; its arrays keep the memory.
+
+        `free` is called with the segment when the last of them is dropped.
+        """
+        self.reserve(max((end for _, end in packed.places), default=1))
+        memory = self.bytes()
+        if free is not None:
+            weakref.finalize(memory, free, self).atexit = False
+        buffers = [memory[start:end] for start, end in packed.places]
+        return pickle.loads(packed.content, buffers=buffers)
 
     def __del__(self) -> None:
         os.close(self.descriptor)

@@ -71,14 +71,14 @@ def build(
         evaluations = dict(parts.data.evaluations())
 
     sizes = BatchSizes.of(config, mesh.degrees)
-    effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps_in)
+    effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps.steps_in)
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
 
     check_parameters(parts.whole_task)
     task, model = parts.task, parts.model()
-    if loader.fills_up(effective.max_steps):
+    if loader.steps.fills_up(effective.max_steps):
         check_filled_up(model.module, config.model.get("norm"))
     _show_model(model, run, ranks, tracker)
     load_initial(config, run, ranks, model)
@@ -123,8 +123,8 @@ def build(
     look = NoLook()
     if not objects.broadcast(_looked(run) if ranks.is_main else None):
         feeds = evaluations.values()
-        evaluates = any(feed.fills_up(feed.steps_per_epoch) for feed in feeds)
-        filled = loader.fills_up(effective.max_steps), evaluates
+        evaluates = any(feed.steps.fills_up(feed.steps_per_epoch) for feed in feeds)
+        filled = loader.steps.fills_up(effective.max_steps), evaluates
         look = FirstLook(model, task, optimizer, filled)
     display = choose_display(ranks.is_main, config.metric)
     if ranks.is_main:

@@ -118,7 +118,7 @@ class DataBuilder:
         sampler: Sampler = Order(len(source), 0, shuffle=False)
         if of_fold:
             indices = self._samples.of_fold(reader)
-            sampler = Subset(Order(len(indices), 0, shuffle=False), indices, len(source))
+            sampler = Subset(Order(len(indices), 0, shuffle=False), indices)
         return self._feed(
             source,
             sampler,
@@ -201,7 +201,7 @@ class DataBuilder:
             blocks = source if isinstance(source, Windows) else reader
             sampler = self._order(blocks, count, seed)
         if chosen is not None:
-            sampler = Subset(sampler, chosen, len(source))
+            sampler = Subset(sampler, chosen)
         if data.buckets.field is not None:
             lengths = partial(reader.lengths, data.buckets.field)
             size = self.config.train.global_batch_size

@@ -49,14 +49,10 @@ _Visit = tuple[int, Any, Any]  # number of a run, rows of the result, rows of th
 log = logging.getLogger(__name__)
 
 
-def decoders() -> Executor:
-    """Return the threads of this process for decoding: as many as the cores it may use."""
-    return _decoders(os.getpid())
-
-
 @lru_cache(maxsize=1)
-def _decoders(pid: int) -> Executor:  # a fork does not have its parent's threads
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hpctrain-decoder")
+def decoders(pid: int) -> Executor:
+    """Return the threads of a process for decoding; a fork does not have its parent's."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(pid)), "hpctrain-decoder")
 
 
 class Chunked:

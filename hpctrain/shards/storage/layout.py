@@ -128,7 +128,7 @@ class Layout:
             else:
                 self.rows[name] = Plain(self._bytes, name, offset, dtype, found[1:])
         else:
-            chunked = Chunked(dataset, self._bytes, pool=decoders(), axis=axis)
+            chunked = Chunked(dataset, self._bytes, pool=decoders(os.getpid()), axis=axis)
             self.rows[name] = chunked
             self._needs_hdf5 |= not chunked.direct
         return dataset

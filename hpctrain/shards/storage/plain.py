@@ -1,8 +1,8 @@
 """Read rows of a contiguous dataset in large reads, for network file systems.
 
 A memory map is poor there: a page fault reads little at a time, and a fault that fails ends the
-process, while a read can be repeated. Rows that follow each other in the file, as those of a block
-do, are one read.
+process, while a read can be repeated. Rows that are near each other in the file, as those of a
+block are, are one read: what is between them costs less than another read.
 """
 
 from math import prod
@@ -12,7 +12,8 @@ import numpy as np
 from hpctrain.shards.storage.file import File, reading
 from hpctrain.shards.types import Array, Int64s
 
-_RUN_BYTES = 8 * 2**20  # the largest read
+_RUN_BYTES = 8 * 2**20  # the largest read, about
+_GAP_BYTES = 2**15  # rows that are closer to each other are read together
 
 
 class Plain:
@@ -31,18 +32,13 @@ class Plain:
         """Return rows in the given order, repeats allowed: (n, *shape)."""
         out = np.empty((len(rows), *self._shape), self._dtype)
         order = np.argsort(rows, kind="stable")
-        step = np.diff(rows[order])
-        for part in np.split(order, np.flatnonzero(step != 1) + 1) if len(rows) else []:
-            size = max(1, _RUN_BYTES // self._row)
-            for first in range(0, len(part), size):
-                these = part[first : first + size]
-                start = int(rows[these[0]])
-                if len(these) == 1:
-                    self.copy(start, start + 1, out[these[0] : these[0] + 1])
-                else:
-                    run = np.empty((len(these), *self._shape), self._dtype)
-                    self.copy(start, start + len(these), run)
-                    out[these] = run
+        starts = rows[order] * self._row
+        apart = (np.diff(starts) > _GAP_BYTES + self._row) | (np.diff(starts // _RUN_BYTES) != 0)
+        for part in np.split(order, np.flatnonzero(apart) + 1) if len(rows) else []:
+            first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
+            run = np.empty((stop - first, *self._shape), self._dtype)
+            self.copy(first, stop, run)
+            out[part] = run[rows[part] - first]
         return out
 
     def copy(self, start: int, stop: int, out: Array) -> None:

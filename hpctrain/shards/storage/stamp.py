@@ -69,14 +69,6 @@ class Stamp(NamedTuple):
         """Which file it is, whatever its content."""
         return self.device, self.inode
 
-    def difference(self, later: "Stamp") -> str:
-        """Say what has happened between this stamp and a later one of the same path."""
-        if self.file != later.file:
-            return "another file has its name"
-        if self.modified_ns != later.modified_ns or self.size != later.size:
-            return f"it was written or touched at {clock(later.modified_ns)}"
-        return f"its inode was changed at {clock(later.changed_ns)}"
-
 
 def clock(ns: int) -> str:
     """Return a time in ns since 1970 as the clock of this machine shows it."""

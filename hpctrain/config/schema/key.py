@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
@@ -33,7 +34,8 @@ class Rule:
     choices: tuple[Any, ...] = ()  # the allowed values; None stands for null
     at_least: float | None = None  # the lowest allowed number
     above: float | None = None  # allowed numbers are greater
-    between: tuple[float, float] | None = None  # the lowest and the highest allowed number
+    at_most: float | None = None  # the highest allowed number
+    below: float | None = None  # allowed numbers are less
     check: Callable[[Any], str] | None = None  # any other rule: returns what is wrong, or ""
     # Whether the value decides the result of a run and so its name. It is False for what only
     # changes speed, memory, places or reports.
@@ -54,27 +56,31 @@ class Rule:
             return f"{name}={value!r}: {wrong}" if wrong else ""
         if value is None:
             return ""
-        if self.at_least is not None and not self.at_least <= value < TOO_LARGE:
-            limit = self.allowed if not value >= self.at_least else "less than 2^62"
-            return f"{name}={value}: it must be {limit}"
-        if self.above is not None and not self.above < value < TOO_LARGE:
-            return f"{name}={value}: it must be {self.allowed} and less than 2^62"
-        if self.between is not None and not self.between[0] <= value <= self.between[1]:
-            return f"{name}={value}: it must be {self.allowed}"
+        for _, holds, limit in self._limits:
+            if not holds(value, limit):
+                return f"{name}={value}: it must be {self.allowed}"
+        is_open = self.at_most is None and self.below is None
+        if self._limits and is_open and value >= TOO_LARGE:
+            return f"{name}={value}: it must be less than 2^62"
         return ""
+
+    @functools.cached_property
+    def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        """The bounds that there are: the words, what must hold for a value, and the bound."""
+        bounds = (
+            ("at least", operator.ge, self.at_least),
+            ("greater than", operator.gt, self.above),
+            ("at most", operator.le, self.at_most),
+            ("less than", operator.lt, self.below),
+        )
+        return [(words, holds, limit) for words, holds, limit in bounds if limit is not None]
 
     @property
     def allowed(self) -> str:
         """The allowed values in words; "" when only the type limits them."""
         if self.choices:
             return ", ".join("null" if value is None else str(value) for value in self.choices)
-        if self.at_least is not None:
-            return f"at least {self.at_least}"
-        if self.above is not None:
-            return f"greater than {self.above}"
-        if self.between is not None:
-            return "from {} to {}".format(*self.between)
-        return ""
+        return " and ".join(f"{words} {limit}" for words, _, limit in self._limits)
 
 
 def key(default: T, text: str, *, count: str = "", **rule: Any) -> T:

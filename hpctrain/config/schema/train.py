@@ -11,10 +11,6 @@ from hpctrain.config.schema.lora import LoRAConfig
 from hpctrain.config.schema.replicas import CompressionConfig, LocalSGDConfig
 
 
-def _check_ema(decay: float | None) -> str:
-    return "" if decay is None or 0 < decay < 1 else "it must be greater than 0 and less than 1"
-
-
 def _check_ramp(stages: list[dict[str, Any]]) -> str:
     """Return what is wrong with the form of train.batch_size_ramp, or ""."""
     for stage in stages:
@@ -166,7 +162,8 @@ class TrainConfig:
         None,
         "Beside the parameters the run keeps their exponential moving average, which keeps this "
         "part of itself in each step, such as 0.999. Null keeps none.",
-        check=_check_ema,
+        above=0,
+        below=1,
     )
     profile: str | None = key(
         None,

@@ -8,7 +8,6 @@ transforms) takes anything that can be imported.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +33,6 @@ from hpctrain.config.schema.tracking import TrackingConfig as TrackingConfig
 from hpctrain.config.schema.train import TrainConfig as TrainConfig
 
 
-def _check_name(name: str) -> str:
-    # The name becomes a folder and an #SBATCH line.
-    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
-    return "" if fits else "letters, digits, '.', '_' and '-', at most 64 of them"
-
-
 @dataclass
 class Config:
     """One training run."""
@@ -47,7 +40,10 @@ class Config:
     name: str = key(
         "run",
         "The name of the run directory begins with this text: letters, digits, '.', '_' and '-'.",
-        check=_check_name,
+        pattern=(  # the name becomes a folder and an #SBATCH line
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+            "letters, digits, '.', '_' and '-', at most 64 of them",
+        ),
         identity=False,
     )
     seed: int = key(

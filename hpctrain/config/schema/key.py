@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
@@ -31,7 +32,9 @@ class Rule:
 
     text: str  # whole sentences: what the key does, and what null means
     unit: str = ""  # what a number counts, or its physical unit
-    choices: tuple[Any, ...] = ()  # the allowed values; None stands for null
+    # The allowed values, or the allowed items of a list and values of a dict; None is null.
+    choices: tuple[Any, ...] = ()
+    pattern: tuple[str, str] | None = None  # what a text must match, and that in words
     at_least: float | None = None  # the lowest allowed number
     above: float | None = None  # allowed numbers are greater
     at_most: float | None = None  # the highest allowed number
@@ -47,7 +50,9 @@ class Rule:
         Null passes the bounds: the key's type says whether null is allowed.
         """
         if self.choices:
-            if value in self.choices:
+            items = [*value.values()] if isinstance(value, dict) else value
+            items = items if isinstance(items, list) else [value]
+            if all(item in self.choices for item in items):
                 return ""
             left = gone.sentence(f"{name}={value}")
             return left or f"{name}={value}: allowed are {self.allowed}"
@@ -56,6 +61,8 @@ class Rule:
             return f"{name}={value!r}: {wrong}" if wrong else ""
         if value is None:
             return ""
+        if self.pattern is not None and not re.fullmatch(self.pattern[0], value, re.ASCII):
+            return f"{name}={value!r}: {self.pattern[1]}"
         for _, holds, limit in self._limits:
             if not holds(value, limit):
                 return f"{name}={value}: it must be {self.allowed}"
@@ -125,20 +132,15 @@ class Member:
         return attrgetter(self.name)(config)
 
 
+@functools.cache
 def members(schema: type) -> tuple[Member, ...]:
     """Return all sections and keys of a schema, each section before its keys."""
-    return _members(schema)[0]
+    return tuple(_walk(schema, "", True))
 
 
 def keys(schema: type) -> tuple[Member, ...]:
     """Return all keys of a schema, without the sections."""
-    return _members(schema)[1]
-
-
-@functools.cache
-def _members(schema: type) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
-    found = _walk(schema, "", True)
-    return tuple(found), tuple(member for member in found if not member.is_section)
+    return tuple(member for member in members(schema) if not member.is_section)
 
 
 def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:

@@ -15,11 +15,6 @@ STYLES = (
 )
 
 
-def _check_plan(plan: dict[str, str]) -> str:
-    wrong = {name: style for name, style in plan.items() if style not in STYLES}
-    return f"styles are {', '.join(STYLES)}, not {next(iter(wrong.values()))}" if wrong else ""
-
-
 def _check_degree(degree: int) -> str:
     return "" if degree == -1 or 1 <= degree < 2**31 else "it must be at least 1, or -1"
 
@@ -165,7 +160,7 @@ class ParallelConfig:
         "How tensor parallel divides modules: a pattern of module names, such as layers.*.mlp.up, "
         "and the style colwise, rowwise, embedding_rowwise, colwise_gather_output, "
         "sequence_parallel or gather_sequence. Empty means the plan that the model carries.",
-        check=_check_plan,
+        choices=STYLES,
     )
     sequence_parallel: bool = key(
         True,

@@ -25,12 +25,6 @@ def _check_ramp(stages: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _check_micro_batch_size(size: str | None) -> str:
-    if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
-        return ""
-    return "it must be a number of samples, at least 1, or auto"
-
-
 def _check_profile(steps: str | None) -> str:
     found = re.fullmatch(r"([0-9]{1,12})-([0-9]{1,12})", steps) if steps is not None else None
     if steps is not None and found is None:
@@ -85,7 +79,7 @@ class TrainConfig:
         "Each rank processes this many samples at a time, in place of train.accumulate. auto "
         "measures the memory of the GPU in the first steps and takes the largest that fits.",
         unit="samples",
-        check=_check_micro_batch_size,
+        pattern=(r"auto|0*[1-9]\d*", "it must be a number of samples, at least 1, or auto"),
         identity=False,
     )
     activation_checkpointing: str = key(

@@ -66,9 +66,6 @@ out=OUT : path
     everything, report all of them, and write nothing if there are any
 --nan {{allow,refuse}} = allow
     refuse: treat samples with values that are not finite as records that cannot be used
---max-output SIZE
-    the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 times the
-    size of the source files, whichever is more; no limit for arrays, python, sample and repack)
 --workers N : positive
     number of worker processes (default: the number of cores); the result does not depend on it
 --part I/N
@@ -95,7 +92,6 @@ class Options:
     dedup: str = "none"
     on_error: str = "stop"
     nan: str = "allow"
-    max_output: int | None = None  # bytes; None: a limit that only a bomb exceeds
     workers: int = 1
     part: tuple[int, int] | None = None
     overwrite: bool = False
@@ -120,7 +116,6 @@ class Options:
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
             group=args.group or "",
-            max_output=_parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=_part(args.part),
             rename=pairs("--rename", args.rename, "OLD=NEW"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DataError
@@ -149,8 +149,6 @@ class BadRecords:
 class Source(ABC):
     """Base class of the converters' sources. Sources are sent to worker processes by pickle."""
 
-    # Whether all samples come out of the pieces' files, whose sizes then bound them.
-    unpacks: ClassVar[bool] = True
     name: str  # the name of the command
     fields: Mapping[str, Field]  # the schema
     pieces: Sequence[Piece]  # the pieces, in the order of the samples

@@ -36,8 +36,8 @@ def sentence(name: str) -> str:
 def check_command(program: str, argv: Sequence[str]) -> None:
     """Raise a ConfigError for a command, or an option of one, that has left the program."""
     command = f"{program} {argv[0] if argv else ''}"
-    options = (f"{command} {word.partition('=')[0]}" for word in argv[1:] if word.startswith("-"))
-    for name in (command, *options):
+    given = [word.partition("=")[0] for word in argv[1:] if word.startswith("-")]
+    for name in (command, *(f"{each} {word}" for word in given for each in (command, program))):
         if name in table():
             raise ConfigError(sentence(name))
 
@@ -49,16 +49,20 @@ def without_gone_keys(values: dict[str, Any], path: Path) -> dict[str, Any]:
     and how jobs run, the run is read all the same, and the log names it.
     """
     said: dict[str, str] = {}
-    for name in (name for name, left in table().items() if "default" in left):
-        *sections, last = name.split(".")
+    for name, left in table().items():
+        key, _, choice = name.partition("=")
+        if " " in name or not (choice or "default" in left):  # of a command, or of a file of conf
+            continue
+        *sections, last = key.split(".")
         above: list[dict[str, Any]] = [values]
         for section in sections:
             inner = above[-1].get(section)
             above.append(inner if isinstance(inner, dict) else {})
-        if last not in above[-1]:
+        if last not in above[-1] or (choice and str(above[-1][last]) != choice):
             continue
-        if (value := above[-1].pop(last)) != table()[name]["default"]:
-            said[name] = f"{path}: {name}={value}: {sentence(name)}"
+        value = above[-1].pop(last)
+        if choice or value != left["default"]:
+            said[key] = f"{path}: {key}={value}: {sentence(name)}"
         for section, outer in zip(reversed(sections), reversed(above[:-1]), strict=True):
             if not outer[section]:  # a section of which nothing is left
                 del outer[section]

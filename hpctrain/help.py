@@ -55,7 +55,7 @@ Commands
   export RUN OUT       write weights as safetensors; --merge adds its adapters
   report [RUN|SWEEP]   where the time and GPU-hours went, and what to change
   report --compare RUN RUN     what differs, and at which step two runs part
-  report --plot RUN... draw curves in the terminal, or --out FILE.png|.html
+  report --plot RUN... draw curves in the terminal, or --out FILE.png
   plan OVERRIDES       tell memory, time and cost of a run before it is queued
   doctor               check versions, Slurm, storage; --nodes N: in a job
   doctor --env [--json]        the ranks, hosts, Slurm variables of this process

@@ -48,7 +48,7 @@ ALLOWED = {
     "restarts": "",
     "runs": (
         "checkpoint.files config data.places.origin data.samplers.subset estimates "
-        "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
+        "rendezvous.epochs rendezvous.ranks restarts shards.index slurm "
         "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": ("config.schema rendezvous.ranks runs.state.stop_request tracking.samples"),
@@ -91,9 +91,8 @@ ALLOWED = {
         "runs shards slurm tasks"
     ),
     "bench": (
-        "config data distributed doctor.measures estimates faults.stop hardware job "
-        "parallel.precision plan.inspecting plan.plan_command rendezvous runs shards.format "
-        "shards.sample_schema shards.types tracking.tracker training"
+        "config data distributed doctor.measures faults.stop hardware job parallel.precision "
+        "rendezvous runs shards.types tracking.tracker training"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

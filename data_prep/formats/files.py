@@ -1,7 +1,7 @@
 """Find the files of a source, and cut them into pieces.
 
 A part is a range of one file, in the unit of its format: bytes of a text file, row groups of
-Parquet, batches of Arrow. A piece is one part or several consecutive ones.
+Parquet. A piece is one part or several consecutive ones.
 """
 
 import io
@@ -158,17 +158,6 @@ def scan(
     except OSError as error:  # of a folder, or of a link that leads nowhere
         where = os.fsdecode(error.filename) if error.filename else root
         raise DataError(f"{where} cannot be read: {error.strerror}") from None
-
-
-@lru_cache
-def check_regular(folder: str) -> None:
-    """Check that a folder has no pipe and no device, which a library would read for ever."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                check_regular(entry.path)
-            elif not (entry.is_file() or entry.is_dir()):
-                raise DataError(f"{entry.path} is no regular file")
 
 
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:

@@ -51,7 +51,7 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.arrays.array_files import addresses, among_others
+from data_prep.formats.arrays.array_files import addresses
 from data_prep.formats.files import ranges
 from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, pairs, writing
@@ -85,7 +85,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 @dataclass(frozen=True)
 class _Arrays(Source):
-    unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1
     column: str = ""
@@ -159,22 +158,17 @@ def arrays(
     axis_of = _by_field("--axis", axes, wheres, "K")
     cast_of = _by_field("--cast", casts, wheres, "DTYPE")
     filled = _by_field("--unwritten", [f"{name}=yes" for name in unwritten], wheres, "yes")
-    columns, fields, among = [], {}, ""
+    columns, fields = [], {}
     for name, parts in wheres.items():
         given = axis_of.get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
             *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
             unwritten=name in filled,
-            max_output=options.max_output,
         )
         columns.append(column)
-        if len(parts) == 1 and not (given or among):
-            is_sample, among = among_others(parts[0], column.ends[-1])
-            if is_sample:
-                raise ConfigError(among)
         notes.append(column.note)
     if not options.quiet:
-        for note in filter(None, [*notes, among]):
+        for note in filter(None, notes):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
     by_value = [column.name for column in columns if is_name(fields[column.name])]

@@ -61,7 +61,6 @@ function=CODE
 
 @dataclass(frozen=True)
 class _Python(Stream):
-    unpacks = False
     code: Code = field(default_factory=lambda: Code("", "", {}))
 
     def encoded(self, file: str, what: int | range, reading: BadRecords) -> Iterator[Encoded]:

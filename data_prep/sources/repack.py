@@ -73,7 +73,6 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    unpacks = False
     folder: str = ""  # folder of the data set
     # The fields of the source, with their places in its files.
     stored: tuple[tuple[str, Field], ...] = ()

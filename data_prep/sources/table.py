@@ -1,7 +1,7 @@
-"""Tables as data sets: each column of CSV, Parquet or Arrow (Feather) files is a field.
+"""Tables as data sets: each column of CSV or Parquet files is a field.
 
-SRC are files with the same columns, or folders with such files (.csv, .tsv, also .gz; .parquet;
-.arrow, .feather, .ipc).
+SRC are files with the same columns, or folders with such files (.csv, .tsv, also .gz; .parquet).
+Each CSV file is read by one process: it is a piece of the work.
 
     python -m data_prep table measurements/ OUT --columns id,x,y,label --categorical label
     python -m data_prep table digits.csv OUT --stack 'image=pixel_*' --cast image=uint8
@@ -90,10 +90,13 @@ class Table(Source):
         arrow = pyarrow()
         for part in parts:
             try:
-                for rows in tables.rows_of(part, names, self.csv):
+                for rows in self._rows_of(part, names):
                     yield from self._blocks(rows, columns, part.path, reading, split)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
+
+    def _rows_of(self, part: Part, names: Sequence[str]) -> Iterator[Rows]:
+        return tables.rows_of(part, names, self.csv)
 
     def _blocks(
         self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
@@ -170,11 +173,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         for name in fields:
             if set(name) & set(";|\t") and name not in options.rename:
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
-    parts = (
-        (part, file, size)
-        for file in found.files
-        for part, size in tables.parts_of(file, options.shard_bytes, csv)
-    )
+    parts = ((part, file, size) for file in found.files for part, size in tables.parts_of(file))
     return Table(
         name="table",
         fields=fields,

@@ -162,7 +162,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             "text_column": reader.key,
             "tokenizer": tokenizer.about,
         },
-        columns=reader.columns(found.files[0]),
+        columns=[options.column] if options.column else [],
         folders=sources,
         beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
         reader=reader,

@@ -1,24 +1,21 @@
 """Compare the shards of a data set with its index; see `inspect --verify`."""
 
 import argparse
-import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.show import console
-from data_prep.writing.finalize import summary
+from data_prep.writing.finalize import statistics_of, summary
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.progress_bar import Progress
-from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file
@@ -27,7 +24,6 @@ _Advance = Callable[[int, int], None]
 """`advance(samples, bytes)` adds to what is done."""
 
 _MAX_THREADS = 32
-HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
 
@@ -39,16 +35,6 @@ class _Problem:
     problem: str
 
 
-@dataclass(frozen=True)
-class Report:
-    """The result of `verify`."""
-
-    problems: list[_Problem]  # all problems
-    # Files in the folders of the data set that are not in the index, but look like shards or like
-    # an unfinished conversion.
-    unlisted: list[str]
-
-
 def run(data: DataSet, args: argparse.Namespace) -> None:
     """Print what differs, and raise a DataError if something does; see `verify`."""
     index = data.index
@@ -56,37 +42,25 @@ def run(data: DataSet, args: argparse.Namespace) -> None:
     if group and group not in index.fields:
         raise ConfigError(f"--group {group}: the fields are {', '.join(index.fields)}")
     workers = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    report = verify(data, group, workers=workers, quiet=args.json)
-    shards = len(index.shards)
-    if args.json:
-        content = {
-            "digest": index.digest,
-            "shards": shards,
-            "bytes": sum(shard.bytes for shard in index.shards),
-            **asdict(report),
-        }
-        print(json.dumps(content, indent=2))
-    else:
-        for found in report.problems:
-            console.say(f"{found.shard or 'index.json'}: {found.problem}")
-        if report.unlisted:
-            console.say(f"not in the index: {', '.join(report.unlisted)}")
-    if report.problems:
-        bad = len({found.shard for found in report.problems if found.shard})
-        count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
-        where = f"{bad} of {shards} shards" if bad else "the index"
+    problems = verify(data, group, workers=workers, quiet=False)
+    for found in problems:
+        console.say(f"{found.shard or 'index.json'}: {found.problem}")
+    if problems:
+        bad = len({found.shard for found in problems if found.shard})
+        count = f"{len(problems)} problem{'s'[: len(problems) != 1]}"
+        where = f"{bad} of {len(index.shards)} shards" if bad else "the index"
         raise DataError(f"{data.folder}: {count}, in {where}")
-    if not args.json:
-        what = ["sizes", "schema", "offsets", "digests"]
-        what += [f"groups of {group}"] * bool(group) + ["statistics"] * bool(index.statistics)
-        checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        first, *more = summary(index).splitlines()
-        for line in (f"{data.folder}: {checked}: {first}", *more):
-            console.say(line)
+    what = ["sizes", "schema", "offsets", "digests"]
+    what += [f"groups of {group}"] * bool(group) + ["statistics"] * bool(index.statistics)
+    checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
+    for line in f"{data.folder}: {checked}: {summary(index)}".splitlines():
+        console.say(line)
 
 
-def verify(data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True) -> Report:
-    """Compare the shards of a `DataSet` with its index."""
+def verify(
+    data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True
+) -> list[_Problem]:
+    """Return all problems of a `DataSet`: where its shards differ from its index."""
     index, shards = data.index, data.index.shards
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
     problems = [_Problem(path, "the index lists it more than once") for path in twice]
@@ -115,8 +89,7 @@ def verify(data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = Tr
     for look in looks:
         groups.merge(look.groups)
     wrong = (*_wrong_statistics(index, looks), *groups.problems())
-    problems += [_Problem("", problem) for problem in wrong]
-    return Report(problems, _unlisted(data))
+    return problems + [_Problem("", problem) for problem in wrong]
 
 
 @dataclass
@@ -133,9 +106,7 @@ class _Look:
         """Look at the shard, and return this."""
         path = self.data.folder / self.shard.path
         try:
-            with OpenShard(path, self.shard, self.data.index.fields) as opened:
-                self.problems += opened.problems()
-                self._read(opened, advance)
+            self._read(OpenShard(path, self.shard, self.data.index.fields), advance)
         except DataError as error:
             message = str(error).removeprefix(f"shard {path}")
             self.problems.append(message.removeprefix(":").strip())
@@ -143,7 +114,6 @@ class _Look:
         return self
 
     def _read(self, opened: OpenShard, advance: _Advance) -> None:
-        readable = not self.problems
         try:
             digest = digest_file(opened.path, advance)
         except OSError as error:
@@ -151,12 +121,10 @@ class _Look:
         if digest != self.shard.digest:
             listed = self.shard.digest
             self.problems.append(f"its content has the digest {digest}, the index lists {listed}")
-        if not readable:
-            return
         opened.check_offsets()
         if digest != self.shard.digest:
             return
-        for rows in opened.blocks(self.shard.count):
+        for rows in opened.blocks():
             if self.groups.field:
                 self.groups.add(self.shard.split, rows[self.groups.field])
             values: Any
@@ -168,52 +136,31 @@ class _Look:
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[str]:
     """Yield wrong statistics, for the splits whose shards have no problem."""
     damaged = {look.shard.split for look in looks if look.problems}
+    states = (
+        {look.shard.split: {name: moments.state() for name, moments in look.moments.items()}}
+        for look in looks
+    )
+    data = statistics_of(states)
     for split, fields in index.statistics.items():
         for name, listed in () if split in damaged else fields.items():
-            total = Moments(len(index.fields))
-            seen = [
-                look.moments[name]
-                for look in looks
-                if look.shard.split == split and name in look.moments
-            ]
-            for moments in seen:
-                total.merge(moments)
-            if not seen and not (split in index.splits and name in index.fields):
-                yield f"statistics of {split}/{name}, which it does not list"
-            differing = _differences(asdict(listed), asdict(total.result())) if seen else ()
-            for what, there, here in differing:
-                place = f"split {split!r}, field {name!r}"
-                yield f"{place}: it lists {what} {there}, the data has {here}"
+            found = data.get(split, {}).get(name)
+            what = f"its statistics of split {split!r}, field {name!r}"
+            if found is None:
+                yield f"{what}: there is no such split or field"
+            elif not _alike(asdict(listed), asdict(found)):
+                yield f"{what} are {listed}; the data has {found}"
 
 
-def _differences(
-    listed: Mapping[str, Any], found: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (statistic, listed, found) where they do not agree."""
+def _alike(listed: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Return whether two statistics agree; sums depend on their order."""
     for key, value in listed.items():
-        here = found.get(key)
-        if isinstance(value, Mapping) and isinstance(here, Mapping) and key != "classes":
-            for name, *pair in _differences(value, here):
-                yield f"{key}.{name}", *pair
+        here = found[key]
+        if key == "lengths" and None not in (value, here):
+            same = _alike(value, here)
         elif key in ("mean", "std") and None not in (value, here):
-            scale = abs(found["mean"]) + found["std"]
-            if not abs(value - here) <= _TOLERANCE * scale:
-                yield key, value, here
-        elif value != here:
-            yield key, value, here
-
-
-def _unlisted(data: DataSet) -> list[str]:
-    """Return the files that look like shards, and folders of an unfinished conversion."""
-    listed = {shard.path for shard in data.index.shards}
-    found = []
-    for folder in sorted({os.path.dirname(path) for path in listed} | {""}):
-        try:
-            names = sorted(os.listdir(data.folder / folder))
-        except OSError:
-            continue
-        for name in names:
-            path = f"{folder}/{name}" if folder else name
-            if path not in listed and (name == PARTIAL or Path(name).suffix.lower() in HDF5):
-                found.append(path)
-    return found
+            same = abs(value - here) <= _TOLERANCE * (abs(found["mean"]) + found["std"])
+        else:
+            same = value == here
+        if not same:
+            return False
+    return True

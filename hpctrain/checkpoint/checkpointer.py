@@ -12,7 +12,6 @@ back to an older one.
 import json
 import logging
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +27,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from hpctrain import generators
-from hpctrain.checkpoint import metadata_file
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
@@ -54,7 +52,6 @@ class _SpreadModel(Protocol):
     """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
 
     module: nn.Module
-    mesh: Any  # hpctrain.parallel.mesh.Mesh
     parameters: list[nn.Parameter]
     names: list[str]
 
@@ -150,8 +147,6 @@ class Checkpointer:
         Where it cannot be written (StorageError), older checkpoints stay as they are.
         """
         self.saves.finish()
-        if not self.model.replicas_differ:
-            self._optimizer.check_numbers()
         with self.modes.evaluating():
             self.model.share_buffers()
             wrongs = objects.all_gather(self._finite.wrong())
@@ -184,8 +179,7 @@ class Checkpointer:
         if path is None:
             return None
         found = Manifest.read(path)
-        content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
-        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
+        reader = Reader(path)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "

@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from hpctrain.checkpoint import metadata_file
@@ -35,23 +34,18 @@ from hpctrain.errors import StorageError
 from hpctrain.terminal import few
 
 _SHOWN = 4  # weights that do not fit
-_AT_ONCE = 64 << 20  # bytes that replicas send each other in one message
 
 
 class Reader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
-    `saved` is what is known of each entry of the saved state, by its dotted name. `metadata` is
-    what another rank got from `metadata_file.read`. The ranks of each group of `replicas` divide
-    the files that all of them need, and send each other what they have read.
+    `saved` is what is known of each entry of the saved state, by its dotted name.
     """
 
-    def __init__(
-        self, checkpoint: Path, metadata: bytes = b"", replicas: Sequence[dist.ProcessGroup] = ()
-    ) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         super().__init__(checkpoint)
-        self._replicas, self.folder = replicas, checkpoint
-        self._metadata = metadata_file.parse(metadata or metadata_file.read(checkpoint), checkpoint)
+        self.folder = checkpoint
+        self._metadata = metadata_file.parse(metadata_file.read(checkpoint), checkpoint)
         self.saved = self._metadata.state_dict_metadata
 
     def part(self, name: str) -> dict[str, Any]:
@@ -82,47 +76,11 @@ class Reader(dcp.FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan says, one file after the other; replicas share what is alike."""
-        items, done = plan.items, Future[None]()
-        done.set_result(None)
-        for group in self._replicas:
-            shared, items = _divided(items, planner, group)
-            if not self._read_together(shared, planner, group):
-                return done  # the rank that has failed tells all others
-        self._read(items, planner)
-        return done
-
-    def _by_file(self, items: Iterable[ReadItem]) -> dict[str, list[ReadItem]]:
-        found: dict[str, list[ReadItem]] = defaultdict(list)
-        for item in items:
-            found[self.storage_data[item.storage_index].relative_path].append(item)
-        return found
-
-    def _read_together(
-        self, items: Sequence[ReadItem], planner: LoadPlanner, group: dist.ProcessGroup
-    ) -> bool:
-        """Let one rank of the group read each file for all; return False if any rank cannot."""
-        files, error = self._by_file(items), None
-        readers = [(n % dist.get_world_size(group), files[name]) for n, name in enumerate(files)]
-        try:
-            for reader, part in readers:
-                self._read(part if reader == dist.get_rank(group) else (), planner)
-        except Exception as problem:  # the others must not wait for what this rank has not read
-            error = problem
-        wrong = any(objects.all_gather(error is not None))
-        if error is not None:
-            raise error
-        for reader, part in () if wrong else readers:
-            wanted = [planner.resolve_tensor(item).detach() for item in part]
-            whole = [each.contiguous() for each in wanted]
-            raw = [each.view(-1).view(torch.uint8) for each in whole if each.numel()]
-            dist._broadcast_coalesced(group, raw, _AT_ONCE, reader)  # gloo does not know all dtypes
-            for own, read in zip(wanted, whole, strict=True):
-                own.copy_(read)
-        return not wrong
-
-    def _read(self, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
-        for name, part in self._by_file(items).items():
+        """Read what the plan says, one file after the other."""
+        files: dict[str, list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            files[self.storage_data[item.storage_index].relative_path].append(item)
+        for name, part in files.items():
             try:
                 super().read_data(LoadPlan(part), planner)
             except pickle.UnpicklingError as error:
@@ -133,22 +91,9 @@ class Reader(dcp.FileSystemReader):
                     "is loaded, so it is not; torch.serialization.add_safe_globals in a module of "
                     "yours allows a class that you trust"
                 ) from error
-
-
-def _divided(
-    items: list[ReadItem], planner: LoadPlanner, group: dist.ProcessGroup
-) -> tuple[list[ReadItem], list[ReadItem]]:
-    """Return the items of what the group has alike, such as `model`, in one order, and the rest."""
-    devices, parts = dist.get_backend_config(group), dict[str, dict[str, ReadItem]]()
-    for item in sorted((i for i in items if i.type == LoadItemType.TENSOR), key=str):
-        if (device := planner.resolve_tensor(item).device.type) in devices:
-            part = item.dest_index.fqn.partition(".")[0]
-            parts.setdefault(part, {})[f"{device} {item}"] = item
-    own = {part: xxhash.xxh3_128_hexdigest("".join(each).encode()) for part, each in parts.items()}
-    every = objects.all_gather(own, group)
-    alike = [part for part in sorted(own) if all(each.get(part) == own[part] for each in every)]
-    shared = {item: None for part in alike for item in parts[part].values()}
-    return [*shared], [item for item in items if item not in shared]
+        done = Future[None]()
+        done.set_result(None)
+        return done
 
 
 def module_state(state: dict[str, Any]) -> dict[str, Any]:

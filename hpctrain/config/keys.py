@@ -31,7 +31,7 @@ def show(names: Sequence[str]) -> None:
         rows, columns = [*registered()], ("metric", "unit", "meaning")
         groups = {f"{row[0].partition('/')[0]}/" for row in rows}
     else:
-        rows, columns = [_row(key) for key in all_keys()], COLUMNS
+        rows, columns = [row_of(key) for key in all_keys()], COLUMNS
         groups = {member.name for member in all_members() if member.is_section}
     chosen = _select(rows, groups, [] if [*names] in (["keys"], ["metrics"]) else names)
     if sys.stdout.isatty():
@@ -83,7 +83,7 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def _row(key: Member) -> tuple[str, ...]:
+def row_of(key: Member) -> tuple[str, ...]:
     """Return the texts of a key for `COLUMNS`."""
     if key.default == REQUIRED:
         default = "(required)"
@@ -99,7 +99,7 @@ def _print_table(columns: Sequence[str], chosen: Sequence[tuple[str, ...]]) -> N
     from hpctrain.console import Console, Table
 
     keys = len(columns) == len(COLUMNS)
-    table = Table(*(("key", "value", "default", "meaning") if keys else columns), spaced=True)
+    table = Table(*(("key", "value", "default", "meaning") if keys else columns))
     for row in chosen:
         if keys:
             title, kind, default, unit, allowed, identity, meaning = row

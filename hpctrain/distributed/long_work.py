@@ -61,11 +61,6 @@ def use(group: Group) -> Iterator[None]:
         _groups.remove(group)
 
 
-def store() -> "Store | None":
-    """Return the store of the process group; None without one."""
-    return _groups[-1].store if _groups else None
-
-
 @contextmanager
 def long_work(what: str, *, known: bool = False) -> Iterator[None]:
     """Wait at the end of the context until every rank has reached it, however long that takes.

@@ -104,7 +104,7 @@ def probe(
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 
-    With `disks` probes are written, which takes a second or more.
+    With `disks` files are written into their folders.
     """
     own = own_gpus(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
@@ -152,9 +152,9 @@ def _of_node(
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     yield from infiniband.checked()
-    yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
+    yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-    for one in file_systems.checked("scratch", scratch, speed=disks):
+    for one in file_systems.checked("scratch", scratch, write=disks):
         yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
     if asked.data and "://" not in asked.data:
         yield file_systems.readable(Path(asked.data))

@@ -67,16 +67,13 @@ def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
     per_node = config.launch.tasks_per_node
     if degrees.ranks <= per_node:
         return
-    if degrees.tp > per_node:
-        yield (
-            f"parallel.tp={degrees.tp} spans several nodes of {per_node} ranks: every layer waits "
-            f"for the network; use parallel.tp={per_node} or less, and pp or dp_shard beyond"
-        )
-    if config.parallel.ep > per_node:
-        yield (
-            f"parallel.ep={config.parallel.ep} spans several nodes of {per_node} ranks: every "
-            "layer with experts exchanges its tokens over the network"
-        )
+    within = f"use parallel.tp={per_node} or less, and pp or dp_shard beyond"
+    for key, degree, what in (
+        ("tp", degrees.tp, f"every layer waits for the network; {within}"),
+        ("ep", config.parallel.ep, "layers with experts exchange their tokens over the network"),
+    ):
+        if degree > per_node:
+            yield f"parallel.{key}={degree} spans several nodes of {per_node} ranks: {what}"
 
 
 def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:

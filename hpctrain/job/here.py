@@ -102,18 +102,15 @@ def _train_to_the_end(
     if not again and run.read().state == "finished":
         if ranks.is_main:
             from hpctrain.job.summary import show
-            from hpctrain.runs.chosen_checkpoint import purged
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
-            if changed := trained_code.changes(config, run):
+            if changed := trained_code.changes(run):
                 log.warning(
                     "%s has finished with other code: %s. launch.rerun=all trains it again, and "
                     "keeps this directory under another name; name=OTHER makes another run",
                     *(run.name, changed),
                 )
-            if lost := purged(run):
-                log.warning("%s: %s", run.name, lost)
             _complete_upload(config.tracking, run)
             show(config, run)
         return 0
@@ -146,8 +143,8 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
     from hpctrain.faults.observed import observed
     from hpctrain.job import compile_cache
-    from hpctrain.rendezvous import flight_recorder, leaving
-    from hpctrain.rendezvous.variables import export
+    from hpctrain.rendezvous import leaving
+    from hpctrain.rendezvous.variables import export, record_collectives
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
@@ -155,7 +152,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     exported = export(*sections, one_node=ranks.one_node)
     # torch notes the folders when it is imported, or first uses them.
     home = Path(ranks.worker or run.path)
-    flight_recorder.prepare(home / "logs", ranks.rank)
+    record_collectives(home / "logs", ranks.rank)
     if ranks.world_size > 1:
         leaving.write_no_core_dump()
     if exported and ranks.is_main:

@@ -13,15 +13,13 @@ READINGS = {
     "model": "its name",
     "driver": "the version of the driver",
     "part": "whether it is a part of a GPU, whose other readings are those of the whole",
-    "mig": "whether it is cut into such parts",
     "size": "bytes of its memory",
     "memory": "bytes of it that are in use, and all",
     "use": "percent of the time",
     "power": "watts, and their limit or None",
     "limit": "watts that it may take",
-    "limits": "the same, what its maker lets it take, and the command that changes it",
     "energy": "joules that were counted",
-    "heat": "degrees Celsius, and those at which it lowers its clock, or None",
+    "heat": "degrees Celsius",
     "clock": "MHz",
     "top_clock": "the highest MHz",
     "throttled": "whether heat, and whether the limit of the power lowers its clock",
@@ -30,7 +28,7 @@ READINGS = {
     "ecc_if_on": "the same; None and None where ECC is off, and then whether the card has it on",
     "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
     "pcie": "generation and width of the link, as they are and as they could be",
-    "nvlinks": "how many links are up, and all",
+    "nvlinks": "how many links are up",
     "processes": "bytes by the number of the process, bytes in use, and all",
     "bus": "its address, as PCI writes it",
 }
@@ -64,7 +62,6 @@ class Library:
     INSTALL: ClassVar[str] = ""  # how to get the module
     TOOL: ClassVar[str]  # the program that tells people more
     NCCL_NEEDS_IT: ClassVar[bool] = False  # ranks with GPUs cannot meet where it does not answer
-    UNSEEN: ClassVar[Mapping[str, str]] = {}  # what is not looked at, and why
     NUMBER: ClassVar[str]  # the attribute of its errors that has their number
     NEVER: ClassVar[tuple[int, ...]]  # the numbers of what nobody is told here
     LOST: ClassVar[tuple[int, ...]] = ()  # those of a GPU that has fallen off the bus

@@ -75,11 +75,6 @@ class Mesh:
         return self._mesh[self._data or ("dp_shard",)]
 
     @property
-    def replicas(self) -> list[dist.ProcessGroup]:
-        """The groups of ranks that may have the same weights: along each dimension of the data."""
-        return [self._mesh[name].get_group() for name in self._data]
-
-    @property
     def tp_mesh(self) -> DeviceMesh:
         """The ranks that divide each layer; all ranks ask for this and what follows together."""
         return self._mesh["tp"]

@@ -1,14 +1,10 @@
-"""The layouts that fit, best first, with the reason; the hardware on which a run fits; more nodes.
-
-In a row of `scaling` the global batch stays the same (strong scaling), so each rank gets less of
-it. Efficiency is the speed of a GPU as a part of that on the smallest number of nodes.
-"""
+"""The layouts that fit, best first, and the hardware on which a run fits."""
 
 import copy
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import NamedTuple
@@ -65,8 +61,7 @@ def rank(
                 lacking.append((estimates[-1].memory.total, f"{name} {excluded[name]}"))
                 continue
             # What is tight comes only where nothing leaves more room.
-            fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
-            found.append(replace(fastest, reason=_reason(fastest)))
+            found.append(min(possible, key=lambda one: (one.fit.tight, one.order)))
     found.sort(key=lambda one: (one.layout.ranks, one.order))
     return Ranking(found, excluded, min(lacking, default=(0.0, ""))[1])
 
@@ -137,7 +132,8 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     Those with an unknown or assumed speed come behind those that published runs cover.
     """
     found = [*kinds]
-    several = len(currencies(found)) > 1
+    prices = [kind.best.price for kind in found if kind.best and kind.best.price]
+    several = len({price.currency for price in prices}) > 1
 
     def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
         if (one := kind.best) is None:
@@ -150,11 +146,6 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     return sorted(found, key=cost)
 
 
-def currencies(kinds: Iterable[Kind]) -> set[str]:
-    """Return the currencies of the prices."""
-    return {kind.best.price.currency for kind in kinds if kind.best and kind.best.price}
-
-
 def on(config: Config, hardware: Hardware) -> Config:
     """Return the config for another kind of GPU, in a number format that it has."""
     changed = copy.deepcopy(config)
@@ -162,46 +153,3 @@ def on(config: Config, hardware: Hardware) -> Config:
     if unknown and changed.precision.compute != "fp64":
         changed.precision.compute = "bf16"
     return changed
-
-
-def _reason(estimate: Estimate) -> str:
-    layout, degrees = estimate.layout, estimate.layout.degrees
-    mode, parallel = layout.config.train.activation_checkpointing, layout.config.parallel
-    parts, offload = f"{layout.batch.accumulate} micro-batches", parallel.fsdp.offload
-    reasons = {
-        WHY.get(layout.kind.partition("+")[0], ""): True,
-        f"tensor parallel of {degrees.tp} inside a node divides wide layers": degrees.tp > 1,
-        f"context parallel of {degrees.cp} divides each sequence": degrees.cp > 1,
-        f"the experts are divided over {parallel.ep} ranks": parallel.ep > 1,
-        "what the optimizer needs is in the memory of the host, which is slow": offload,
-        f"a pipeline of {degrees.pp} stages sends little between nodes": degrees.pp > 1,
-        f"{mode} activation checkpointing makes room": mode != "none",
-        f"{parts} keep its stages busy": degrees.pp > 1,
-        f"{parts} make room": degrees.pp == 1 and layout.batch.accumulate > 1,
-        f"it is tight: it {estimate.fit.reason}": estimate.fit.tight,
-        estimate.mark: True,
-    }
-    return "; ".join(text for text, holds in reasons.items() if text and holds)
-
-
-WHY = {
-    "single": "one GPU holds everything, so nothing is sent",
-    "ddp": "each GPU holds the whole model, so only gradients are sent",
-    "zero1": "the optimizer state is divided, parameters are gathered once a step",
-    "zero2": "gradients are divided too, parameters are gathered once a step",
-    "zero3": "parameters are divided too, which takes the least memory",
-    "hsdp": "each node has a replica, so that parameters are gathered inside a node",
-}
-
-
-def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
-    """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
-    fastest: dict[int, Estimate] = {}
-    timed = (one for one in estimates if one.time is not None)
-    for one in sorted(timed, key=lambda one: (-one.layout.ranks, one.order)):
-        fastest.setdefault(one.layout.nodes, one)
-    if len(fastest) < 2:
-        return []
-    rows = [fastest[nodes] for nodes in sorted(fastest)]
-    rates = [(one.samples_per_s or 0.0) / one.layout.ranks for one in rows]
-    return [(one, rate / rates[0]) for one, rate in zip(rows, rates, strict=True)]

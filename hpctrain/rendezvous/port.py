@@ -4,8 +4,6 @@ import errno
 import ipaddress
 import os
 import socket
-from contextlib import suppress
-from pathlib import Path
 
 from hpctrain.errors import PortTakenError
 
@@ -15,8 +13,6 @@ _SLOTS = 5_000
 _PORTS_PER_SLOT = 4
 _STRIDE = 1237  # a prime, so that all slots come before one comes again
 _BACKLOG = 16_384  # of connections; the kernel may allow fewer
-# After 20 s of silence, every 10 s, four times.
-_ASKS = (socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)
 
 
 def master_port(job: int, generation: int = 0) -> int:
@@ -57,23 +53,6 @@ def listen(host: str, port: int, only_here: bool) -> socket.socket:
                 "there; set MASTER_PORT to a free one"
             ) from error
     raise AssertionError("there is always the address of all networks")
-
-
-def keep_alive(port: int) -> None:
-    """Let Linux ask the other end of this process's connections to a port whether it is there.
-
-    Without an answer for a minute, what waits there fails. torch asks nobody: where a network is
-    cut, its store would wait for ever.
-    """
-    for name in os.listdir("/proc/self/fd"):
-        if not Path(f"/proc/self/fd/{name}").is_socket():
-            continue  # its copy would stay open
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
-            if one.family == socket.AF_UNIX or one.getpeername()[1] != port:
-                continue
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _ASKS:
-                one.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _addresses(host: str, port: int, only_here: bool) -> list[tuple[str, int]]:

@@ -8,6 +8,8 @@ There `export` is called, so it does not matter how the environment of the ranks
 
 import os
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
 
 from hpctrain.config.network_variables import ALLOCATOR, GLOO, variables
 from hpctrain.config.schema import NetworkConfig, TrainConfig
@@ -16,6 +18,8 @@ from hpctrain.errors import ConfigError
 # The number of collective operations that torch's flight recorder keeps, which
 # `hpctrain.faults.collectives` reads. The second name is the older one.
 _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+RECORDED = "flight_recorder_"  # how the files of torch's flight recorder begin
 
 
 def export(
@@ -49,3 +53,19 @@ def export(
         elif environment[exported] != value:
             kept.append(f"{exported}={environment[exported]} (not {key}={value})")
     return kept
+
+
+def record_collectives(
+    logs: Path, rank: int, environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Let torch write its flight recorder into the logs of this run when NCCL times out.
+
+    Rank 0 removes the files of earlier attempts. What the user has exported is kept.
+    """
+    if rank == 0:
+        for file in logs.glob(f"{RECORDED}*"):
+            with suppress(OSError):
+                file.unlink()
+    if environment.get(_FILE[0], RECORDED).endswith(RECORDED) and _FILE[1] not in environment:
+        environment[_FILE[0]] = str(logs / RECORDED)
+        environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")

@@ -28,7 +28,6 @@ _STANDS = {  # of the states that do not go on "is"
 }
 _LONGEST = 300  # characters of a reason; `logs` and --json have all of it
 _LEAST_PART_S = 0.0005  # a shorter one is shown as 0
-_UNITS = {"seconds": "s", "gpu_hours": "GPU-hours", "kwh": "kWh", "cost": ""}
 
 
 def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
@@ -48,7 +47,6 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
         Fact("in_progress", bool(account.spans and account.spans[-1].runs)),
         Fact("swept", account.swept),
         Fact("step", account.step),
-        Fact("samples", account.samples),
         Fact("metrics", {name: each.last() for name, each in metrics}),
     ]
     return [
@@ -169,17 +167,12 @@ def _figures(account: RunAccount) -> Iterator[Fact]:
     yield Fact("queue_s", queue_s, "in the queue", duration(queue_s) if queue_s else "")
     yield Fact("goodput", share, "goodput", "" if share is None else f"{100 * share:.1f}%")
     yield number("gpu_hours", account.gpu_hours, "GPU-hours", "{:.3g}")
-    yield number("idle_gpu_hours", account.idle_gpu_hours, "GPU-hours idle", "{:.3g}")
+    yield number("idle_gpu_hours", usage.idle_gpu_hours(), "GPU-hours idle", "{:.3g}")
     name = "" if account.gpu_hours else "core-hours"
     yield number("core_hours", account.core_hours, name, "{:.3g}")
     yield number("kwh", account.kwh, "energy", "{:.3g} kWh")
     yield number("cost", cost, "cost", "{:.2f} " + currency)
     yield Fact("currency", currency or None)
-    per = account.per
-    yield Fact("per", per)
-    for what, costs in per.items():
-        each = (f"{value:.3g} {_UNITS[name] or currency}" for name, value in costs.items() if value)
-        yield Fact("", None, f"per {what}", ", ".join(each))
     yield number(
         "gpu_utilization_percent", usage.mean("utilization_percentage"), "GPU use", "{:.0f}%"
     )

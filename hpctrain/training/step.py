@@ -36,7 +36,6 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task, derived
 from hpctrain.tasks.task import at_step
 from hpctrain.training.average import Average
-from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.schedule import rate_ratios, set_rates
 
@@ -52,7 +51,7 @@ class Totals:
     def add(self, names: list[str], values: Scalars) -> None:
         """Add a sum and a count for each name."""
         if self._total is not None and names != self.names:
-            # A resumed run with other degrees may have other names, such as that of the bubble.
+            # Older versions added what a pipeline waits for, as `bubble`.
             self._total = reordered(self._total, self.names, names)
         self.names = names
         self._total = values if self._total is None else added(self._total, values)
@@ -114,7 +113,6 @@ class TrainStep:
         average: Average | None = None,
         save_timer: Timer | None = None,
         saving: Saves | None = None,
-        silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
@@ -125,7 +123,6 @@ class TrainStep:
         self.average = average or Average(model)
         self.save_timer = save_timer or Timer()
         self.saving = saving
-        self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
         again = micro_batches is not None and model.can_repeat
@@ -161,7 +158,6 @@ class TrainStep:
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
         factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
-        self.silent.take(self.model)
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
@@ -185,8 +181,6 @@ class TrainStep:
     def means(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call, which waits for the device."""
         means = derived(self.task, self.totals.means())
-        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
-            del means["bubble"]
         found = {f"train/{name}": value for name, value in means.items()}
         skipped = {SKIPPED_STEPS: self.health.skipped} if self.health.skipped else {}
         return found | {GRAD_NORM: float(self.grad_norm)} | skipped

@@ -175,9 +175,7 @@ class Trainer(RunParts):
         means |= {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
         with self.meter.spent("other"):
             self._log(self.meter.report(self.train_step.totals.counts) | means)
-            silent = self.train_step.silent
-            layers = silent.read(self.train_step.model)
-            self.watch.report(self.step, layers, silent.layers)
+            self.watch.report(self.step)
 
     def _caught_up(self) -> bool:
         """Make the evaluation that a stop has ended before, if any; False when it is still due."""

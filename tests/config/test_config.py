@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
 from hpctrain.yaml_file import conf_dir
 
 Compose = Callable[..., Config]
@@ -244,16 +242,6 @@ def test_a_split_that_stayed_empty(composer: Composer, tmp_path: Path) -> None:
         check(config)
     missing = f"data.val_split=val: {folder}: there is no split 'val'; this data set has train"
     assert str(caught.value) == f"{missing}; {write}: data.val_split=null"
-    index = Index.load(folder)
-    given = {"options": {"split": "train=0.7,val=0.3"}}
-    replace(index, provenance={**index.provenance, **given}).save(folder)
-    with pytest.raises(DataError) as caught:
-        check(config)
-    assert str(caught.value) == (
-        f"{missing}; data_prep was given `--split train=0.7,val=0.3`, but no sample went to 'val': "
-        "give it more samples, or choose by file names, `--split file:val=PATTERN,…`, or train "
-        "without evaluation: data.val_split=null"
-    )
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ ODD = {
     "null": (h5py.Empty("f4"), "is empty (a null dataspace)"),
     "short": (np.zeros(4), "every field has the same number of samples; good has 5, field has 4"),
     "none": (np.zeros((5, 0)), "shape [0] has no elements"),
-    "soft": (h5py.SoftLink("/nowhere"), "is a link to /nowhere, where nothing is"),
+    "soft": (h5py.SoftLink("/nowhere"), "there is no dataset soft; in this file are"),
     "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into other.h5"),
     "broken": (h5py.ExternalLink("gone.h5", "/x"), "a link into gone.h5; the samples"),
 }
@@ -232,13 +232,14 @@ def test_files_that_cannot_be_read(tmp_path, data_prep):
     good = (folder / "run 0.h5").read_bytes()
     path = folder / "other.h5"
     for content, words in {
-        good[:3000]: "is truncated: its header lists more than its 3000 bytes",
-        b"": "is not an HDF5 file",
-        b"hello" * 1000: "is not an HDF5 file",
-        good[:8] + bytes(9000): "is damaged",
+        good[:3000]: "truncated file",
+        b"": "file signature not found",
+        b"hello" * 1000: "file signature not found",
+        good[:8] + bytes(9000): "bad byte number",
     }.items():
         path.write_bytes(content)
-        data_prep.refuses(3, f"{path} {words}", "index", folder, *FIELDS)
+        said = (f"{path} is not readable as HDF5: ", words)
+        data_prep.refuses(3, said, "index", folder, *FIELDS)
     path.unlink()
     os.mkfifo(path)
     assert f"{path} is not a file" in data_prep("index", folder, *FIELDS)[2]
@@ -271,7 +272,8 @@ def test_a_file_that_is_written_to(tmp_path, data_prep):
             timeout=60,
         )
     assert child.returncode == 3
-    assert "run 1.h5 is open for writing in another process" in child.stderr
+    assert "run 1.h5 is not readable as HDF5: " in child.stderr
+    assert "close it where it is written" in child.stderr
 
 
 def test_files_of_another_schema(tmp_path, data_prep):
@@ -310,14 +312,14 @@ def test_links(tmp_path, data_prep):
     code, _, err = data_prep("index", outside, *FIELDS)
     assert code == 3
     assert f"{outside} is a link to {folder}/run 1.h5: an index lists the file itself" in err
-    code, _, err = data_prep("index", outside, *FIELDS, "--out", tmp_path / "elsewhere")
-    assert f"a link to {folder}/run 1.h5, lies outside of {tmp_path}/elsewhere" in err
+    _, _, err = data_prep("index", outside, *FIELDS, "--out", tmp_path / "elsewhere")
+    assert f"which is {folder}/run 1.h5, lies outside of {tmp_path}/elsewhere" in err
     assert data_prep("index", outside, folder / "link.h5", *FIELDS, "--out", tmp_path)[0] == 0
     paths = [shard.path for shard in Index.load(tmp_path).shards]
     assert paths == ["set/run 1.h5", "set/run 0.h5"]
     assert (Reader(tmp_path, "train").read(np.arange(20))["label"] == LABELS[30:50]).all()
     (folder / "dangling.h5").symlink_to("gone.h5")
-    words = f"is a link to {folder}/gone.h5, which does not exist"
+    words = "dangling.h5 does not exist, or is a link that leads nowhere"
     assert words in data_prep("index", folder / "dangling.h5", *FIELDS)[2]
 
 

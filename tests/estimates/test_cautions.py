@@ -138,12 +138,16 @@ def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatc
     answer = (
         "PartitionName=batch Default=YES MaxTime=02:00:00\n"
         "PartitionName=long Default=NO MaxTime=UNLIMITED\n"
+        "PartitionName=day Default=NO MaxTime=1-00:00:00\n"
+        "PartitionName=short Default=NO MaxTime=30:00\n"
     )
     monkeypatch.setattr(partition_limit, "ask", lambda *command, **options: answer)
     partition_limit._partitions.cache_clear()
     launch = composer.typed([*LM, "launch.time_min=121"]).launch
     found = partition_limit.beyond_partition(launch, None)
     assert found.startswith("launch.time_min=121: the partition batch allows 120 minutes")
+    assert "allows 30 minutes" in partition_limit.beyond_partition(launch, "short")
+    assert partition_limit.beyond_partition(launch, "day") == ""
     assert partition_limit.beyond_partition(launch, "long") == ""
     assert partition_limit.beyond_partition(launch, "no") == ""
     partition_limit._partitions.cache_clear()

@@ -49,7 +49,7 @@ from hpctrain.job import attempt as job_attempt
 from hpctrain.job import pieces, preflight
 from hpctrain.job import verdict as job_verdict
 from hpctrain.job.verdict import close_tracking, verdict
-from hpctrain.rendezvous import epochs, flight_recorder
+from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import End, Room
@@ -561,33 +561,6 @@ def test_a_job_that_was_cancelled_is_not_started_again(begin: Begin) -> None:
     run.update(submission={"time": 4e9})
     begin(restarts=0)
     assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
-
-
-# What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.
-WATCHDOG = (
-    "[rank1]:[E1124 02:00:00.1 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective "
-    "operation timeout: WorkNCCL(SeqNum=29, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
-    "Timeout(ms)=600000) ran for 600081 milliseconds before timing out.\n"
-)
-
-
-def test_a_timeout_of_nccl_is_told_and_is_no_rank_that_was_killed(begin: Begin) -> None:
-    run = begin()
-    environment: dict[str, str] = {}
-    flight_recorder.prepare(run.logs, 1, environment)
-    (run.logs / f"{JOB}.rank1.log").write_text(f"step 1\n{WATCHDOG}terminate called\n")
-    Path(environment["TORCH_FR_DUMP_TEMP_FILE"] + "1").write_bytes(b"a pickle of torch")
-    assert verdict(run, 134, AttemptKey(JOB, 0)) == "requeue"
-    said = "ALLREDUCE number 29 has timed out on rank 1 after parallel.timeout_s"
-    assert last(run)["reason"] == f"{said} (torch's flight recorder: {run.logs}/flight_recorder_*)"
-    begin(restarts=1)
-    assert verdict(run, 137, AttemptKey(JOB, 1)) == "requeue"  # Slurm has killed those left
-    assert (last(run)["cause"], said in last(run)["reason"]) == ("hang", True)
-    # The line in the log is of an earlier attempt.
-    begin(restarts=0)
-    flight_recorder.prepare(run.logs, 0, environment)
-    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
-    assert last(run)["reason"] == "a rank was killed (exit code 137)"
 
 
 def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:

@@ -190,22 +190,6 @@ def test_checkpoints_go_on_with_another_pipeline(source: str, to: str, tmp_path:
         within(difference(result, rest), EXACT)
 
 
-def bubbles(made: Cell) -> list[dict[str, float]]:
-    training = build(made)
-    found = []
-    for step in range(2):
-        training.step(training._share(lengths(24)), 0.1)
-        found.append(training.step.totals.means())
-        assert training.step.totals.names == ["loss", "bubble"], step
-    return found
-
-
-def test_the_bubble_is_measured() -> None:
-    for first, second in run_ranks(bubbles, 2, cell("untied", 2)):
-        assert first["bubble"] != first["bubble"], "torch learns the shapes in the first step"
-        assert 0 < second["bubble"] < 1
-
-
 @pytest.mark.parametrize(
     ("name", "parts", "expected"),
     [

@@ -9,8 +9,7 @@ from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
-from hpctrain.rendezvous import flight_recorder
-from hpctrain.rendezvous.variables import export
+from hpctrain.rendezvous.variables import export, record_collectives
 
 
 def exported(config: Config, environment: dict[str, str], *, one_node: bool = False) -> list[str]:
@@ -90,14 +89,14 @@ def test_the_flight_recorder_writes_into_the_logs_of_the_run(tmp_path: Path) -> 
     first, second = tmp_path / "a" / "logs", tmp_path / "b" / "logs"
     environment: dict[str, str] = {}
     for logs in (first, second):  # two runs of one notebook
-        flight_recorder.prepare(logs, 0, environment)
+        record_collectives(logs, 0, environment)
         assert environment == {
             "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/flight_recorder_",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         }
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         environment = {name: "/mine/rank_"}
-        flight_recorder.prepare(first, 1, environment)
+        record_collectives(first, 1, environment)
         assert environment == {name: "/mine/rank_"}
 
 

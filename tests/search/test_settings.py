@@ -44,8 +44,6 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
     [
         ({"direction": "minimize"}, False),
         ({"direction": "maximize"}, True),
-        ({"direction": "minimize", "metric": "val/accuracy"}, True),
-        ({"direction": "maximize", "metric": "val/width"}, False),  # nobody knows
     ],
 )
 def test_the_wrong_direction_is_told(

@@ -10,13 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.arrays import (
-    array_hdf5,
-    array_npz,
-    array_numpy,
-)
+from data_prep.formats.arrays import array_hdf5, array_numpy
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
-from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
 from hpctrain.errors import ConfigError, DataError
@@ -48,7 +43,7 @@ def natural(text: str) -> tuple[Any, ...]:
 _Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
-    "npz": array_npz.open_npz,
+    "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,
     "netcdf": array_hdf5.open_hdf5,
 }
@@ -84,13 +79,6 @@ def expanded(where: Where) -> tuple[list[Where], list[str]]:
     return sorted(wheres, key=lambda each: [*map(natural, each.matched)]), gone
 
 
-def among_others(where: Where, rows: int) -> tuple[bool, str]:
-    """Return whether an array must be one of many samples, and what to say; see `one_of_many`."""
-    if not where.key or where.kind not in ("hdf5", "netcdf"):
-        return False, ""
-    return groups.one_of_many(where.path, array_hdf5.names_in(where.path), where.key, rows)
-
-
 def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
     if where.kind not in _FORMATS:
@@ -112,7 +100,7 @@ def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         if where.kind == "npy":
             yield Path(path).stem, where
         elif where.kind == "npz":
-            for key in array_npz.npz_names(path):
+            for key in array_numpy.npz_names(path):
                 yield key, Where(path, key)
         else:
             open_array(where).close()  # raises an error that lists the arrays

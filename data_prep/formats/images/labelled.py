@@ -16,11 +16,11 @@ import xxhash
 
 from data_prep.formats.files import Ignored, Inside, scan
 from data_prep.formats.samples import Unusable
-from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile, content_of
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import FILE
+from hpctrain.terminal import few
 
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
@@ -275,6 +275,4 @@ def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> 
     for name in columns:
         if found.count(name) != 1:
             what = "two columns" if name in found else "no column"
-            raise ConfigError(
-                f"{path} has {what} {name!r}; it has {console.listed(found) or 'none'}"
-            )
+            raise ConfigError(f"{path} has {what} {name!r}; it has {few(found, 30) or 'none'}")

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from data_prep.formats.files import Part, line_at, lines_of, ranges
 from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
-from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.terminal import few
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
@@ -62,21 +62,6 @@ class Reader:
                 yield Part(file.path, start, stop), stop - start
         else:
             yield Part(file.path), file.size
-
-    def columns(self, file: SourceFile) -> list[str]:
-        """Return the columns that can decide the split: of the first object, for JSON Lines."""
-        kind, _ = kind_of(file.path)
-        if kind == "parquet":
-            with open_parquet(file.path) as table:
-                return list(table.schema_arrow.names)
-        if kind == "jsonl":
-            with opened(Part(file.path)) as lines:
-                try:
-                    first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(_BOM))
-                except (ValueError, RecursionError, MemoryError):  # `read` says so
-                    return []
-            return [*first] if isinstance(first, dict) else []
-        return []
 
     def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
@@ -172,7 +157,7 @@ class Reader:
         schema = table.schema_arrow
         if self.key not in schema.names:
             raise DataError(
-                f"{path} has no column {self.key!r}; it has {console.listed(schema.names)}: "
+                f"{path} has no column {self.key!r}; it has {few(schema.names, 30)}: "
                 "--text-column names it"
             )
         kind = schema.field(self.key).type

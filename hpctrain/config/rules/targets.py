@@ -71,11 +71,11 @@ def definition(target: str) -> ast.stmt | None:
     if not isinstance(found, ast.ImportFrom):
         return found
     source = next(a.name for a in found.names if rest[0] in (a.asname, a.name))
-    outer = f"{imported(found, package_of(spec))}.{source}"
+    outer = f"{imported(found, _package_of(spec))}.{source}"
     return None if outer == target else definition(outer)
 
 
-def package_of(spec: ModuleSpec) -> str:
+def _package_of(spec: ModuleSpec) -> str:
     """Return the package from which the relative imports of a module start."""
     return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
 

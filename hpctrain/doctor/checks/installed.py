@@ -8,12 +8,11 @@ from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.doctor.finding import Finding, good
 from hpctrain.rendezvous.report import installed_version
 from hpctrain.runs.code.provenance import packages
 
 _PACKAGES = ("torch", "mlflow", "h5py", "hydra-core", "submitit")
-_FOR_GPUS = "Install torch for CUDA if the nodes have GPUs."
 _CODE = Path(__file__).parents[2]
 
 
@@ -53,9 +52,6 @@ def checked() -> list[Finding]:
     ]
     if not findings:
         findings.append(good("versions", ", ".join(f"{k} {v}" for k, v in shown.items())))
-    if "+cpu" in shown["torch"]:
-        found, cure = f"torch {shown['torch']} is built for CPUs only", _FOR_GPUS
-        findings.append(unknown("torch for GPUs", found, cure))
     spec = find_spec("torch")  # which imports nothing
     if spec and spec.origin and not _keeps_bytecode(Path(spec.origin)):
         findings.append(_no_bytecode(Path(spec.origin).parent))

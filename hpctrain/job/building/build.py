@@ -40,12 +40,12 @@ from hpctrain.training.looking.first_look import LOOKS_AT, FirstLook, NoLook
 from hpctrain.training.looking.held_values import check_parameters
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
-from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Trainer
+from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
 _LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
@@ -95,7 +95,7 @@ def build(
 
     log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
-    watch = observers.build_watch(train, effective, notes)
+    watch = Watch(notes, train.watch, max_steps=effective.max_steps)
     train_step = TrainStep(
         model,
         task,
@@ -108,7 +108,6 @@ def build(
         average=average,
         save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
         saving=checkpointer.saves,
-        silent=SilentLayers(log_every if train.watch != "off" else 0),
         parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
     )
     meter = Meter(

@@ -13,7 +13,6 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import CheckpointConfig, Config, TrainConfig
 from hpctrain.distributed import objects
 from hpctrain.faults.health import Health
-from hpctrain.job.building.build_schedule import Effective
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.record import convert
@@ -81,9 +80,3 @@ def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     if steps is None or not ranks.is_main:
         return Hooks(made)
     return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
-
-
-def build_watch(train: TrainConfig, effective: Effective, notes: Notes) -> Watch:
-    """Return what looks for signs that the run learns nothing; see `Watch`."""
-    after = 2 * effective.warmup_steps
-    return Watch(notes, train.watch, max_steps=effective.max_steps, after=after)

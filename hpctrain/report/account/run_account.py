@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 
 from hpctrain import hardware
 from hpctrain.config.frozen import values_of
-from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import better, main_metric
 from hpctrain.report.account.history import History
@@ -171,12 +170,6 @@ class RunAccount:
         return {"metric": self.metric, "value": value, "step": step}
 
     @property
-    def samples(self) -> int:
-        """The samples of the steps that were made; 0 if the config does not tell."""
-        batch, stages = (self.value(f"train.{n}") for n in ("global_batch_size", "batch_size_ramp"))
-        return Ramp.of(int(batch or 0), stages or []).samples(self.step)
-
-    @property
     def kwh(self) -> float | None:
         """What the GPUs have counted, and hardware.node_power_w of the nodes; None if unknown."""
         counted = self.usage.kwh() if self.usage.gpus else None
@@ -187,30 +180,10 @@ class RunAccount:
         return (counted or 0.0) + watts * node_s / 3.6e6
 
     @property
-    def per(self) -> dict[str, dict[str, float]]:
-        """Seconds, GPU-hours, kWh and cost for a step and a sample."""
-        costs = {"seconds": self.time["allocated"], "gpu_hours": self.gpu_hours}
-        if self.kwh is not None:
-            costs["kwh"] = self.kwh
-        if self.cost is not None:
-            costs["cost"] = self.cost[0]
-        amounts = {"step": self.step, "sample": self.samples}
-        return {
-            name: {key: value / amount for key, value in costs.items()}
-            for name, amount in amounts.items()
-            if amount > 0
-        }
-
-    @property
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
         return most or self.usage.peak("memory_usage_megabytes", GIB / 1e6)
-
-    @property
-    def idle_gpu_hours(self) -> float | None:
-        """The hours, times GPUs, in which a GPU had nothing to do; None if no sensor tells it."""
-        return self.usage.idle_gpu_hours()
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:

@@ -79,22 +79,11 @@ class Usage:
         return {node: each[name] for node, each in self.nodes.items() if name in each}
 
     def kwh(self) -> float | None:
-        """Return the energy of the GPUs; None unless every GPU of the run tells it.
-
-        A GPU that does not count its energy has it from its power, held until the next sample.
-        """
-        counted, power = self.of_gpus("energy_joules"), self.of_gpus("power_usage_watts")
-        joules = 0.0
-        for gpu in self.gpus:
-            if gpu in counted:
-                joules += _rises(counted[gpu].values)
-            elif gpu in power:
-                sensor = power[gpu]
-                pairs = zip(sensor.values, sensor.durations(), strict=True)
-                joules += sum(watts * seconds for watts, seconds in pairs)
-            else:
-                return None
-        return joules / _JOULES if self.gpus else None
+        """Return the energy that the GPUs have counted; None unless every GPU of the run does."""
+        counted = self.of_gpus("energy_joules")
+        if not self.gpus or counted.keys() != self.gpus.keys():
+            return None
+        return sum(_rises(sensor.values) for sensor in counted.values()) / _JOULES
 
     def idle_gpu_hours(self) -> float | None:
         """Return the hours, times GPUs, in which a GPU was idle by its sensor."""

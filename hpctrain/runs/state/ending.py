@@ -15,7 +15,6 @@ from typing import Any
 
 from hpctrain import causes
 from hpctrain.errors import DamageError
-from hpctrain.rendezvous import flight_recorder
 from hpctrain.restarts import policy
 from hpctrain.restarts.policy import Answer, End, Room
 from hpctrain.run_record import Attempt, AttemptKey, Hang, Progress, RunRecord
@@ -120,8 +119,6 @@ def _end(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: float)
     if error and cause:
         hosts = (error.host,) if cause is causes.GPU_FAULT and error.host else ()
         return End(cause, error.error.removeprefix("LateRankError: "), error.frame, step, hosts)
-    if text := flight_recorder.timeout(run / "logs", key.job_id):
-        return End(causes.HANG, text, step=step)
     # Slurm kills the ranks of a job whose time is over: that is no crash.
     why = causes.TIME_LIMIT if left_s <= 0 else cause_of_step(key.step_id) or causes.RANK_KILLED
     return End(why, f"a rank was killed (exit code {code})", step=step)

@@ -31,7 +31,7 @@ def _check_weights(weights: Any) -> str:
 
 
 @dataclass
-class DDPConfig:
+class _DDPConfig:
     """Options of torch's DistributedDataParallel, which dp_replicate uses when dp_shard is 1."""
 
     bucket_mb: float = key(
@@ -171,7 +171,7 @@ class ParallelConfig:
         True, "Tensor parallel computes the loss from logits that stay divided by the vocabulary."
     )
     pipeline: PipelineConfig = section(PipelineConfig)
-    ddp: DDPConfig = section(DDPConfig)
+    ddp: _DDPConfig = section(_DDPConfig)
     fsdp: FSDPConfig = section(FSDPConfig)
     device: str = key(
         "auto",

@@ -35,7 +35,7 @@ def _check_profile(steps: str | None) -> str:
 
 
 @dataclass
-class EarlyStoppingConfig:
+class _EarlyStoppingConfig:
     """The run ends early, as finished, when a metric does not get better any more."""
 
     metric: str | None = key(
@@ -150,7 +150,7 @@ class TrainConfig:
         "The model is evaluated every this many steps. Null means after every epoch.",
         count="steps",
     )
-    early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
+    early_stopping: _EarlyStoppingConfig = section(_EarlyStoppingConfig)
     ema: float | None = key(
         None,
         "Beside the parameters the run keeps their exponential moving average, which keeps this "

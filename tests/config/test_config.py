@@ -182,7 +182,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("site.container.runtime=docker", "runtime=docker: allowed are null, apptainer"),
         (
             "site.container.runtime=pyxis",
-            "args=[] needs site.container.image",
+            "args=[]: give the image, or args that name",
         ),
         ("site.container.runtime=command", "needs site.container.args"),
         (

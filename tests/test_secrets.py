@@ -317,7 +317,7 @@ def test_what_would_be_written_down_is_refused(config: Config) -> None:
     told = str(caught.value).splitlines()
     assert len(told) == 3
     assert "site.env.HF_TOKEN would be written into the job's script: export HF_TOKEN" in told[1]
-    assert "site.setup holds the value of MY_API_TOKEN" in told[2]
+    assert "site.setup[0] holds the value of MY_API_TOKEN" in told[2]
     assert "tracking.uri=http://me:***@host:5000 holds a password or token" in told[0]
     assert "typed" not in str(caught.value)
 

@@ -32,7 +32,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
 def validate_job(config: Config, sections: Sequence[str]) -> None:
     """Check the resources of a job that is no training, in these sections and keys."""
     problems = list(_values(config, sections))
-    written = *job.written_secrets(plain(config)), *job.for_a_shell(config)
+    written = *job.written_secrets(plain(config)), *job.for_a_shell(plain(config))
     if problems := problems or [*written, *job.resources(config)]:
         raise ConfigError("\n".join(problems))
 
@@ -48,7 +48,7 @@ def _alone(config: Config) -> Iterator[str]:
     """Yield what is wrong with single values, objects and lists."""
     yield from _values(config)
     yield from objects.problems(config)
-    yield from job.for_a_shell(config)
+    yield from job.for_a_shell(plain(config))
     yield from data_sets.problems(config.data)
     yield from job.written_secrets(plain(config))
     yield from data_sets.val_set_problems(config.data)

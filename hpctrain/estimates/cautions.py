@@ -10,7 +10,7 @@ from hpctrain.config.advice import CORES_PER_GPU, cures
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import TRANSFORMER
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.switches import USUAL, idle
+from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.estimates.like_runs import runs_of_model
@@ -38,7 +38,7 @@ def cautions(config: Config) -> Iterator[str]:
         BatchSizes.of(config, degrees)
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
-    yield from idle(config, USUAL)
+    yield from refused(config, "idle_keys")
     yield from _cores(config)
     yield from _across_nodes(config, degrees)
     if hardware is not None and config.parallel.device != "cpu":

@@ -132,7 +132,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ),
         ("train.compile=false", "compile=false: allowed are off, blocks, model"),
         ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
-        ("seed=-1", "seed=-1: it must be from 0"),
+        ("seed=-1", "seed=-1: it must be at least 0"),
         ("checkpoint.keep=1", "checkpoint.keep=1: it must be at least 2"),
         (
             "train.max_epochs=null",
@@ -164,10 +164,10 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("tracking.uri=file:///x", "tracking.uri"),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
         ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match: without it, this key"),
-        ("train.lora.alpha=32", "train.lora.alpha=32.0 needs train.lora.match"),
+        ("train.lora.alpha=32", "train.lora.alpha=32 needs train.lora.match"),
         ("train.lora.dropout=0.1", "train.lora.dropout=0.1 needs train.lora.match"),
         ("train.lora.also=[head]", "train.lora.also=['head'] needs train.lora.match"),
-        ("train.lora.quantize=nf4", "give train.lora.match, or leave this key at None"),
+        ("train.lora.quantize=nf4", "train.lora.quantize=nf4 needs train.lora.match"),
         ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
         (
             "launch.nodes=2; launch.tasks_per_node=3",
@@ -182,7 +182,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("site.container.runtime=docker", "runtime=docker: allowed are null, apptainer"),
         (
             "site.container.runtime=pyxis",
-            "args=[] needs site.container.image",
+            "args=[]: give the image, or args that name",
         ),
         ("site.container.runtime=command", "needs site.container.args"),
         (

@@ -62,8 +62,8 @@ def test_degrees_fill_what_is_left() -> None:
             2,
             None,
             {"parallel__tp": 2, "data__windows__field": "text", "data__windows__length": 128},
-            "data.windows.length=128 has 127 positions, which 2 parts (cp 1, tp 2) do not divide "
-            "evenly: use a length of 127 or 129",
+            "data.windows.length=128: parallel.tp=2 does not divide the 127 positions of a sample: "
+            "use 127 or 129, or parallel.sequence_parallel=false",
         ),
         (
             4,
@@ -74,8 +74,8 @@ def test_degrees_fill_what_is_left() -> None:
                 "data__windows__field": "text",
                 "data__windows__length": 127,
             },
-            "has 126 positions, which 4 parts (cp 2, tp 2) do not divide evenly: use a length of "
-            "125 or 129",
+            "length=127: parallel.cp=2 with parallel.tp=2 needs 4 equal parts of the 126 positions "
+            "of a sample: use 125 or 129",
         ),
         (
             2,
@@ -145,4 +145,4 @@ def test_the_styles_of_a_plan() -> None:
 
     rule = {key.name: key.rule for key in keys(Config)}["parallel.plan"]
     assert rule.problem("parallel.plan", {"a.*": "colwise"}) == ""
-    assert "styles are colwise, rowwise" in rule.problem("parallel.plan", {"a": "columns"})
+    assert "allowed are colwise, rowwise" in rule.problem("parallel.plan", {"a": "columns"})

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import omegaconf
@@ -11,9 +12,15 @@ import pytest
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.keys import COLUMNS, show
 from hpctrain.config.other_names import OTHER_NAMES
+from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.errors import ConfigError
+
+# The key without which the others of its section do nothing.
+SWITCHES = {"train.lora": "match", "data.windows": "field", "data.images": "field"}
+SWITCHES |= {"train.early_stopping": "metric", "train.compression": "kind"}
+SWITCHES |= {"train.local_sgd": "every"}
 
 
 def lines(capsys: pytest.CaptureFixture[str], *names: str) -> dict[str, dict[str, str]]:
@@ -89,7 +96,7 @@ def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["scheduler.kind"]["allowed"] == "constant, linear, cosine, wsd, one_cycle, plateau"
     assert found["scheduler.kind"]["identity"] == "identity"
     assert found["scheduler.warmup_steps"]["allowed"] == "at least 0"
-    assert found["scheduler.final_ratio"]["allowed"] == "from 0 to 1"
+    assert found["scheduler.final_ratio"]["allowed"] == "at least 0 and at most 1"
     runtimes = "null, apptainer, singularity, pyxis, command"
     assert found["site.container.runtime"]["allowed"] == runtimes
 
@@ -128,10 +135,11 @@ def test_defaults_are_allowed() -> None:
         (Rule("", at_least=1), float("nan"), "k=nan: it must be at least 1"),
         (Rule("", at_least=1), 2**62, f"k={2**62}: it must be less than 2^62"),
         (Rule("", at_least=1), None, ""),
-        (Rule("", above=0), 0.0, "k=0.0: it must be greater than 0 and less than 2^62"),
-        (Rule("", above=0), float("inf"), "k=inf: it must be greater than 0 and less than 2^62"),
-        (Rule("", between=(0, 1)), 1.5, "k=1.5: it must be from 0 to 1"),
-        (Rule("", between=(0, 1)), 1, ""),
+        (Rule("", above=0), 0.0, "k=0.0: it must be greater than 0"),
+        (Rule("", above=0), float("inf"), "k=inf: it must be less than 2^62"),
+        (Rule("", at_least=0, at_most=1), 1.5, "k=1.5: it must be at least 0 and at most 1"),
+        (Rule("", at_least=0, at_most=1), 1, ""),
+        (Rule("", above=0, below=1), 1, "k=1: it must be greater than 0 and less than 1"),
         (Rule("", check=lambda value: f"not {value}"), "x", "k='x': not x"),
     ],
 )
@@ -151,3 +159,16 @@ def test_a_config_gets_lists_and_dicts_of_its_own() -> None:
 def test_sections_come_before_their_keys() -> None:
     names = known_keys()
     assert names.index("data") < names.index("data.windows") < names.index("data.windows.length")
+
+
+def test_each_key_of_a_section_with_a_switch_needs_it() -> None:
+    config = Config()
+    for member in keys(Config):
+        section, _, name = member.name.rpartition(".")
+        if section in SWITCHES and name != SWITCHES[section]:
+            other = replace(attrgetter(section)(config), **{name: "other"})
+            outer, _, inner = section.rpartition(".")
+            node = replace(attrgetter(outer)(config), **{inner: other})
+            made = replace(config, **{outer: node})
+            found = [*refused(made, "adapter_keys"), *refused(made, "idle_keys")]
+            assert [text.partition("=")[0] for text in found] == [member.name]

@@ -11,8 +11,7 @@ import yaml
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
-from hpctrain.config.translate.foreign import load, translate
-from hpctrain.config.translate.translation import Translation
+from hpctrain.config.translate.foreign import Translation, load, translate
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from tests.conftest import make_composer, run_module

@@ -292,7 +292,7 @@ def test_samples_of_like_length_and_packed(build: Build, tmp_path: Path) -> None
             "data.batch_transforms[0]._target_=hpctrain.data.transforms.Normalize: "
             "hpctrain.data.transforms has no 'Normalize'; it has 'Normalise'",
         ),
-        ("data.workers=2", "data.workers=2: they apply data.transforms, which is empty"),
+        ("data.workers=2", "they apply data.transforms, which is empty"),
         ("data.balance=image", "data.balance=image: it must be one number a sample; it is uint8["),
         ("data.subset=all", "data.subset=all: 'all' is no slice"),
         ("data.subset='9999:'", "data.subset=9999:: the slice '9999:' of 1415 samples holds none"),

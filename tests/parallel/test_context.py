@@ -220,8 +220,8 @@ def test_windows_of_a_wrong_length() -> None:
     config.data.windows.field, config.data.windows.length = "tokens", 24
     (problem,) = division_problems(config, Degrees(cp=2, tp=2))
     assert problem == (
-        "data.windows.length=24 has 23 positions, which 4 parts (cp 2, tp 2) do not divide evenly: "
-        "use a length of 21 or 25"
+        "data.windows.length=24: parallel.cp=2 with parallel.tp=2 needs 4 equal parts of the 23 "
+        "positions of a sample: use 21 or 25"
     )
     config.data.windows.length = 25
     assert list(division_problems(config, Degrees(cp=2, tp=2))) == []

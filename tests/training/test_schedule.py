@@ -130,7 +130,7 @@ def test_what_is_no_schedule_is_refused(target: str, options: dict[str, Any], sa
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["scheduler=one_cycle"], "scheduler.warmup_steps with scheduler.kind=one_cycle: it rises"),
+        (["scheduler=one_cycle"], "scheduler.warmup_steps=20 with scheduler.kind=one_cycle and "),
         (["scheduler._target_=torch.optim.lr_scheduler.StopLR"], "has no 'StopLR'"),
         (["scheduler._target_=torch.optim.lr_scheduler.StepLR"], "scheduler.step_size is missing"),
         (["scheduler=plateau", "scheduler.plateau.metric=val/los"], "did you mean val/loss"),

@@ -28,7 +28,7 @@ from hpctrain.config.composing.choices import groups
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.rules.switches import NEEDED, idle
+from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, all_keys, all_members
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.yaml_file import conf_dir
@@ -83,7 +83,7 @@ def as_asked(config: Config) -> Config:
     frozen config has the batch that it trains. Such a series with a range of nodes is a
     ConfigError, as are keys that would do nothing.
     """
-    if problems := [*idle(config, NEEDED)]:
+    if problems := [*refused(config, "adapter_keys")]:
         raise ConfigError("\n".join(problems))
     if config.scaling is None:
         return config
@@ -214,16 +214,12 @@ def words(argv: list[str]) -> tuple[list[str], str]:
 
 
 def _as_override(argv: list[str], message: str) -> str:
-    """Return how to write `--seed 1` as an override; "" if there is no such key or group."""
+    """Return how to write `--seed=1` as an override; "" if there is no such key or group."""
     known = [*groups(conf_dir()), *known_keys()]
-    for place, text in enumerate(argv):
-        name, equals, value = text.lstrip("-").partition("=")
-        names = (name, name.replace("-", "_"))
-        key = next((key for key in known if key in names), "")
-        if not key and len(keys := same_name(names[1], known)) == 1:
-            (key,) = keys
-        if text.startswith("-") and text.partition("=")[0] in message and key:
-            following = argv[place + 1] if place + 1 < len(argv) else "VALUE"
-            is_value = not following.startswith("-") and "=" not in following
-            return f"write {key}={value if equals else following if is_value else 'VALUE'}; "
+    for text in (text for text in argv if text.startswith("-")):
+        name, _, value = text.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        keys = [name] if name in known else same_name(name, known)
+        if text.partition("=")[0] in message and len(keys) == 1:
+            return f"write {keys[0]}={value or 'VALUE'}; "
     return ""

@@ -102,14 +102,9 @@ def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     numbers["kv_heads"] = numbers["kv_heads"] or heads
     known = {f"model.{name}": n for name, n in numbers.items() if isinstance(n, int) and n > 0}
     yield from division.number_problems(known, degrees.tp)
-    if config.data.windows.field is not None and config.data.windows.length is not None:
+    if config.data.windows.field is not None:
         tp = degrees.tp if config.parallel.sequence_parallel else 1
-        parts = division.sequence_parts(degrees.cp, tp)
-        positions = config.data.windows.length - 1  # the last token is only a target
-        if positions % parts:
-            near = division.either(n + 1 for n in division.nearest(positions, parts))
-            yield (
-                f"data.windows.length={config.data.windows.length} has {positions} positions, "
-                f"which {parts} parts (cp {degrees.cp}, tp {degrees.tp}) do not divide evenly: use "
-                f"a length of {near}"
-            )
+        length = config.data.windows.length
+        # The last token is only a target.
+        if problem := division.length_problem(length - 1, degrees.cp, tp, more=1):
+            yield f"data.windows.length={length}: {problem}"

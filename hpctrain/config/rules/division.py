@@ -68,8 +68,11 @@ def sequence_parts(cp: int, tp: int) -> int:
     return tp if cp == 1 else cp * math.lcm(2, tp)
 
 
-def length_problem(length: int, cp: int, tp: int) -> str:
-    """Return why such a sequence cannot be divided, with the nearest lengths; "" if it can."""
+def length_problem(length: int, cp: int, tp: int, more: int = 0) -> str:
+    """Return why such a sequence cannot be divided, with the nearest lengths; "" if it can.
+
+    What the user gives is the length of the sequence and so many `more`.
+    """
     parts = sequence_parts(cp, tp)
     if length % parts == 0:
         return ""
@@ -78,7 +81,7 @@ def length_problem(length: int, cp: int, tp: int) -> str:
     without = ", or parallel.sequence_parallel=false"
     return (
         f"{given} {verb} the {length} positions of a sample: use "
-        f"{either(nearest(length, parts))}"
+        f"{either(n + more for n in nearest(length, parts))}"
         f"{without if tp > 1 and length % sequence_parts(cp, 1) == 0 else ''}"
     )
 

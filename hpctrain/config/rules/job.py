@@ -11,6 +11,10 @@ from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, NotifyConfig, TrackingConfig
 
 _NAMES = ("name", "output_dir", "tracking.experiment")
+_PATHS = (
+    *("output_dir", "data.path", "data.mixture.path", "data.val_sets.path", "data.stage_dir"),
+    *("checkpoint.init_from", "tracking.uri", "site.container.image", "site.container.binds"),
+)
 _IDLE_SAMPLES = 3
 
 
@@ -50,26 +54,12 @@ def resources(config: Config) -> Iterator[str]:
         )
 
 
-def for_a_shell(config: Config) -> Iterator[str]:
+def for_a_shell(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paths and variables that only a shell would understand; none reads them."""
-    site = config.site
-    values = {
-        "output_dir": config.output_dir,
-        "data.path": config.data.path,
-        **{
-            f"data.{part}[{i}].path": each.get("path")
-            for part in ("mixture", "val_sets")
-            for i, each in enumerate(getattr(config.data, part))
-        },
-        "data.stage_dir": config.data.stage_dir,
-        "checkpoint.init_from": config.checkpoint.init_from,
-        "tracking.uri": config.tracking.uri,
-        "site.container.image": site.container.image,
-        **{f"site.container.binds[{i}]": bind for i, bind in enumerate(site.container.binds)},
-        **{f"site.env.{name}": value for name, value in site.env.items()},
-    }
-    for key, value in values.items():
-        if match := re.search(r"\$\{?([A-Za-z_]\w*)\}?|(?:^|/)~(?=/|$)", str(value or "")):
+    for key, value in _texts(config):
+        if not key.startswith("site.env.") and re.sub(r"\[\d+\]", "", key) not in _PATHS:
+            continue
+        if match := re.search(r"\$\{?([A-Za-z_]\w*)\}?|(?:^|/)~(?=/|$)", value):
             name, shown = match[1] or "HOME", match[0].strip("/")
             job = f"; in site.setup, `export {key[9:]}=…`, for one of the job" * ("env." in key)
             yield (
@@ -139,5 +129,5 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         for name, value in node.items():
             yield from _texts(value, f"{key}.{name}" if key else str(name))
     elif isinstance(node, list):
-        for value in node:
-            yield from _texts(value, key)
+        for i, value in enumerate(node):
+            yield from _texts(value, f"{key}[{i}]")

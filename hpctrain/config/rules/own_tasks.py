@@ -6,7 +6,6 @@ This module does not import torch. tests/tasks compares it with what the tasks r
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_TASKS = ("Classification", "MultiLabel", "Regression", "LanguageModel")
 # The arguments that name a field, or a list of fields.
 _FIELDS = {
     "Classification": ("input", "target"),
@@ -50,4 +49,4 @@ def fields(task: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _kind(task: Mapping[str, Any]) -> str:
     package, _, kind = str(task.get("_target_")).rpartition(".")
-    return kind if package.startswith("hpctrain.tasks") and kind in _TASKS else ""
+    return kind if package.startswith("hpctrain.tasks") and kind in _FIELDS else ""

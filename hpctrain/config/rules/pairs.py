@@ -51,7 +51,7 @@ class _Condition(NamedTuple):
             case "~":
                 holds = isinstance(value, str | list) and self.values[0] in value
             case "!":
-                return "" if value else f"needs {self.key}"
+                return "" if value and value != self.default else f"needs {self.key}"
             case _:
                 holds = (text in self.values) == (self.sign == "=")
         return f"{self.key}={text}" if holds else ""

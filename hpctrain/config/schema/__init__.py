@@ -8,63 +8,29 @@ transforms) takes anything that can be imported.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.schema.checkpoint import CheckpointConfig
-from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
-from hpctrain.config.schema.hang import HangConfig
+from hpctrain.config.schema.checkpoint import CheckpointConfig as CheckpointConfig
+from hpctrain.config.schema.data import DataConfig as DataConfig
+from hpctrain.config.schema.hang import HangConfig as HangConfig
 from hpctrain.config.schema.key import Member, key, keys, members, section
-from hpctrain.config.schema.launch import LaunchConfig
-from hpctrain.config.schema.lora import LoRAConfig
-from hpctrain.config.schema.monitor import MonitorConfig
-from hpctrain.config.schema.network import NetworkConfig
-from hpctrain.config.schema.notify import NotifyConfig
-from hpctrain.config.schema.optimizer import OptimizerConfig, PlateauConfig, SchedulerConfig
-from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
-from hpctrain.config.schema.precision import PrecisionConfig
-from hpctrain.config.schema.replicas import CompressionConfig, LocalSGDConfig
-from hpctrain.config.schema.site import ContainerConfig, SiteConfig
-from hpctrain.config.schema.tracking import TrackingConfig
-from hpctrain.config.schema.train import EarlyStoppingConfig, TrainConfig
-
-__all__ = [
-    "BucketsConfig",
-    "CheckpointConfig",
-    "CompressionConfig",
-    "Config",
-    "ContainerConfig",
-    "DDPConfig",
-    "DataConfig",
-    "EarlyStoppingConfig",
-    "FSDPConfig",
-    "HangConfig",
-    "ImagesConfig",
-    "LaunchConfig",
-    "LoRAConfig",
-    "LocalSGDConfig",
-    "MonitorConfig",
-    "NetworkConfig",
-    "NotifyConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "PlateauConfig",
-    "PrecisionConfig",
-    "SchedulerConfig",
-    "SiteConfig",
-    "TrackingConfig",
-    "TrainConfig",
-    "WindowsConfig",
-    "all_keys",
-    "all_members",
-]
-
-
-def _check_name(name: str) -> str:
-    # The name becomes a folder and an #SBATCH line.
-    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
-    return "" if fits else "letters, digits, '.', '_' and '-', at most 64 of them"
+from hpctrain.config.schema.launch import LaunchConfig as LaunchConfig
+from hpctrain.config.schema.lora import LoRAConfig as LoRAConfig
+from hpctrain.config.schema.monitor import MonitorConfig as MonitorConfig
+from hpctrain.config.schema.network import NetworkConfig as NetworkConfig
+from hpctrain.config.schema.notify import NotifyConfig as NotifyConfig
+from hpctrain.config.schema.optimizer import OptimizerConfig as OptimizerConfig
+from hpctrain.config.schema.optimizer import PlateauConfig as PlateauConfig
+from hpctrain.config.schema.optimizer import SchedulerConfig as SchedulerConfig
+from hpctrain.config.schema.parallel import FSDPConfig as FSDPConfig
+from hpctrain.config.schema.parallel import ParallelConfig as ParallelConfig
+from hpctrain.config.schema.precision import PrecisionConfig as PrecisionConfig
+from hpctrain.config.schema.replicas import CompressionConfig as CompressionConfig
+from hpctrain.config.schema.site import ContainerConfig as ContainerConfig
+from hpctrain.config.schema.site import SiteConfig as SiteConfig
+from hpctrain.config.schema.tracking import TrackingConfig as TrackingConfig
+from hpctrain.config.schema.train import TrainConfig as TrainConfig
 
 
 @dataclass
@@ -74,11 +40,14 @@ class Config:
     name: str = key(
         "run",
         "The name of the run directory begins with this text: letters, digits, '.', '_' and '-'.",
-        check=_check_name,
+        pattern=(  # the name becomes a folder and an #SBATCH line
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+            "letters, digits, '.', '_' and '-', at most 64 of them",
+        ),
         identity=False,
     )
     seed: int = key(
-        0, "All random choices of a run follow from this number.", between=(0, 2**63 - 1)
+        0, "All random choices of a run follow from this number.", at_least=0, at_most=2**63 - 1
     )
     output_dir: str = key("runs", "This folder holds the run directories.", identity=False)
     metric: str = key(

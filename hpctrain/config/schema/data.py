@@ -27,7 +27,7 @@ def _check_fold(fold: str | None) -> str:
 
 
 @dataclass
-class WindowsConfig:
+class _WindowsConfig:
     """Samples of equal length (windows) are cut from a variable-length field, such as tokens."""
 
     field: str | None = key(
@@ -50,7 +50,7 @@ class WindowsConfig:
 
 
 @dataclass
-class ImagesConfig:
+class _ImagesConfig:
     """Images that are stored encoded (JPEG, PNG, ...) are decoded by threads as they are read."""
 
     field: str | None = key(None, "This field holds the encoded images. Null decodes nothing.")
@@ -68,7 +68,7 @@ class ImagesConfig:
 
 
 @dataclass
-class BucketsConfig:
+class _BucketsConfig:
     """Batches are made of samples of similar length, so that little is padded."""
 
     field: str | None = key(
@@ -95,8 +95,8 @@ class DataConfig:
         "val/NAME/METRIC.",
     )
     fields: list[str] | None = key(None, "Only these fields are read. Null reads all of them.")
-    windows: WindowsConfig = section(WindowsConfig)
-    images: ImagesConfig = section(ImagesConfig)
+    windows: _WindowsConfig = section(_WindowsConfig)
+    images: _ImagesConfig = section(_ImagesConfig)
     mixture: list[dict[str, Any]] = key(
         [],
         "Training draws from these data sets in place of `path`. Each of them is {name: ..., "
@@ -129,7 +129,7 @@ class DataConfig:
     balance: str | None = key(
         None, "Each class of this field is drawn equally often. Null draws each sample once."
     )
-    buckets: BucketsConfig = section(BucketsConfig)
+    buckets: _BucketsConfig = section(_BucketsConfig)
     repeat: int = key(1, "Each sample comes this many times in an epoch.", at_least=1)
     collate: str = key(
         "pad",

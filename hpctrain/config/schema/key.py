@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
@@ -30,10 +32,13 @@ class Rule:
 
     text: str  # whole sentences: what the key does, and what null means
     unit: str = ""  # what a number counts, or its physical unit
-    choices: tuple[Any, ...] = ()  # the allowed values; None stands for null
+    # The allowed values, or the allowed items of a list and values of a dict; None is null.
+    choices: tuple[Any, ...] = ()
+    pattern: tuple[str, str] | None = None  # what a text must match, and that in words
     at_least: float | None = None  # the lowest allowed number
     above: float | None = None  # allowed numbers are greater
-    between: tuple[float, float] | None = None  # the lowest and the highest allowed number
+    at_most: float | None = None  # the highest allowed number
+    below: float | None = None  # allowed numbers are less
     check: Callable[[Any], str] | None = None  # any other rule: returns what is wrong, or ""
     # Whether the value decides the result of a run and so its name. It is False for what only
     # changes speed, memory, places or reports.
@@ -45,7 +50,9 @@ class Rule:
         Null passes the bounds: the key's type says whether null is allowed.
         """
         if self.choices:
-            if value in self.choices:
+            items = [*value.values()] if isinstance(value, dict) else value
+            items = items if isinstance(items, list) else [value]
+            if all(item in self.choices for item in items):
                 return ""
             left = gone.sentence(f"{name}={value}")
             return left or f"{name}={value}: allowed are {self.allowed}"
@@ -54,27 +61,33 @@ class Rule:
             return f"{name}={value!r}: {wrong}" if wrong else ""
         if value is None:
             return ""
-        if self.at_least is not None and not self.at_least <= value < TOO_LARGE:
-            limit = self.allowed if not value >= self.at_least else "less than 2^62"
-            return f"{name}={value}: it must be {limit}"
-        if self.above is not None and not self.above < value < TOO_LARGE:
-            return f"{name}={value}: it must be {self.allowed} and less than 2^62"
-        if self.between is not None and not self.between[0] <= value <= self.between[1]:
-            return f"{name}={value}: it must be {self.allowed}"
+        if self.pattern is not None and not re.fullmatch(self.pattern[0], value, re.ASCII):
+            return f"{name}={value!r}: {self.pattern[1]}"
+        for _, holds, limit in self._limits:
+            if not holds(value, limit):
+                return f"{name}={value}: it must be {self.allowed}"
+        is_open = self.at_most is None and self.below is None
+        if self._limits and is_open and value >= TOO_LARGE:
+            return f"{name}={value}: it must be less than 2^62"
         return ""
+
+    @functools.cached_property
+    def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        """The bounds that there are: the words, what must hold for a value, and the bound."""
+        bounds = (
+            ("at least", operator.ge, self.at_least),
+            ("greater than", operator.gt, self.above),
+            ("at most", operator.le, self.at_most),
+            ("less than", operator.lt, self.below),
+        )
+        return [(words, holds, limit) for words, holds, limit in bounds if limit is not None]
 
     @property
     def allowed(self) -> str:
         """The allowed values in words; "" when only the type limits them."""
         if self.choices:
             return ", ".join("null" if value is None else str(value) for value in self.choices)
-        if self.at_least is not None:
-            return f"at least {self.at_least}"
-        if self.above is not None:
-            return f"greater than {self.above}"
-        if self.between is not None:
-            return "from {} to {}".format(*self.between)
-        return ""
+        return " and ".join(f"{words} {limit}" for words, _, limit in self._limits)
 
 
 def key(default: T, text: str, *, count: str = "", **rule: Any) -> T:
@@ -119,20 +132,15 @@ class Member:
         return attrgetter(self.name)(config)
 
 
+@functools.cache
 def members(schema: type) -> tuple[Member, ...]:
     """Return all sections and keys of a schema, each section before its keys."""
-    return _members(schema)[0]
+    return tuple(_walk(schema, "", True))
 
 
 def keys(schema: type) -> tuple[Member, ...]:
     """Return all keys of a schema, without the sections."""
-    return _members(schema)[1]
-
-
-@functools.cache
-def _members(schema: type) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
-    found = _walk(schema, "", True)
-    return tuple(found), tuple(member for member in found if not member.is_section)
+    return tuple(member for member in members(schema) if not member.is_section)
 
 
 def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:

@@ -65,7 +65,8 @@ class LaunchConfig:
         "of the pack or other jobs have the rest. The site must offer parts of GPUs as gres shard "
         "or mps. Null means whole GPUs.",
         unit="GPUs",
-        between=(0.01, 0.99),
+        at_least=0.01,
+        at_most=0.99,
     )
     cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(

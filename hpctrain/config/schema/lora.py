@@ -30,7 +30,10 @@ class LoRAConfig:
     rank: int = key(8, "Adapters have this rank.", at_least=1)
     alpha: float = key(16.0, "What an adapter adds is multiplied by alpha / rank.", above=0)
     dropout: float = key(
-        0.0, "In training, inputs of adapters are zeroed with this probability.", between=(0, 0.999)
+        0.0,
+        "In training, inputs of adapters are zeroed with this probability.",
+        at_least=0,
+        below=1,
     )
     also: list[str] = key(
         [],

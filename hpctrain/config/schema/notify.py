@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hpctrain.config.schema.key import key
 
 EVENTS = ("failed", "stalled", "nan", "note", "idle", "finished")
-
-
-def _check_events(events: Any) -> str:
-    wrong = [each for each in events if each not in EVENTS]
-    return f"allowed are {', '.join(EVENTS)}" if wrong else ""
 
 
 @dataclass
@@ -30,5 +24,5 @@ class NotifyConfig:
         "These events are told: the run has failed or was killed, it logs nothing for "
         "half an hour, a metric is not finite, something looks wrong (train.watch, or a slow "
         'rank), its devices are idle, it has finished. In a file write "on".',
-        check=_check_events,
+        choices=EVENTS,
     )

@@ -8,14 +8,6 @@ from typing import Any
 from hpctrain.config.schema.key import key, section
 
 
-def _check_decay(decay: float | None) -> str:
-    return "" if decay is None or 0 < decay <= 1 else "it must be greater than 0 and at most 1"
-
-
-def _check_plateau_factor(factor: float) -> str:
-    return "" if 0 < factor < 1 else "it must be greater than 0 and less than 1"
-
-
 @dataclass
 class OptimizerConfig:
     """The optimizer (torch's or your own), its learning rate, and rules for some parameters."""
@@ -59,7 +51,8 @@ class OptimizerConfig:
         "Each block has the learning rate of the next one times this factor; what is behind the "
         "last block has the whole rate. Null gives all blocks the same. parallel.blocks names the "
         "classes of blocks that are not found.",
-        check=_check_decay,
+        above=0,
+        at_most=1,
     )
 
 
@@ -68,9 +61,7 @@ class PlateauConfig:
     """scheduler.kind=plateau lowers the learning rate when a metric does not get better."""
 
     metric: str = key("val/loss", "This metric decides.")
-    factor: float = key(
-        0.1, "The learning rate is multiplied by this.", check=_check_plateau_factor
-    )
+    factor: float = key(0.1, "The learning rate is multiplied by this.", above=0, below=1)
     patience: int = key(
         5,
         "So many values in a row that are not better lower the rate: val/NAME has one for each "
@@ -101,10 +92,13 @@ class SchedulerConfig:
         at_least=0,
     )
     final_ratio: float = key(
-        0.0, "The decay ends at this fraction of the learning rate after warm-up.", between=(0, 1)
+        0.0,
+        "The decay ends at this fraction of the learning rate after warm-up.",
+        at_least=0,
+        at_most=1,
     )
     decay_fraction: float = key(
-        0.2, "kind=wsd falls in this last part of the steps.", between=(0, 1)
+        0.2, "kind=wsd falls in this last part of the steps.", at_least=0, at_most=1
     )
     plateau: PlateauConfig = section(PlateauConfig)
     _target_: str | None = key(

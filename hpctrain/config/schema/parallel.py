@@ -15,11 +15,6 @@ STYLES = (
 )
 
 
-def _check_plan(plan: dict[str, str]) -> str:
-    wrong = {name: style for name, style in plan.items() if style not in STYLES}
-    return f"styles are {', '.join(STYLES)}, not {next(iter(wrong.values()))}" if wrong else ""
-
-
 def _check_degree(degree: int) -> str:
     return "" if degree == -1 or 1 <= degree < 2**31 else "it must be at least 1, or -1"
 
@@ -36,7 +31,7 @@ def _check_weights(weights: Any) -> str:
 
 
 @dataclass
-class DDPConfig:
+class _DDPConfig:
     """Options of torch's DistributedDataParallel, which dp_replicate uses when dp_shard is 1."""
 
     bucket_mb: float = key(
@@ -165,7 +160,7 @@ class ParallelConfig:
         "How tensor parallel divides modules: a pattern of module names, such as layers.*.mlp.up, "
         "and the style colwise, rowwise, embedding_rowwise, colwise_gather_output, "
         "sequence_parallel or gather_sequence. Empty means the plan that the model carries.",
-        check=_check_plan,
+        choices=STYLES,
     )
     sequence_parallel: bool = key(
         True,
@@ -176,7 +171,7 @@ class ParallelConfig:
         True, "Tensor parallel computes the loss from logits that stay divided by the vocabulary."
     )
     pipeline: PipelineConfig = section(PipelineConfig)
-    ddp: DDPConfig = section(DDPConfig)
+    ddp: _DDPConfig = section(_DDPConfig)
     fsdp: FSDPConfig = section(FSDPConfig)
     device: str = key(
         "auto",

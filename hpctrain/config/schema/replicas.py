@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from hpctrain.config.schema.key import key
 
 
-def _check_ratio(ratio: float | None) -> str:
-    return "" if ratio is None or 0 < ratio <= 1 else "it must be greater than 0 and at most 1"
-
-
 @dataclass
 class CompressionConfig:
     """Gradients are compressed before DDP sends them; with one rank it has no effect."""
@@ -23,7 +19,7 @@ class CompressionConfig:
     )
     rank: int = key(4, "powersgd sends two matrices of this rank for each.", at_least=1)
     ratio: float = key(
-        0.01, "topk sends this part of the elements of each parameter.", check=_check_ratio
+        0.01, "topk sends this part of the elements of each parameter.", above=0, at_most=1
     )
 
 
@@ -48,5 +44,5 @@ class LocalSGDConfig:
         above=0,
     )
     outer_momentum: float = key(
-        0.0, "The Nesterov momentum of the mean changes. DiLoCo takes 0.9.", between=(0, 1)
+        0.0, "The Nesterov momentum of the mean changes. DiLoCo takes 0.9.", at_least=0, at_most=1
     )

@@ -11,10 +11,6 @@ from hpctrain.config.schema.lora import LoRAConfig
 from hpctrain.config.schema.replicas import CompressionConfig, LocalSGDConfig
 
 
-def _check_ema(decay: float | None) -> str:
-    return "" if decay is None or 0 < decay < 1 else "it must be greater than 0 and less than 1"
-
-
 def _check_ramp(stages: list[dict[str, Any]]) -> str:
     """Return what is wrong with the form of train.batch_size_ramp, or ""."""
     for stage in stages:
@@ -29,12 +25,6 @@ def _check_ramp(stages: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _check_micro_batch_size(size: str | None) -> str:
-    if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
-        return ""
-    return "it must be a number of samples, at least 1, or auto"
-
-
 def _check_profile(steps: str | None) -> str:
     found = re.fullmatch(r"([0-9]{1,12})-([0-9]{1,12})", steps) if steps is not None else None
     if steps is not None and found is None:
@@ -45,7 +35,7 @@ def _check_profile(steps: str | None) -> str:
 
 
 @dataclass
-class EarlyStoppingConfig:
+class _EarlyStoppingConfig:
     """The run ends early, as finished, when a metric does not get better any more."""
 
     metric: str | None = key(
@@ -89,7 +79,7 @@ class TrainConfig:
         "Each rank processes this many samples at a time, in place of train.accumulate. auto "
         "measures the memory of the GPU in the first steps and takes the largest that fits.",
         unit="samples",
-        check=_check_micro_batch_size,
+        pattern=(r"auto|0*[1-9]\d*", "it must be a number of samples, at least 1, or auto"),
         identity=False,
     )
     activation_checkpointing: str = key(
@@ -161,12 +151,13 @@ class TrainConfig:
         "The model is evaluated every this many steps. Null means after every epoch.",
         count="steps",
     )
-    early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
+    early_stopping: _EarlyStoppingConfig = section(_EarlyStoppingConfig)
     ema: float | None = key(
         None,
         "Beside the parameters the run keeps their exponential moving average, which keeps this "
         "part of itself in each step, such as 0.999. Null keeps none.",
-        check=_check_ema,
+        above=0,
+        below=1,
     )
     profile: str | None = key(
         None,

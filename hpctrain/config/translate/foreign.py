@@ -12,11 +12,13 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hpctrain import yaml_file
-from hpctrain.config.translate.translation import Translation
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError
 
@@ -127,6 +129,35 @@ _AS: dict[str, Callable[[Any], Any]] = {
         re.split(r"\s*,\s*", names) if isinstance(names, str) else names
     ),
 }
+
+
+@dataclass
+class Translation:
+    """What a config becomes."""
+
+    # Of each config group, such as `{"parallel": "zero3"}`.
+    choices: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # of each dotted key
+    # `KEY=VALUE` of the other program without a counterpart, each with the reason.
+    left: dict[str, str] = field(default_factory=dict)
+
+    def yaml(self, title: str) -> str:
+        """Return the text of a file for conf/experiment."""
+        tree: dict[str, Any] = {}
+        if self.choices:
+            tree["defaults"] = [{f"override /{g}": choice} for g, choice in self.choices.items()]
+        for key, value in self.values.items():
+            *sections, name = key.split(".")
+            node = tree
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = value
+        lines = ["# @package _global_", f"# {title}"]
+        lines += ["# Without a counterpart:"] if self.left else []
+        for name, why in self.left.items():  # on one line: another would be a key
+            lines.append(f"#   {' '.join(f'{name}: {why}'.split())}")
+        text: str = yaml.safe_dump(tree, sort_keys=False)
+        return "\n".join([*lines, text])
 
 
 def load(file: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.terminal import bytes_writer, harmless, printable
 
 _BLOCK = 1 << 16  # bytes read at a time
-_LINE_END = re.compile(rb"\n|\r(?!\n)")
+_LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")
+_READ = 4 << 20  # bytes of the end of a log
 _FAILED = ("failed", "lost", "cancelled")
 _READ_S = 0.5  # how often -f reads the log
 _ASK_S = 10.0  # how often -f asks the scheduler whether the run has ended
@@ -171,25 +172,15 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
 
 
 def _start(path: Path, lines: int) -> int:
-    """Return the byte offset of the last `lines` lines. A log may be longer than the memory.
+    """Return the byte offset of the last `lines` lines, within the end of a long log.
 
     As on a terminal, a carriage return ends a line, too: progress bars have no other end.
     """
     with open_regular(path) as file:
-        end = upper = file.seek(0, os.SEEK_END)
-        after = b""  # the byte after the block: a carriage return before a newline ends nothing
-        while upper and lines > 0:
-            begin = max(0, upper - _BLOCK)
-            file.seek(begin)
-            block = file.read(upper - begin)
-            for match in reversed([*_LINE_END.finditer(block + after)]):
-                place = begin + match.end()
-                # The end of the last line begins no line.
-                lines -= match.start() < len(block) and place < end
-                if not lines:
-                    return place
-            upper, after = begin, block[:1]
-    return 0 if lines > 0 else end
+        end = file.seek(0, os.SEEK_END)
+        begin = file.seek(max(0, end - _READ))
+        starts = [begin + match.start() for match in _LINE.finditer(file.read())]
+    return starts[-lines] if 0 < lines <= len(starts) else begin if lines > 0 else end
 
 
 def _copy(path: Path, offset: int, write: Callable[[bytes], None]) -> int:

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import arrays, local_runs
-from hpctrain.launch.entry import Entry, Status, set_states
+from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
-from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.submission import Submission
 from hpctrain.runs import sweep_overrides
@@ -58,7 +58,6 @@ class Sweep:
         self.entries: list[Entry] = []
         self._local, self._followed, self._config_dir = local, followed, config_dir
         self._wrong: list[tuple[list[str], HpctrainError]] = []
-        self._answers = True  # Slurm's controller, as far as known
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run. An error is kept, and raised by `submit`."""
@@ -87,7 +86,7 @@ class Sweep:
             submission.discard()
             raise
         if dry_run:
-            self._say_notes(cluster and self._answers)
+            self._say_notes(cluster)
             show(self.entries)
             print("\n".join(scripts), end="")
             submission.discard()
@@ -169,19 +168,14 @@ class Sweep:
 
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""
-        size = _USUAL_ARRAY
         # A wrong option of `site` is named even when the controller does not answer.
+        size = _USUAL_ARRAY
         texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         try:
             size = sbatch.max_array_size() if cluster else size
         except UnreachableError:
             if not self._any("dry_run"):
                 raise
-            self._answers = False
-            say(
-                "Slurm's controller does not answer: its limits and queue are unknown",
-                style="yellow",
-            )
         if size != _USUAL_ARRAY:
             texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         if not (cluster or self._any("dry_run")):
@@ -193,15 +187,10 @@ class Sweep:
         """Set the states for `launch.dry_run`, and check what would be submitted."""
         for entry in self.entries:
             entry.before = entry.run.read()
-        asked = cluster and self._answers
-        befores = (entry.before for entry in self.entries)
-        set_states(self.entries, queue_of(befores) if asked else Queue())
-        run_code.say_changed(self.entries)
-        todo = [entry for entry in self.entries if entry.status is Status.OPEN]
-        check_budget([(e.config, 1) for e in self.entries if e.job or e.status is Status.OPEN])
-        if asked:
-            submission.room.check(todo)
-        for entry in todo:
+        jobs = Queue()
+        with suppress(UnreachableError):  # it is said whether the jobs can start
+            jobs = queue_of(entry.before for entry in self.entries) if cluster else jobs
+        for entry in submission.look(self.entries, jobs):
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
 
     def _say_they_run(self) -> None:

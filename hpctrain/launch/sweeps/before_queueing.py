@@ -6,12 +6,11 @@ Notes stop nothing; a cluster that would not run the jobs does.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.estimates import cautions, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
-from hpctrain.slurm import node_range, sbatch
+from hpctrain.slurm import sbatch
 from hpctrain.slurm.partition_limit import beyond_partition, road
 from hpctrain.slurm.queue import UnreachableError
 
@@ -23,13 +22,6 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
     yield from filter(None, map(time_limit.note, chosen.values()))
-    yield from filter(
-        None,
-        dict.fromkeys(
-            node_range.note(each.launch, each.train.global_batch_size, fitting_nodes(each))
-            for each in configs
-        ),
-    )
     yield from cautions.of_sweep(configs)
     if not cluster and any(each.launch.pack > 1 for each in configs):
         yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"

@@ -83,17 +83,8 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
         raise StorageError(f"{run.name}: no rank {rank}; {ranks}")
     if (batch := batch_log(run)) is not None:
         return batch
-    if _in_terminal(run):
-        why = f"it was started in a terminal on {run.attempt.host}, and prints there"
-    elif run.job_id and not run.submission:
-        why = f"job {run.job_id} prints to the file of sbatch --output (slurm-{run.job_id}.out)"
-    else:
-        why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
+    why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")
-
-
-def _in_terminal(run: Facts) -> bool:
-    return run.attempt.launcher in ("single", "torchrun")
 
 
 def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
@@ -145,7 +136,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
             try:
                 newest = _log_file(run, state, options.rank)
             except StorageError:
-                if over or _in_terminal(run):
+                if over:
                     raise
             else:
                 if newest != shown:

@@ -10,7 +10,6 @@ Nothing of a queued or running run is deleted, and links are never followed.
 """
 
 import argparse
-import json
 import logging
 import os
 import shutil
@@ -68,7 +67,6 @@ def main(argv: list[str]) -> int:
     )
     add_dir(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
     options.dir = options.folder or options.dir
     if (options.dir / "run.json").exists() or (options.dir / "sweep.json").exists():
@@ -78,7 +76,7 @@ def main(argv: list[str]) -> int:
         item.size = _size(item.path)
     for item in items if options.delete else ():
         item.problem = _delete(item)
-    (_print_json if options.json else _print)(items, deleted=options.delete)
+    _print(items, deleted=options.delete)
     if problems := sum(bool(item.problem) for item in items):
         raise StorageError(f"{problems} of {len(items)} could not be deleted")
     return 0
@@ -227,18 +225,3 @@ def _print(items: list[Item], *, deleted: bool) -> None:
         print(f"deleted: {len(done)}, {decimal(sum(done))} freed")
     else:
         print(f"{len(items)} items, {decimal(sum(done))}; nothing was deleted: add --delete")
-
-
-def _print_json(items: list[Item], *, deleted: bool) -> None:
-    rows = [
-        {
-            "kind": item.kind,
-            "path": str(item.path),
-            "bytes": item.size,
-            "why": item.why,
-            "deleted": deleted and not item.problem,
-            "problem": item.problem or None,
-        }
-        for item in items
-    ]
-    print(json.dumps(rows))

@@ -1,7 +1,6 @@
 """`python -m hpctrain logs RUN`: show the end of a run's log, or the error of a failed run."""
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -14,10 +13,10 @@ from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table
 from hpctrain.disk import open_regular
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import StorageError
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs, tail
-from hpctrain.runs.state.select import add_arguments, latest_run
+from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs
+from hpctrain.runs.state.select import add_dir, latest_run
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.terminal import bytes_writer, harmless, printable
 
@@ -37,7 +36,8 @@ def main(argv: list[str]) -> int:
         "print the error instead, which is searched in the logs of all ranks and in the messages "
         "of Slurm.",
     )
-    add_arguments(parser, "only one run")
+    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_dir(parser)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="print new lines until the run ends"
     )
@@ -46,8 +46,6 @@ def main(argv: list[str]) -> int:
         "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
     )
     options = parser.parse_args(argv)
-    if len(options.runs) != 1:
-        raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
     try:
         return _show(options)
     except OSError as error:
@@ -57,14 +55,12 @@ def main(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    path = latest_run(options.dir, options.runs[0], "logs")
+    path = latest_run(options.dir, options.run, "logs")
     if options.follow:
         return _follow(path, options)
     ((run, state),) = judged([path])
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
-    if options.json:
-        _print_json(run, state, fault, options)
-    elif fault:
+    if fault:
         _print_fault(run, state, fault, sys.stdout)
     else:
         path = _log_file(run, state, options.rank)
@@ -100,31 +96,8 @@ def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     console.print(table)
 
 
-def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse.Namespace) -> None:
-    facts: dict[str, object] = {
-        "run": str(run.path),
-        "state": state.name,
-        "reason": state.reason,
-        "error": fault
-        and {
-            "summary": fault.summary,
-            "file": str(fault.file),
-            "line": fault.line,
-            "rank": fault.rank,
-            "text": fault.text,
-        },
-    }
-    if fault is None:
-        path = _log_file(run, state, options.rank)
-        lines = tail(path, None).lines[-options.lines :] if options.lines > 0 else []
-        facts |= {"file": str(path), "lines": lines}
-    print(json.dumps(facts))
-
-
 def _follow(path: Path, options: argparse.Namespace) -> int:
     """Print the end of the log and all new lines until the run ends, also after restarts."""
-    if options.json:
-        raise ConfigError("logs -f prints lines as they come; leave out --json")
     shown: Path | None = None
     offset, last_query, write = 0, -_ASK_S, bytes_writer()
     try:

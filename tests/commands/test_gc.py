@@ -104,8 +104,8 @@ def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert (run / "checkpoints" / "step-00000001").exists()
     # A folder that an earlier gc left half removed is deleted first.
     (run / "checkpoints" / ".gc-step-00000000").mkdir()
-    done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
-    assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]
+    done = run_module("hpctrain", "gc", "--delete", cwd=tmp_path)
+    assert "deleted: 2, " in done.stdout
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
 
 

@@ -139,8 +139,8 @@ class Row:
         }
 
 
-def table(rows: list[Row], where: str, width: int, most: int, reasons: int | None = None) -> Group:
-    """Return the table with its head, at most so many rows and reasons, and the notes."""
+def table(rows: list[Row], where: str, width: int, most: int) -> Group:
+    """Return the table with its head, at most so many rows, the reasons and the notes."""
     counts = Counter(row.state.name for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
@@ -165,7 +165,7 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
     for row in shown:
         drawn.add_row(*row.cells(f"{shared} "))
     told = _reasons(shown, swept=_COLUMNS.index("swept") not in drawn.shown(width))
-    lines = [*told[:reasons], *problems(shown)]
+    lines = [*told, *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([drawn] if shown else []), *([note] if note else []), *lines)

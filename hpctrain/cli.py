@@ -52,10 +52,7 @@ FORMS = {
     },
     "resume": {"--branch": "hpctrain.trained.commands.branch"},
     "predict": {"--prompt": "hpctrain.trained.commands.generate"},
-    "report": {
-        "--compare": "hpctrain.report.compare_command",
-        "--plot": "hpctrain.report.plot_command",
-    },
+    "report": {"--plot": "hpctrain.report.plot_command"},
     "doctor": {"--env": "hpctrain.rendezvous.report"},
 }
 

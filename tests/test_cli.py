@@ -104,8 +104,6 @@ def test_a_disk_that_takes_nothing_more(reference: Callable[..., Path], tmp_path
         done = run_module("hpctrain", "evaluate", str(runs / run.name), code=6)
         assert "accuracy" in done.stdout
         assert "the result is not kept (Read-only file system)" in done.stderr
-        done = run_module("hpctrain", "evaluate", str(runs / run.name), "--record", code=6)
-        assert "it is val/loss=" in done.stderr
         done = run_module("hpctrain", "export", str(run), str(full / "out"), code=6)
         assert "No space left on device" in done.stderr
         assert "Traceback" not in done.stderr

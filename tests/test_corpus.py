@@ -24,7 +24,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.shards.index import Index
 from hpctrain.step_names import step_name
-from hpctrain.tracking import recorded, samples
+from hpctrain.tracking import columns, recorded, samples
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
 
@@ -78,6 +78,8 @@ def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None
     (runs / MADE / "checkpoints" / step_name(found.step)).mkdir(parents=True, exist_ok=True)
     assert best_of(runs / MADE, record) == BestValue(metric="val/loss", value=0.25, step=found.step)
     assert (found.metrics["val/loss"], math.isnan(found.metrics["val/odd"])) == (0.25, True)
+    steps, keys, values = columns.read(journal_path(runs / MADE))
+    assert ("val/loss", found.step, 0.25) in {*zip(keys, steps.tolist(), values, strict=True)}
 
 
 def test_the_journal_and_the_checkpoints_of_0_1_0(corpus: Path) -> None:

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -101,10 +100,15 @@ class Uploaded:
     problem: str = ""
     # The position in the samples of each node (`hpctrain.monitor`).
     samples: dict[str, Count] = dataclasses.field(default_factory=dict)
-    # The steps of the recorded evaluations (`hpctrain.tracking.recorded`).
-    evaluations: list[Count] = dataclasses.field(default_factory=list)
-    # The positions of records whose artifacts could not be stored; they are tried again.
+    # The files of all records before this position are stored. An older version has noted the
+    # positions of records that wait instead.
+    files: Count | None = None
     waiting: list[Count] = dataclasses.field(default_factory=list)
+
+    @property
+    def files_stored(self) -> int:
+        """The position before which the files of all records are in the store."""
+        return min(self.waiting, default=self.offset) if self.files is None else self.files
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""
@@ -118,11 +122,6 @@ class Uploaded:
         except (FileNotFoundError, DamageError):
             return None
         return dataclasses.replace(found, uri=_expanded(found.uri, owner))
-
-
-def files_left(waiting: Sequence[int]) -> str:
-    """Return how many records have files that are not in the store, with a verb."""
-    return f"the files of {len(waiting)} record{'s' * (len(waiting) > 1)} of the journal are"
 
 
 def _expanded(uri: str, owner: int) -> str:

@@ -1,29 +1,22 @@
-"""Results of `evaluate --record`: `evaluations/recorded/step-00000200.json`.
+"""Results of evaluations that 0.2.0 has recorded: `evaluations/recorded/step-00000200.json`.
 
     {"version": 1, "step": 200, "time": 1.7e9, "metrics": {"val/loss": 0.31},
      "checkpoint": "xxh3_128:…"}
 
-A file is created whole, once, and never changes: the first result of a checkpoint counts, however
-often it is evaluated. So the run's journal keeps its single writer, and a result that is uploaded
-twice is the same point in MLflow.
+This version writes none.
 """
 
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from hpctrain import disk
-from hpctrain.record import Count, Number, Record, Time, read_known, written
+from hpctrain.record import Count, Number, Record, Time, read_known
 from hpctrain.step_names import of_steps, step_name, step_of
-from hpctrain.tracking.journal_line import encode
 
 
 class Recorded(NamedTuple):
     """The result of one evaluation."""
 
     step: int  # the global step of the checkpoint
-    time: float  # when it was evaluated, in seconds since the epoch
     # The values by the names that the training's own evaluation gives them.
     metrics: dict[str, float]
 
@@ -34,29 +27,6 @@ class _File(Record, frozen=True):
     step: Count
     time: Time
     metrics: dict[str, Number]
-    checkpoint: str = ""
-
-
-def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: str) -> Recorded:
-    """Write the result of a checkpoint, unless it has one; return the one that counts."""
-    path = _path(run_dir, step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = cast("dict[str, Number]", {name: encode(x) for name, x in metrics.items()})
-    body = _File(step, round(time.time(), 3), values, checkpoint)
-    text = written(body)
-    if not disk.create(path, text) and not path.exists():  # a file system without hard links
-        disk.write_atomically(path, text)
-    found = read(run_dir, step)
-    if found is None:
-        raise OSError(f"{path} is damaged")
-    return found
-
-
-def copy(source: Path, target: Path, step: int) -> None:
-    """Copy the result of a checkpoint from one run directory to another one, as it is."""
-    path = _path(target, step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    disk.write_atomically(path, disk.text_of(_path(source, step), parts=3))
 
 
 def steps(run_dir: Path) -> set[int]:
@@ -66,11 +36,10 @@ def steps(run_dir: Path) -> set[int]:
 
 def read(run_dir: Path, step: int) -> Recorded | None:
     """Return the result of a checkpoint; None if there is none."""
-    body = read_known(_File, _path(run_dir, step), parts=3)
+    body = read_known(_File, _folder(run_dir) / f"{step_name(step)}.json", parts=3)
     if body is None:
         return None
-    values = {name: float(value) for name, value in body.metrics.items()}
-    return Recorded(body.step, body.time, values)
+    return Recorded(body.step, {name: float(value) for name, value in body.metrics.items()})
 
 
 def read_all(run_dir: Path) -> list[Recorded]:
@@ -81,7 +50,3 @@ def read_all(run_dir: Path) -> list[Recorded]:
 
 def _folder(run_dir: Path) -> Path:
     return run_dir / "evaluations" / "recorded"
-
-
-def _path(run_dir: Path, step: int) -> Path:
-    return _folder(run_dir) / f"{step_name(step)}.json"

@@ -11,9 +11,8 @@ from typing import Any
 
 import requests
 
-from hpctrain.errors import RefusedError, deleted_experiment
+from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.secrets import without_credentials
-from hpctrain.tracking.artifact_place import check_of_server
 
 _TIMEOUT = 3.0
 
@@ -27,11 +26,24 @@ def experiment_id(uri: str, experiment: str) -> str | None:
             raise deleted_experiment(
                 uri, experiment, str(body["experiment"].get("experiment_id", ""))
             )
-        check_of_server(uri, str(body["experiment"].get("artifact_location", "")))
+        check_place(uri, str(body["experiment"].get("artifact_location", "")))
         return str(body["experiment"].get("experiment_id", ""))
     if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
         return None
     raise _refused(uri, status, body)
+
+
+def check_place(uri: str, place: str) -> None:
+    """Check that a server names no other server for files: it would get the user's password."""
+    parts, own = urllib.parse.urlsplit(place), urllib.parse.urlsplit(uri)
+    if parts.scheme not in ("http", "https", "mlflow-artifacts") or not parts.netloc:
+        return
+    if (parts.hostname, parts.port) != (own.hostname, own.port):
+        raise TrackingError(
+            f"tracking.uri={uri}: it names {place} for the files of its runs, which is another "
+            "server, so nothing is sent there, nor your password for MLflow: choose another "
+            "tracking.experiment"
+        )
 
 
 def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:

@@ -19,12 +19,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.disk import is_own, owner_name
+from hpctrain.disk import owner_name
 from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience, why_no_locks
 from hpctrain.mounts import TABLE, mount_of
 from hpctrain.secrets import mask
-from hpctrain.tracking import artifact_place
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,8 @@ def check_uri(uri: str, mounts: Path = TABLE) -> None:
         return
     path = sqlite_path(uri)
     try:
-        path.stat()
+        if path.stat().st_uid != os.geteuid():
+            raise TrackingError(_not_ours(uri, path.resolve()))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise TrackingError(
@@ -95,8 +95,8 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     """Return the store's id of an experiment that is not deleted. This does not import mlflow.
 
     It is None if the store or the experiment does not exist, or the store does not answer. A
-    deleted experiment, or a server that refuses to answer, is a RefusedError. One whose files would
-    go to a place that is not the store's is a TrackingError.
+    deleted experiment, or a server that refuses to answer, is a RefusedError. A server whose files
+    would go to another one is a TrackingError.
     """
     if is_server(uri):
         from hpctrain.tracking import server
@@ -108,8 +108,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     path = sqlite_path(uri)
     if not path.is_file():
         return None
-    columns = "experiment_id, lifecycle_stage, artifact_location"
-    query = f"SELECT {columns} FROM experiments WHERE name = ?"
+    query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
     try:
         with opened(path, "ro") as database:
             row = database.execute(query, (experiment,)).fetchone()
@@ -119,7 +118,6 @@ def experiment_id(uri: str, experiment: str) -> str | None:
         return None
     if row[1] != "active":
         raise deleted_experiment(uri, experiment, str(row[0]))
-    artifact_place.below(path, str(row[2]))
     return str(row[0])
 
 
@@ -132,7 +130,7 @@ def opened(path: Path, mode: str, timeout_s: float = 5.0) -> "closing[sqlite3.Co
 def is_made(path: Path) -> bool:
     """Return whether there is a SQLite database with tables. The caller holds `write_lock`.
 
-    What is no database, or half of a store, is a TrackingError; an OSError may pass.
+    What is no database is a TrackingError; an OSError may pass.
     """
     if not path.exists() or not path.stat().st_size:
         return False
@@ -140,20 +138,11 @@ def is_made(path: Path) -> bool:
     try:
         # Not read-only: SQLite first undoes what a killed process has left unfinished.
         with opened(path, "rw") as database:
-            names = {name for (name,) in database.execute(tables)}
-            # MLflow makes the first experiment last.
-            first = "SELECT 1 FROM experiments"
-            half = "experiments" in names and not database.execute(first).fetchone()
+            return database.execute(tables).fetchone() is not None
     except sqlite3.OperationalError as error:
         raise OSError(f"{path}: {error}") from error  # such as a lock
     except sqlite3.DatabaseError as error:
         raise TrackingError(f"{path}: not an MLflow store ({error})") from error
-    if half:
-        raise TrackingError(
-            f"{path}: half of an MLflow store, because the process that made it was killed; it "
-            f"holds no run: delete it, and the next run makes a new one"
-        )
-    return bool(names)
 
 
 def check_store(uri: str, experiment: str) -> bool:
@@ -175,8 +164,6 @@ def check_store(uri: str, experiment: str) -> bool:
     except OSError as error:
         problem = f"tracking.uri={uri} does not answer now ({error})"
     else:
-        if theirs := others_store(uri):
-            log.info("tracking.uri=%s: %s, who can change what it holds", uri, theirs)
         return True
     log.warning(
         "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain status "
@@ -184,13 +171,6 @@ def check_store(uri: str, experiment: str) -> bool:
         problem,
     )
     return False
-
-
-def others_store(uri: str) -> str:
-    """Say that a SQLite store is another user's; "" for one's own, and for a server."""
-    if is_server(uri) or is_own(path := sqlite_path(uri)) or not (owner := owner_name(path)):
-        return ""
-    return f"this store belongs to {owner}"
 
 
 def _check_sqlite(uri: str) -> None:
@@ -203,20 +183,18 @@ def _check_sqlite(uri: str) -> None:
                 raise TrackingError(f"tracking.uri={uri}: SQLite needs locks; {why}. {_ELSEWHERE}")
             is_made(path)
     except PermissionError as error:
-        raise TrackingError(_not_ours(uri, path, error)) from error
+        raise TrackingError(_not_ours(uri, Path(error.filename or path))) from error
     except OSError as error:
         raise TrackingError(f"tracking.uri={uri}: {error}") from error
 
 
-def _not_ours(uri: str, path: Path, error: PermissionError) -> str:
-    """Return the error for a store in a folder of somebody else, with the cure."""
-    where = Path(error.filename or path)
-    there = next(each for each in (where, *where.parents) if os.path.exists(each))
+def _not_ours(uri: str, path: Path) -> str:
+    """Return the error for a store, or its folder, of somebody else, with the cure."""
+    there = next(each for each in (path, *path.parents) if os.path.exists(each))
     return (
-        f"tracking.uri={uri}: you may not write to {there}, which belongs to {owner_name(there)}. "
-        "A SQLite "
-        "store is for one user: name one of your own, tracking.uri=sqlite:////PATH/mlflow.db, or "
-        "for a group a server, tracking.uri=http://HOST:5000; or give an output_dir of your own; "
+        f"tracking.uri={uri}: {there} belongs to {owner_name(there)}, and a SQLite store is for "
+        "one user: name one of your own, tracking.uri=sqlite:////PATH/mlflow.db, or for a group a "
+        "server, tracking.uri=http://HOST:5000; or give an output_dir of your own; "
         "tracking.upload=false keeps the metrics in the run's journal"
     )
 

@@ -19,8 +19,7 @@ from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta, check_known
 from hpctrain.tracking.pending_upload import is_uploaded
-from hpctrain.tracking.store import check_uri, others_store, resolve_uri
-from hpctrain.tracking.uploading.client import explain
+from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
 _DONE, _AT_WORK = "nothing to do", "its own uploader is at work"
@@ -45,11 +44,6 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         "run_dir", nargs="*", type=Path, help="a run, or a folder of runs (default: runs)"
     )
     parser.add_argument(
-        "--check",
-        action="store_true",
-        help="ask the store also about runs that seem to be uploaded completely",
-    )
-    parser.add_argument(
         "--uri", help="upload to this store, now and later, instead of the store of the run"
     )
     options = parser.parse_args(argv)
@@ -62,7 +56,7 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     if ended and (unclear := [path for path in run_dirs if final_status.is_open(path)]):
         for path, (status, reason) in ended(unclear).items():
             final_status.close(path, status, reason)
-    return sync(run_dirs, check=options.check, uri=uri)
+    return sync(run_dirs, uri)
 
 
 def _check_journal(path: Path) -> None:
@@ -94,16 +88,11 @@ def _find_runs(root: Path) -> list[Path]:
 _OF_COPY = re.compile(r"[0-9a-f]{16}$|\.")  # `RunDir.code_copy`, also one that is not complete
 
 
-def sync(
-    run_dirs: Iterable[Path],
-    check: bool = False,
-    uri: str | None = None,
-) -> int:
+def sync(run_dirs: Iterable[Path], uri: str | None = None) -> int:
     """Upload what is missing in the store, print one line per run, and return the exit code 0.
 
-    `check` asks the store even where `uploaded.json` says that everything is there. `uri` is the
-    store to use, now and later, instead of the one in `meta.json`: an absolute path or a server. A
-    TrackingError is raised when all are done.
+    `uri` is the store to use, now and later, instead of the one in `meta.json`: an absolute path or
+    a server. A TrackingError is raised when all are done.
     """
     if uri:
         check_uri(uri)
@@ -120,8 +109,7 @@ def sync(
                     meta.write(run_dir)
                 except OSError as error:
                     raise TrackingError(f"the run cannot be written: {error}") from error
-            asked = check or final_status.has_died_here(run_dir)
-            done = not asked and is_uploaded(run_dir, meta)
+            done = not final_status.has_died_here(run_dir) and is_uploaded(run_dir, meta)
             outcome = _DONE if done else _upload(run_dir, meta, uri)
             print(printable(f"{run_dir}: {outcome}"), flush=True)
         except TrackingError as error:
@@ -170,11 +158,10 @@ def _upload(run_dir: Path, meta: Meta, uri: str | None) -> str:
     except Exception as error:
         # An error of MLflow or of the file system; any other is a bug in hpctrain.
         if isinstance(error, OSError) or hasattr(error, "error_code"):
-            raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
+            text = " ".join(str(error).partition("[SQL:")[0].split())[:500]
+            raise TrackingError(f"{meta.uri}: {text or type(error).__name__}") from error
         raise
-    theirs = others_store(meta.uri)
-    whose = f" ({theirs})" if theirs else ""
-    done = f"{upload.points} points uploaded to {meta.uri}{whose}{note}"
+    done = f"{upload.points} points uploaded to {meta.uri}{note}"
     if upload.left:
         raise TrackingError(f"{done}; {upload.left}")
     return done

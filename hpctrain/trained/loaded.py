@@ -26,7 +26,7 @@ from hpctrain.runs.code import trained_code
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.step_names import step_of
-from hpctrain.tracking import journal, recorded
+from hpctrain.tracking import journal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,53 +187,6 @@ class LoadedRun:
             assert feed is not None
             return trained.evaluate(feed)
 
-    def record_evaluation(
-        self, step: int | None = None, *, best: bool = False, overrides: Sequence[str] = ()
-    ) -> dict[str, float]:
-        """Evaluate a checkpoint on all validation splits, and let the result belong to the run.
-
-        It is in `metrics` and in MLflow at the step of the checkpoint, as if the training had made
-        it (`val/NAME`). A checkpoint has one result: the first one counts. All ranks that were
-        started call this together.
-
-        Args:
-            step: The step of the checkpoint. None means the newest one that is intact.
-            best: Take the best checkpoint in place of `step`.
-            overrides: As `evaluate`.
-
-        Returns:
-            The result that counts; on other ranks than 0 that of this evaluation.
-
-        Raises:
-            ConfigError: As `evaluate`.
-            DataError: As `evaluate`.
-            StorageError: The checkpoint is missing or damaged, or the result cannot be written.
-        """
-        from hpctrain.trained.restored import restored
-
-        if step is not None and (known := recorded.read(self.path, step)) is not None:
-            return known.metrics
-        self.find_code()
-        config = self._config_for(overrides, None, None)
-        checkpoint = self.checkpoint(step, best=best)
-        if config.data.evaluated is None and not config.data.other_sets:
-            raise ConfigError("data.val_split=null: the run has no evaluation")
-        values: dict[str, float] = {}
-        with restored(config, checkpoint, self.meeting_folder()) as trained:
-            for prefix, feed in trained.parts.data.evaluations():
-                means = trained.evaluate(feed)
-                values |= {f"{prefix}/{name}": value for name, value in means.items()}
-        if not RankInfo.from_env().is_main:
-            return values
-        digest = WeightFiles(checkpoint, None).digest()
-        try:
-            return recorded.record(self.path, step_of(checkpoint), values, digest).metrics
-        except OSError as error:
-            shown = ", ".join(f"{name}={value:.6g}" for name, value in values.items())
-            raise StorageError(
-                f"{self.path}: the result cannot be written ({error}); it is {shown}"
-            ) from error
-
     def predict(
         self,
         data: str | None,
@@ -243,7 +196,6 @@ class LoadedRun:
         step: int | None = None,
         best: bool = False,
         ema: bool | None = None,
-        shard_samples: int = 65536,
         overrides: Sequence[str] = (),
     ) -> Path:
         """Write what the model says about each sample, as a data set that a loader reads.
@@ -257,7 +209,6 @@ class LoadedRun:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
             ema: As `evaluate`.
-            shard_samples: The largest number of samples of a shard, about.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:
@@ -289,7 +240,7 @@ class LoadedRun:
         meeting = self.meeting_folder()
         refuse_divided_outputs(config.parallel)
         with restored(config, checkpoint, meeting, divided_loss=False) as trained:
-            predict(trained, folder, facts, shard_samples)
+            predict(trained, folder, facts)
         return folder
 
     def _config_for(

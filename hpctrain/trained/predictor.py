@@ -1,17 +1,16 @@
 """Writes what a trained model says about each sample of a data set, as HDF5 shards.
 
-split ── parts of `shard_samples` ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
+split ── parts of 65,536 samples ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
 
 The shards follow the order of the samples; the index is written last, so a folder without one is
-what an interrupted prediction has left. A shard has at most `shard_samples` samples, and fewer
+what an interrupted prediction has left. A shard has fewer samples
 where otherwise some ranks would have nothing to do.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -28,11 +27,12 @@ from hpctrain.progress_bar import Progress
 from hpctrain.secrets import referenced
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index, Shard
-from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import shard_name, write_shard
 from hpctrain.shards.types import Array, Batch
 from hpctrain.tasks import SplitTask, Sums
 from hpctrain.trained.restored import Restored
+
+SHARD_SAMPLES = 65536  # at most, about
 
 
 def refuse_divided_outputs(parallel: ParallelConfig) -> None:
@@ -45,11 +45,10 @@ def refuse_divided_outputs(parallel: ParallelConfig) -> None:
         )
 
 
-def predict(trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int) -> Index:
+def predict(trained: Restored, out: Path, facts: dict[str, Any]) -> Index:
     """Write the predictions for the evaluation split; all ranks that were started call it together.
 
-    `out` is a new or empty folder. The index has the `facts` that the predictions follow from. A
-    shard has about `shard_samples` samples at most.
+    `out` is a new or empty folder. The index has the `facts` that the predictions follow from.
     """
     if not isinstance(trained.parts.task, SplitTask):
         target = trained.parts.config.task.get("_target_")
@@ -57,7 +56,7 @@ def predict(trained: Restored, out: Path, facts: dict[str, Any], shard_samples: 
             f"task._target_={target}: predictions need a task that is a "
             "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
         )
-    return _Prediction(trained, trained.parts.task, out, facts, shard_samples).run()
+    return _Prediction(trained, trained.parts.task, out, facts).run()
 
 
 class _Outputs:
@@ -65,16 +64,13 @@ class _Outputs:
 
     def __init__(self, task: SplitTask) -> None:
         self._task = task
-        self.kept: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+        self.kept: dict[str, torch.Tensor] = {}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         outputs = model(*self._task.inputs(batch))
         method = getattr(self._task, "predictions", None)
         found = {"prediction": outputs} if method is None else method(outputs, batch)
-        self.kept = {
-            name: [*map(_whole, value)] if isinstance(value, list) else _whole(value)
-            for name, value in found.items()
-        }
+        self.kept = {name: _whole(value) for name, value in found.items()}
         return {"loss": (batch["mask"].sum() * 0.0, batch["mask"].sum())}
 
 
@@ -88,46 +84,32 @@ def _whole(outputs: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _refuse_change(name: str, *kinds: Any) -> NoReturn:
-    """Raise the error for predictions whose rows are of several kinds, such as two of `_kind`."""
-    told = [
-        f"{each[0]} {(*each[1],)}{', of any length' * each[2]}" if each else "none"
-        for each in kinds
-    ]
-    raise ConfigError(
-        f"{name}: its rows are {' in one batch and '.join(told)} in another, as where predictions "
-        "are as long as their input. Give the task a method `predictions(outputs, batch)` that "
-        "returns a list with a tensor for each sample; FIELD_length of the batch has the lengths"
-    )
-
-
-def _array(value: torch.Tensor | list[torch.Tensor]) -> Array | Ragged:
-    """Return predictions as they are written; a list has samples of their own lengths."""
-    if isinstance(value, list):
-        if not all(each.dim() for each in value) or len({each.shape[1:] for each in value}) > 1:
-            given = ", ".join(map(str, sorted({tuple(each.shape) for each in value})[:5]))
-            raise ConfigError(
-                "a list of predictions has a tensor (length, ...) for each sample, and all are "
-                f"alike but for their length; these are {given}"
-            )
-        return Ragged.of([np.asarray(_array(each)) for each in value])
+def _array(value: torch.Tensor) -> Array:
     return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
 
 
-def _kind(value: Array | Ragged) -> tuple[str, tuple[int, ...], bool]:
-    """Return dtype, shape and `variable` of the field that has such rows."""
-    array = value.values if isinstance(value, Ragged) else value
-    return array.dtype.name, tuple(array.shape[1:]), isinstance(value, Ragged)
+def _field(rows: Array) -> Field:
+    return Field(rows.dtype.name, tuple(rows.shape[1:]))
+
+
+def _fields(kinds: dict[str, Any]) -> dict[str, Field]:
+    return {name: Field(dtype, tuple(shape)) for name, (dtype, shape) in kinds.items()}
+
+
+def _check_alike(name: str, *kinds: Field | None) -> None:
+    """Check that rows of a field have one dtype and shape, in whichever batch they are."""
+    if len({*kinds}) > 1:
+        told = [f"{each.dtype} {each.shape}" if each else "none" for each in kinds]
+        raise ConfigError(
+            f"{name}: its rows are {' in one batch and '.join(told)} in another, as where "
+            "predictions are as long as their input: let the task's method "
+            "`predictions(outputs, batch)` pad them to one length"
+        )
 
 
 class _Prediction:
     def __init__(
-        self,
-        trained: Restored,
-        task: SplitTask,
-        out: Path,
-        facts: dict[str, Any],
-        shard_samples: int,
+        self, trained: Restored, task: SplitTask, out: Path, facts: dict[str, Any]
     ) -> None:
         parts = trained.parts
         self._trained, self._out, self._facts = trained, out, referenced(facts)
@@ -136,7 +118,7 @@ class _Prediction:
         self._feed: DevicePrefetcher = parts.data.in_order(self._rows)
         self._count = self._feed.loader.count
         share = -(-self._count // (self._mesh.dp_size * self._rows))
-        self._size = max(1, min(shard_samples // self._rows, share)) * self._rows
+        self._size = max(1, min(SHARD_SAMPLES // self._rows, share)) * self._rows
         self._split = str(parts.config.data.evaluated)
         self._written: list[Any] = []
 
@@ -181,7 +163,7 @@ class _Prediction:
         """Make the shard `number`, while the other ranks make the others of this turn."""
         rows = self._samples(number)
         passes = -(-max(map(self._samples, turn)) // self._rows)
-        parts: dict[str, list[Array | Ragged]] = {}
+        parts: dict[str, list[Array]] = {}
         for i, batch in enumerate(self._taken(number * self._size, passes)):
             outputs = _Outputs(self._task)
             self._trained.model.evaluate(outputs, batch)
@@ -190,15 +172,14 @@ class _Prediction:
                 if len(value) != len(batch["mask"]):
                     raise ConfigError(
                         f"{name} has {len(value)} rows for {len(batch['mask'])} samples: a "
-                        "prediction has one row for each sample, or is a list with a tensor each"
+                        "prediction has one row for each sample"
                     )
                 kept_rows = value[: max(0, rows - first)]
                 if not len(kept_rows):
                     continue
                 before = parts.setdefault(name, [])
                 before.append(_array(kept_rows))
-                if _kind(before[0]) != _kind(before[-1]):
-                    _refuse_change(name, _kind(before[0]), _kind(before[-1]))
+                _check_alike(name, _field(before[0]), _field(before[-1]))
             left = (self._samples(n) - first for n in turn)
             shown.advance(sum(max(0, min(self._rows, n)) for n in left), 0)
         # The ranks of a replica have the same outputs, and one of them writes.
@@ -218,8 +199,8 @@ class _Prediction:
             given += 1
             yield last
 
-    def _write(self, number: int, rows: int, parts: dict[str, list[Array | Ragged]]) -> None:
-        fields = {name: Field(*_kind(values[0])) for name, values in parts.items()}
+    def _write(self, number: int, rows: int, parts: dict[str, list[Array]]) -> None:
+        fields = {key: _field(values[0]) for key, values in parts.items()}
         name = shard_name(self._split, number)
         unfinished = self._out / f".{name}.unfinished"
         try:
@@ -228,20 +209,16 @@ class _Prediction:
             sync(self._out)
         except OSError as error:
             raise StorageError(f"{self._out / name}: cannot be written ({error})") from error
-        kinds = {key: [f.dtype, [*f.shape], f.variable] for key, f in fields.items()}
+        kinds = {key: (field.dtype, field.shape) for key, field in fields.items()}
         self._written.append([number, rows, size, digest, kinds])
 
     def _finish(self, written: list[Any]) -> None:
         """Write the index of the shards: number, samples, bytes, digest and fields of each."""
-        fields = {
-            name: Field(dtype, tuple(shape), variable)
-            for name, (dtype, shape, variable) in written[0][-1].items()
-        }
+        fields = _fields(written[0][-1])
         shards = []
         for number, rows, size, digest, kinds in written:
-            for name, first in written[0][-1].items():
-                if kinds.get(name) != first:
-                    _refuse_change(name, first, kinds.get(name))
+            for name, field in fields.items():
+                _check_alike(name, field, _fields(kinds).get(name))
             shards.append(Shard(shard_name(self._split, number), self._split, rows, size, digest))
         source = {"name": "predict", **self._facts}
         Index(fields, tuple(shards), provenance={"source": source}).save(self._out)

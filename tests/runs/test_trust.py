@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 USES: dict[str, Callable[[Path], Any]] = {
     "run": train_frozen,
     "evaluate": lambda run: LoadedRun(run).evaluate(),
-    "record": lambda run: LoadedRun(run).record_evaluation(),
     "predict": lambda run: LoadedRun(run).predict(None, run / "out"),
     "model": lambda run: LoadedRun(run).model(),
     "export": lambda run: LoadedRun(run).find_code(),

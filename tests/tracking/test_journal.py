@@ -204,7 +204,7 @@ def test_a_place_that_cannot_hold_a_journal(tmp_path: Path) -> None:
 def test_sync_closes_open_runs_whose_jobs_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_module, "sync", lambda run_dirs, **_: 0)
+    monkeypatch.setattr(sync_module, "sync", lambda run_dirs, *_: 0)
     runs = [tmp_path / name for name in ("open", "done", "gone")]
     for run in runs:
         journal = Journal(run)
@@ -234,7 +234,7 @@ def test_sync_finds_the_runs_in_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / run / "journal").mkdir(parents=True)
         (tmp_path / run / "journal" / "meta.json").touch()
     found: list[list[str]] = []
-    monkeypatch.setattr(sync_module, "sync", lambda dirs, **_: found.append([*map(str, dirs)]))
+    monkeypatch.setattr(sync_module, "sync", lambda dirs, *_: found.append([*map(str, dirs)]))
     monkeypatch.chdir(tmp_path)
     for words in ([], ["runs"], ["runs/a", "runs/code", others[0]]):
         sync_module.main(words)

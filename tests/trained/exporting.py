@@ -86,7 +86,7 @@ class Family(NamedTuple):
     tied: dict[str, Any]  # its head has the weight of its embedding
     untied: dict[str, Any]
     query: str  # a pattern of linear layers
-    bias: str  # a pattern of biases of these layers; "" if they have none
+    bias: list[str]  # a pattern of biases of these layers, if they have some
     embed: str
     norm: str  # the last one
     head: str
@@ -98,40 +98,36 @@ def _hf(kind: str, config: dict[str, Any], *, tied: bool) -> dict[str, Any]:
 
 FAMILIES = {
     "own llama": Family(
-        LLAMA | {"tied": True}, LLAMA, "*.query", "", "embed.weight", "norm.weight", "head"
+        LLAMA | {"tied": True}, LLAMA, "*.query", [], "embed.weight", "norm.weight", "head"
     ),
     "own gpt2": Family(
-        GPT2, GPT2 | {"tied": False}, "*.query", "*.query.bias", "embed.weight", "norm.bias", "head"
+        GPT2,
+        GPT2 | {"tied": False},
+        "*.query",
+        ["*.query.bias"],
+        "embed.weight",
+        "norm.bias",
+        "head",
     ),
     "hf llama": Family(
         _hf("LlamaForCausalLM", HF_LLAMA, tied=True),
         _hf("LlamaForCausalLM", HF_LLAMA, tied=False),
-        *("*.q_proj", "", "*embed_tokens*", "model.norm.weight", "lm_head"),
+        *("*.q_proj", [], "*embed_tokens*", "model.norm.weight", "lm_head"),
     ),
     "hf gpt2": Family(
         _hf("GPT2LMHeadModel", HF_GPT2, tied=True),
         _hf("GPT2LMHeadModel", HF_GPT2, tied=False),
-        *("*.c_attn", "*.c_attn.bias", "*wte*", "transformer.ln_f.bias", "lm_head"),
+        *("*.c_attn", ["*.c_attn.bias"], "*wte*", "transformer.ln_f.bias", "lm_head"),
     ),
 }
-WHAT = ("full", "elsewhere", "head", "also embed", "also head", "also norm", "also bias", "both")
+WHAT = ("full", "elsewhere", "head", "also embed", "also norm")
 TOKENS = torch.arange(40).view(2, 20) % 61
 
 
 def lora_of(family: Family, what: str) -> tuple[list[str], list[str]]:
     """Return the patterns of adapters, and those of parameters that are trained as well."""
-    match = {
-        "full": [],
-        "head": [family.query, family.head],
-        "both": [family.query, family.head],
-    }.get(what, [family.query])
-    also = {
-        "also embed": [family.embed],
-        "also head": [f"{family.head}.weight"],
-        "also norm": [family.norm],
-        "also bias": [family.bias, family.norm] if family.bias else [],
-        "both": [family.embed],
-    }.get(what, [])
+    match = {"full": [], "head": [family.query, family.head]}.get(what, [family.query])
+    also = {"also embed": [family.embed], "also norm": [family.norm, *family.bias]}.get(what, [])
     return match, also
 
 
@@ -261,7 +257,10 @@ def read_back(
     else:
         with pytest.raises(ConfigError, match=r"--merge: .* are one parameter of this model"):
             Exporter(config, checkpoint, merge=True)
-    if lora:
+    if config.train.lora.also:
+        with pytest.raises(ConfigError, match=r"train\.lora\.also=.*: export the merged weights"):
+            Exporter(config, checkpoint)
+    elif lora:
         (folder / "adapters").mkdir()
         Exporter(config, checkpoint).write(folder / "adapters", 10**9, lambda name: None)
         with warnings.catch_warnings():

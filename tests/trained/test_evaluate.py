@@ -15,12 +15,10 @@ from torch import nn
 from hpctrain import load_run, progress_bar
 from hpctrain.config.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
-from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.parallel import recipe
 from hpctrain.runs import chosen_checkpoint
 from hpctrain.tasks import Classification
-from hpctrain.tracking import recorded
 from hpctrain.trained import predictor, restored
 from hpctrain.trained.loaded import LoadedRun
 from tests.bounds import EXACT
@@ -65,10 +63,6 @@ def halved(sample: dict[str, Any], random: np.random.Generator) -> dict[str, Any
     return {"image": sample["image"] / 2}
 
 
-def of_their_own_lengths(task: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Any:
-    return {"own": [label.repeat(int(label) + 1) for label in batch["label"]]}
-
-
 def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
     np.testing.assert_allclose(predictions(folder), expected, rtol=0, atol=EXACT)
 
@@ -95,18 +89,12 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     assert {f"val/{name}": value for name, value in means.items()} == expected
     with pytest.raises(ConfigError, match="the result would be another one"):
         loaded.evaluate(overrides=["optimizer.lr=1"])
-    # A recorded result belongs to the run; the first one counts, though the checkpoint may be gone.
-    assert loaded.record_evaluation() == expected
-    before = recorded.read(run, 4)
     with monkeypatch.context() as context:  # its digests were verified already
         context.setattr(chosen_checkpoint, "damage", lambda _: pytest.fail("read again"))
         assert loaded.evaluate(step=4) == means
-    assert loaded.record_evaluation(4) == expected
-    assert recorded.read(run, 4) == before
-    found = loaded.metrics
-    assert dict(found[found["step"] == 4][["key", "value"]].values) == expected
     out = tmp_path / "out"
-    loaded.predict(None, out, shard_samples=128)
+    monkeypatch.setattr(predictor, "SHARD_SAMPLES", 128)
+    loaded.predict(None, out)
     check_predictions(out, logits(run, digits))
     # A sample, which needs no label, becomes what the model takes: scaled, in float64.
     scaled = validation(loaded, digits)[0][:1]
@@ -122,22 +110,18 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     loaded.config.data.batch_transforms = [{"_target_": flip, "p": 1.0}]
     assert torch.equal(loaded.inputs({"image": given})[0], scaled / 2)
     run_module("data_prep", "inspect", str(out), "--verify")
-    # A list has samples of their own lengths; a tensor whose rows change is refused.
+    # A field whose rows change is refused, also between shards.
     counts = iter(range(1, 99))
     with monkeypatch.context() as context:
-        context.setattr(Classification, "predictions", of_their_own_lengths, raising=False)
-        for size, name in ((128, "several"), (65536, "one")):
-            loaded.predict(None, tmp_path / name, shard_samples=size)
-            reader, labels = Reader(tmp_path / name, "val"), validation(loaded, digits)[1]
-            rows = reader.read(np.arange(len(labels)))["own"]
-            assert [each.tolist() for each in rows] == [[n] * (n + 1) for n in labels.tolist()]
-        context.setattr(Classification, "predictions", lambda _, x, b: {"x": [*x.sum(1)]})
-        with pytest.raises(ConfigError, match=r"a tensor \(length, ...\) for each .* are \(\)$"):
-            loaded.predict(None, tmp_path / "numbers")
-        context.setattr(Classification, "predictions", lambda _, x, b: {"x": x[:, : next(counts)]})
-        for size, name in ((128, "wide"), (65536, "wider")):
+        context.setattr(
+            *(Classification, "predictions"),
+            lambda _, x, b: {"x": x[:, : next(counts)]},
+            raising=False,
+        )
+        for size in (128, 65536):
+            context.setattr(predictor, "SHARD_SAMPLES", size)
             with pytest.raises(ConfigError, match=r"x: its rows are float64 \(1,\) .* \(2,\) in"):
-                loaded.predict(None, tmp_path / name, shard_samples=size)
+                loaded.predict(None, tmp_path / f"wide{size}")
             counts = iter(range(1, 99))
     (out / "index.json").unlink()
     with pytest.raises(StorageError, match="has files, as an interrupted prediction leaves them"):
@@ -196,8 +180,6 @@ def test_several_ranks_evaluate_and_predict_as_one(
     means = json.loads(said.strip().splitlines()[-1])["metrics"]
     for name, value in means.items():
         assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=EXACT)
-    on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
-    check_predictions(tmp_path / "out", logits(run, digits))
     # A small split is shared by the ranks.
     on_two("predict", run.name, str(digits), "small")
     check_predictions(tmp_path / "small", logits(run, digits))
@@ -264,9 +246,7 @@ def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
     found, means = {}, {}
     for ranks in (1, 2, 3):
         out = f"out{ranks}"
-        hpctrain_on(
-            ranks, "predict", run.name, str(text), out, "--shard-samples", "8", cwd=tmp_path
-        )
+        hpctrain_on(ranks, "predict", run.name, str(text), out, cwd=tmp_path)
         found[ranks] = predictions(tmp_path / out)
         run_module("data_prep", "inspect", str(tmp_path / out), "--verify")
         said = hpctrain_on(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout

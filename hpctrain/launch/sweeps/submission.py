@@ -135,25 +135,12 @@ class Submission:
                     self.write_list()
 
     def _parent(self) -> dict[str, str] | None:
-        """Return uid, name, number of runs and folder of the parent in MLflow; None for one run.
-
-        MLflow shows a run under one parent only, so a run of an earlier sweep stays there.
-        """
+        """Return uid, name and folder of the parent in MLflow; None for one run."""
         if len(self._entries) < 2:
             return None
         values = sweep_overrides.span(entry.swept for entry in self._entries)
-        ours = {
-            entry.run.path
-            for entry in self._entries
-            if (entry.before.sweep or {}).get("uid", self._uid) == self._uid
-        }
-        # In the folder is the list of the runs, from which their uploaders know what has not begun.
-        return {
-            "uid": self._uid,
-            "name": f"sweep {self._folder.name} {values}".strip(),
-            "runs": str(len(ours)),
-            "folder": str(self._folder),
-        }
+        name = f"sweep {self._folder.name} {values}".strip()
+        return {"uid": self._uid, "name": name, "folder": str(self._folder)}
 
     def discard(self) -> None:
         """If nothing was queued, delete the new code snapshots and all empty folders."""

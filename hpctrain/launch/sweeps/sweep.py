@@ -47,16 +47,13 @@ class Sweep:
 
     Args:
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
-        followed: Whether the caller waits for the jobs, and tells the user about them.
         config_dir: That of the command, for the record.
     """
 
-    def __init__(
-        self, folder: Path, local: bool = False, followed: bool = False, config_dir: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, local: bool = False, config_dir: str = "") -> None:
         self.folder = folder.absolute()
         self.entries: list[Entry] = []
-        self._local, self._followed, self._config_dir = local, followed, config_dir
+        self._local, self._config_dir = local, config_dir
         self._wrong: list[tuple[list[str], HpctrainError]] = []
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
@@ -118,7 +115,7 @@ class Sweep:
                 f"{self._queued()}, {len(left):,} not: the cluster has no room for more jobs of "
                 "yours now. Run the same command later to submit the rest"
             )
-        if cluster and any(entry.job for entry in self.entries) and not self._followed:
+        if cluster and any(entry.job for entry in self.entries):
             self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]

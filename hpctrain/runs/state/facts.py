@@ -40,7 +40,7 @@ class Facts:
     # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
     stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
-    # The last result of `evaluate --record`.
+    # The last result that a job of its own has recorded, by 0.2.0.
     evaluated: dict[str, float] = field(default_factory=dict)
     restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see

@@ -1,19 +1,17 @@
-"""The upload of metrics that are not in the journal: samples of the nodes, recorded evaluations.
+"""The upload of metrics that are not in the journal: the samples of the nodes.
 
     monitor/n01.jsonl ── system/n01/gpu_0_utilization_percentage ... ── MLflow's "System metrics"
 
-Each value is stored once, however often the uploader is killed. For the samples, MLflow has a tag
-with the position in each file, sent in the same batch as the values before it. The result of an
-evaluation never changes, and MLflow ignores a point that it has already, also of another uploader.
-See `hpctrain.monitor` and `hpctrain.tracking.recorded`.
+Each value is stored once, however often the uploader is killed: MLflow has a tag with the position
+in each file, sent in the same batch as the values before it. See `hpctrain.monitor`.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.tracking import recorded, samples
+from hpctrain.tracking import samples
 from hpctrain.tracking.uploading.mlrun import BATCH, MlflowRun, Point
 
 _TAG = "hpctrain.system_metrics"
@@ -65,31 +63,3 @@ class SystemMetrics:
 def _points(node: str, sample: samples.Sample) -> Iterator[Point]:
     for name, value in sample.metrics.items():
         yield Point(f"system/{node}/{name}", value, sample.time, sample.number)
-
-
-class EvaluationMetrics:
-    """The recorded evaluations of a run; `uploaded` are the steps that are in the store."""
-
-    def __init__(self, run_dir: Path, uploaded: Iterable[int]) -> None:
-        self._run_dir = run_dir
-        self.uploaded = {*uploaded}
-
-    @property
-    def new(self) -> set[int]:
-        """The steps of the results that are not uploaded."""
-        return recorded.steps(self._run_dir) - self.uploaded
-
-    def upload(self, run: MlflowRun, position: int) -> int:
-        """Upload what is new, with the position of the journal; return the number of values."""
-        new = self.new
-        points = [*self._points(new)]
-        for begin in range(0, len(points), BATCH):
-            run.log_points(points[begin : begin + BATCH], position)
-        self.uploaded |= new
-        return len(points)
-
-    def _points(self, steps: Iterable[int]) -> Iterator[Point]:
-        for step in steps:
-            if (found := recorded.read(self._run_dir, step)) is not None:
-                for name, value in found.metrics.items():
-                    yield Point(name, value, found.time, found.step)

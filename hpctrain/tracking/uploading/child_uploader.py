@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpctrain.child import Child
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.meta import Uploaded, files_left
+from hpctrain.tracking.meta import Uploaded
 
 log = logging.getLogger(__name__)
 
@@ -125,9 +125,10 @@ class ChildUploader:
         ours = note is not None and note.uri == self._uri
         records = read_all(self._journal, note.offset if note and ours else 0)
         points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
-        if points or not ours or note is None or not note.waiting:
-            return f"{points:,} points are" if points else "the end of the run is"
-        return files_left(note.waiting)
+        if points:
+            return f"{points:,} points are"
+        files = note is not None and ours and note.files_stored < note.offset
+        return "files of the run are" if files else "the end of the run is"
 
     @property
     def _log_path(self) -> Path:

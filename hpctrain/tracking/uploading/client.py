@@ -1,15 +1,13 @@
 """The connection to MLflow. Only this module and `mlrun` import mlflow."""
 
-import gc
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain import disk
-from hpctrain.errors import HpctrainError, deleted_experiment
-from hpctrain.tracking import artifact_place, store
+from hpctrain.errors import deleted_experiment
+from hpctrain.tracking import store
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +43,7 @@ def import_mlflow() -> None:
     # Compute nodes must not send usage data to MLflow's makers.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    if "mlflow" not in sys.modules:
-        gc.disable()  # the import makes many objects and drops few
-        import mlflow  # noqa: F401
-
-        gc.freeze()
-        gc.enable()
+    import mlflow  # noqa: F401
 
 
 def repository(uri: str, place: str) -> Any:
@@ -102,7 +95,8 @@ def _make_missing(uri: str) -> None:
 
 
 def _place(uri: str) -> str:
-    return artifact_place.root(store.sqlite_path(uri)).as_uri()
+    # MLflow's default is ./mlruns in the working directory of the process that comes first.
+    return store.sqlite_path(uri).absolute().with_name("mlartifacts").as_uri()
 
 
 def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fatal"]:
@@ -122,18 +116,3 @@ def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fat
         return "fatal"
     # BAD_REQUEST too: a server answers so when its pool of database connections is exhausted.
     return "transient"
-
-
-def explain(error: Exception, uri: str) -> str:
-    """Return one line that says what is wrong with the store, without the SQL that has failed."""
-    if isinstance(error, HpctrainError):
-        return str(error)
-    if _OLD_SCHEMA in str(error):
-        import mlflow
-
-        return (
-            f"the store was made by another version of MLflow than {mlflow.__version__}, which is "
-            f"installed here; make a copy of it, then `mlflow db upgrade {uri}` upgrades it"
-        )
-    text = " ".join(str(error).partition("[SQL:")[0].split())[:500]
-    return text or type(error).__name__

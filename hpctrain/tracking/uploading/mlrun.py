@@ -12,9 +12,11 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
+from hpctrain.metric_names import better
 from hpctrain.tracking import store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.mlflow_names import clean_key
@@ -27,7 +29,6 @@ T = TypeVar("T")
 
 # MLflow's limits: entries of a batch, characters of a param and a tag.
 BATCH = 1000
-_SMALL_BATCH = 100
 _PARAM = 6000
 _TAG = 8000
 
@@ -111,11 +112,11 @@ class MlflowRun:
         from mlflow.entities import Metric
 
         metrics = [Metric(clean_key(p.key), p.value, _milliseconds(p.time), p.step) for p in points]
-        # The last batch needs room for the position and the notes.
-        *full, last = _split(metrics, BATCH - 1 - len(notes or {}))
-        for batch in full:
-            self._log_batch(metrics=batch)
-        self._log_batch(metrics=last, tags=self._tags({**(notes or {}), _POSITION: str(position)}))
+        tags = self._tags({**(notes or {}), _POSITION: str(position)})
+        if len(metrics) + len(tags) > BATCH:  # MLflow would send the tags with the first of several
+            self._log_batch(metrics=metrics)
+            metrics = []
+        self._log_batch(metrics=metrics, tags=tags)
 
     def log_params(self, params: dict[str, str], position: int) -> None:
         """Log params, then store the position.
@@ -129,51 +130,53 @@ class MlflowRun:
         changed = {
             key: value for key, value in cleaned.items() if self.params.get(key, value) != value
         }
-        for batch in _split([Param(key, value) for key, value in new.items()], _SMALL_BATCH):
-            self._log_batch(params=batch)
+        self._log_batch(params=[Param(key, value) for key, value in new.items()])
         self.params.update(new)
         tags = {f"hpctrain.changed.{key}": value for key, value in changed.items()}
         self.log_tags(tags, position)
 
     def log_tags(self, tags: dict[str, str], position: int) -> None:
         """Set tags, then store the position."""
-        *full, last = _split(self._tags(tags), _SMALL_BATCH - 1)
-        for batch in full:
-            self._log_batch(tags=batch)
-        self._log_batch(tags=last + self._tags({_POSITION: str(position)}))
+        self._log_batch(tags=self._tags({**tags, _POSITION: str(position)}))
 
     def call_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of MLflow's client with the id of this run; an error is the caller's."""
         return self._try(getattr(self._client, method), self.run_id, *args, **kwargs)
 
-    def call_parent(self, method: str, *args: Any, once: bool = False, **kwargs: Any) -> bool:
-        """Call a method of MLflow's client with the id of the sweep's run; False: it is deleted.
+    def tell_parent(self, metric: str) -> None:
+        """Give the sweep's run the best value of its finished runs: in a table it is one row.
 
-        Without that run, this one is still complete. With `once` an error is the caller's, also one
-        that may pass.
+        A run that ends at the same moment may have written an older answer, so it is asked again.
         """
-        call = self._try if once else self._call
-        try:
-            call(getattr(self._client, method), self.parent_id, *args, **kwargs)
-        except DeletedError:
-            return False
-        return True
+        direction, key = better(metric), clean_key(metric)
+        if not self.parent_id or direction is None:
+            return
+        query = f"tags.`{_PARENT}` = '{self.parent_id}' and attributes.status = 'FINISHED'"
+        order = [f"metrics.`{key}` {'ASC' if direction == 'lower' else 'DESC'}"]
+        told = ""
+        while True:
+            found = self._call(
+                self._client.search_runs, [self.experiment_id], query, max_results=1, order_by=order
+            )
+            if not found or key not in found[0].data.metrics or found[0].info.run_id == told:
+                return
+            told = found[0].info.run_id
+            self._call_parent("log_metric", key, found[0].data.metrics[key])
+            self._call_parent("set_tag", "hpctrain.sweep.best", found[0].info.run_name)
 
-    def parent(self) -> Any:
-        """Return the sweep's run as MLflow has it; None if it is deleted."""
-        run = self._call(self._client.get_run, self.parent_id)
-        return run if run.info.lifecycle_stage == "active" else None
+    def _call_parent(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of MLflow's client with the id of the sweep's run, unless it is deleted.
 
-    def set_parent_tags(self, tags: dict[str, str]) -> None:
-        """Set tags of the sweep's run."""
-        for batch in _split(self._tags(tags), _SMALL_BATCH):
-            self.call_parent("log_batch", tags=batch, synchronous=True)
+        Without that run, this one is still complete.
+        """
+        with suppress(DeletedError):
+            self._call(getattr(self._client, method), self.parent_id, *args, **kwargs)
 
     def set_running(self) -> None:
         """Set the status of the run and of its sweep to RUNNING."""
         self._call(self._client.update_run, self.run_id, status="RUNNING")
         if self.parent_id:
-            self.call_parent("update_run", status="RUNNING")
+            self._call_parent("update_run", status="RUNNING")
 
     def set_ended(self, status: str, end_time: float) -> None:
         """Set the final status; end the sweep too if no other run of it is RUNNING."""
@@ -185,7 +188,7 @@ class MlflowRun:
         """End the sweep, at `end_time` in milliseconds, unless a run of it is RUNNING."""
         query = f"tags.`{_PARENT}` = '{self.parent_id}' and attributes.status = 'RUNNING'"
         if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
-            self.call_parent("set_terminated", "FINISHED", end_time)
+            self._call_parent("set_terminated", "FINISHED", end_time)
 
     def _open_parent(self, start_time: float) -> str:
         """Return the id of the MLflow run that stands for the sweep."""
@@ -216,7 +219,7 @@ class MlflowRun:
         )
 
     def _log_batch(self, **batch: list[Any]) -> None:
-        """Log a batch; if MLflow rejects it, log it without the entries that are at fault."""
+        """Log entries in order; if MLflow rejects them, log all but those that are at fault."""
         try:
             self._call(self._client.log_batch, self.run_id, **batch, synchronous=True)
         except Exception as error:
@@ -278,8 +281,3 @@ def _shorten(value: str, limit: int) -> str:
         return value
     note = f"... ({len(value)} characters; whole in the journal)"
     return value[: limit - len(note)] + note
-
-
-def _split(entries: list[Any], size: int) -> list[list[Any]]:
-    """Return pieces of at most `size` entries; one empty piece if there are no entries."""
-    return [entries[i : i + size] for i in range(0, len(entries), size)] or [[]]

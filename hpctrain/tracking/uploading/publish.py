@@ -7,19 +7,15 @@
 All of this can be sent twice without a trace: a file replaces itself, and MLflow knows an input
 by its name and digest. Metrics, params, tags and the status do not wait for it: the store of the
 artifacts may be elsewhere, and not be there. What could not be sent is named in the log, and is
-tried again later.
-
-    a record of a file ── noted in uploaded.json ── the position goes on ── metrics, params, status
-                                   └── published ── or tried again: at the end, and by `sync`
+tried again later: uploaded.json has a position of its own for files.
 """
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.page import run_files
 from hpctrain.tracking.uploading.client import nature
 from hpctrain.tracking.uploading.mlrun import DeletedError, MlflowRun
@@ -38,25 +34,25 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
     """Publish what belongs to one record; False: a later try may succeed."""
     match body["kind"]:
         case "artifact":
-            return tolerant(body["file"], lambda: _artifact(run, run_dir, body))
+            return _tolerant(body["file"], lambda: _artifact(run, run_dir, body))
         case "dataset":
-            return tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
-        case "model":
-            return True  # of a version that put models into MLflow
-    status = body["status"]
-    texts = (
-        run_files.at_start(run_dir)
-        if status == "RUNNING"
-        else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
-    )
-    sent = [
-        tolerant(name, lambda: run.artifacts.send_text(content, name))  # noqa: B023
-        for name, content in texts
-    ]
-    return all(sent)
+            return _tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
+        case "status":
+            status = body["status"]
+            texts = (
+                run_files.at_start(run_dir)
+                if status == "RUNNING"
+                else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
+            )
+            sent = [
+                _tolerant(name, lambda: run.artifacts.send_text(content, name))  # noqa: B023
+                for name, content in texts
+            ]
+            return all(sent)
+    return True
 
 
-def tolerant(what: str, send: Callable[[], Any]) -> bool:
+def _tolerant(what: str, send: Callable[[], Any]) -> bool:
     """Call `send`; return False if another try may succeed later. Any error is only logged.
 
     It is the artifact's: of its file, of its place, or of a library that the place needs and that
@@ -118,41 +114,3 @@ def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
     )
     context = InputTag("mlflow.data.context", str(body["context"]))
     run.call_once("log_inputs", datasets=[DatasetInput(data, [context])])
-
-
-class WaitingFiles:
-    """What is left to be published of one journal: the positions of the records, in their order.
-
-    A file that cannot be stored goes to the end of the list, so that it holds up no other.
-    """
-
-    def __init__(self, run_dir: Path, positions: Iterable[int]) -> None:
-        self._run_dir = run_dir
-        self.positions = [*positions]
-        self.is_due = bool(self.positions)  # whether there is something to try now
-        self._away = False  # whether a file was not taken
-
-    def add(self, position: int) -> None:
-        """Let a record wait."""
-        if position not in self.positions:
-            self.positions.append(position)
-            self.is_due = not self._away
-
-    def publish(self, run: MlflowRun, note: Callable[[], None], *, all_of_them: bool) -> None:
-        """Publish the records that wait, each at most once; `note` is called after each.
-
-        Without `all_of_them` the first failure ends it: a place that is not there can take minutes
-        to say so.
-        """
-        self.is_due = False
-        for position in list(self.positions):
-            records, _ = read(journal_path(self._run_dir), position, limit=1)
-            published = not records or publish(run, self._run_dir, records[0].body)
-            self.positions.remove(position)
-            if published:
-                note()
-                continue
-            self.positions.append(position)
-            self._away = True
-            if not all_of_them:
-                return

@@ -7,20 +7,21 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
+from hpctrain.errors import DamageError
 from hpctrain.lock import file_lock
+from hpctrain.metric_names import main_metric
+from hpctrain.run_record import Progress
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
-from hpctrain.tracking.meta import Meta, Uploaded, check_known, files_left
+from hpctrain.tracking.meta import Meta, Uploaded, check_known
 from hpctrain.tracking.page.nodes import Nodes
-from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
+from hpctrain.tracking.uploading.beside_journal import SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
-from hpctrain.tracking.uploading.publish import WaitingFiles
-from hpctrain.tracking.uploading.sweep_summary import SweepSummary
+from hpctrain.tracking.uploading.publish import publish
 
 log = logging.getLogger(__name__)
 _NOTE = "mlflow.note.content"
@@ -54,10 +55,9 @@ class Upload:
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
         self._system = SystemMetrics(run_dir, {})
-        self._evaluations = EvaluationMetrics(run_dir, ())
-        self._files = WaitingFiles(run_dir, ())
+        self._files = 0  # the position before which the files of all records are stored
+        self._place_is_away = False
         self._nodes = Nodes(run_dir)
-        self._summary = SweepSummary(run_dir)
         self.position = 0
         self.points = 0
         self._next_note = 0.0  # on the monotonic clock
@@ -77,7 +77,7 @@ class Upload:
     def _drain(self) -> None:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.journal.scan()
-        beside = self._system.is_new or self._evaluations.new or self._files_are_due
+        beside = self._system.is_new or self._files_are_due
         if end == self.position and self._run and not beside:
             return
         meta = self._read_meta()
@@ -92,24 +92,42 @@ class Upload:
                 self._log_other(run, record)
                 self.position = record.end
         self._flush(run, end)
-        self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
+        self.points += self._system.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
-        self._summary.update(run, self._meta, self.journal)
+        if self.journal.ended:
+            self._tell_sweep(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
-            note = partial(self._write_uploaded, run.run_id)
-            self._files.publish(run, note, all_of_them=self.journal.ended)
+            self._publish(run)
+
+    def _publish(self, run: MlflowRun) -> None:
+        """Publish the files of new records.
+
+        A place that is not there can take minutes to say so. So it is asked again only after the
+        end of the training; then a file that it does not take holds up no other.
+        """
+        failed = False
+        for record in read_all(self._path, self._files, self.position):
+            if not publish(run, self.run_dir, record.body):
+                failed = self._place_is_away = True
+                if not self.journal.ended:
+                    return
+            elif not failed:
+                self._files = record.end
+        if not failed:
+            self._files = self.position
+        self._write_uploaded(run.run_id)
 
     @property
     def left(self) -> str:
         """Say that the place of the artifacts has not taken all files; "" if it has."""
-        waiting = self._files.positions
-        return f"{files_left(waiting)} not in MLflow yet" if waiting else ""
+        return "files of the run are not in MLflow yet" if self._files < self.position else ""
 
     @property
     def _files_are_due(self) -> bool:
-        return self._files.is_due or (self.journal.ended and bool(self._files.positions))
+        away = self._place_is_away and not self.journal.ended
+        return self._files < self.position and not away
 
     def close_killed(self) -> None:
         """Set the status KILLED, with the time of the last record as the end time."""
@@ -117,8 +135,11 @@ class Upload:
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self.journal.last_time)
         run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
-        self.journal.status, self.journal.why = "KILLED", UNRECORDED
-        self._summary.update(run, self._meta, self.journal)
+
+    def _tell_sweep(self, run: MlflowRun) -> None:
+        with suppress(DamageError):
+            progress = Progress.of(self.run_dir)
+            run.tell_parent(main_metric(progress.metric, progress.metrics))
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)
@@ -138,8 +159,7 @@ class Upload:
             note = Uploaded.read(self.run_dir)
             if note is None or (note.uri, note.run_id) != (self._meta.uri, self._run.run_id):
                 note = None  # of another run
-            self._evaluations = EvaluationMetrics(self.run_dir, note.evaluations if note else ())
-            self._files = WaitingFiles(self.run_dir, note.waiting if note else ())
+            self._files = note.files_stored if note else 0
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -168,11 +188,9 @@ class Upload:
                     tags.pop(_NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
-                self._let_wait(run, record)
                 run.log_tags({}, record.end)
             case "status":
                 status = body["status"]
-                self._let_wait(run, record)
                 if status == "RUNNING":
                     run.set_running()
                 else:
@@ -181,11 +199,6 @@ class Upload:
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
-
-    def _let_wait(self, run: MlflowRun, record: Record) -> None:
-        """Let the files of a record wait; that is noted before the position goes on."""
-        self._files.add(record.start)
-        self._write_uploaded(run.run_id)
 
     def _flush(self, run: MlflowRun, position: int) -> None:
         """Upload the waiting metrics, which are all before `position`."""
@@ -200,12 +213,10 @@ class Upload:
     def _write_uploaded(self, run_id: str, problem: str = "") -> None:
         uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
         experiment_id = self._run.experiment_id if self._run else ""
-        evaluated = sorted(self._evaluations.uploaded)
         note = Uploaded(
             *(uri, uid, experiment_id, run_id, self.position, parent, problem),
             samples=self._system.positions,
-            evaluations=evaluated,
-            waiting=self._files.positions,
+            files=self._files,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -26,7 +26,7 @@ from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import add_choice, one_run
 from hpctrain.terminal import exact
-from hpctrain.tracking import journal, recorded
+from hpctrain.tracking import journal
 
 
 def main(argv: list[str]) -> int:
@@ -80,9 +80,6 @@ def branch(
         parent={"run": str(before.path), "uid": before.read().uid, "step": found.step},
     )
     trained_code.inherit(before, run, found.step)
-    for one in recorded.read_all(before.path):
-        if one.step <= found.step:
-            recorded.copy(before.path, run.path, one.step)
     position = _copy_history(before.path, run.path, int(found.progress["tracker"]))
     _take_over(checkpoint, run.checkpoints / checkpoint.name, found, position)
     return run

@@ -5,10 +5,8 @@ import json
 import logging
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from hpctrain.child import run_module
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.rendezvous.ranks import RankInfo
@@ -18,8 +16,6 @@ from hpctrain.secrets import reference
 from hpctrain.step_names import step_of
 from hpctrain.terminal import exact
 from hpctrain.trained.loaded import LoadedRun
-
-_WAIT_S = 180.0  # for a store that does not answer
 
 
 def main(argv: list[str]) -> int:
@@ -35,20 +31,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
     parser.add_argument("--data", metavar="PATH", help="the data set (default: that of the run)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help="all validation splits of the run; the result belongs to the run, and is in MLflow at "
-        "the step of the checkpoint, as if the training had made it",
-    )
     trust.add_argument(parser)
     options = parser.parse_intermixed_args(argv)
-    if options.record:
-        if options.split or options.data or options.ema is not None:
-            raise ConfigError(
-                "--record evaluates as the training would: without --split, --data and --ema"
-            )
-        return _record(options)
     run, ranks = chosen_run(options), RankInfo.from_env()
     checkpoint = run.checkpoint(options.step, best=options.best)
     own = run.config.data
@@ -86,33 +70,6 @@ def _show(result: dict[str, Any], what: str, *, as_json: bool) -> None:
     print(f"{result['run']}, step {result['step']}, {what}:")
     for name, value in result["metrics"].items():
         print(f"  {name:<20} {value:.6g}")
-
-
-def _record(options: argparse.Namespace) -> int:
-    """Evaluate, record the result, and upload it."""
-    run, is_main = chosen_run(options), RankInfo.from_env().is_main
-    path, step = run.path, options.step
-    if step is None:  # so that all ranks, and the line below, mean the same
-        step = step_of(run.checkpoint(best=options.best))
-    values = run.record_evaluation(step, overrides=options.overrides)
-    if not is_main:
-        return 0
-    facts = {"run": path.name, "step": step, "metrics": values}
-    _show(facts, "recorded", as_json=options.json)
-    tracking = run.config.tracking
-    if tracking.enabled and tracking.upload:
-        _upload(path)
-    return 0
-
-
-def _upload(path: Path) -> None:
-    """Put the result into the store; if that fails, say how it is made up."""
-    if why := run_module("hpctrain", "status", "--upload", str(path), cwd=path, timeout=_WAIT_S):
-        print(
-            f"the result is not in MLflow yet ({why}); nothing is lost: "
-            f"`python -m hpctrain status --upload {path}` uploads it",
-            file=sys.stderr,
-        )
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

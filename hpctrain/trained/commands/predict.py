@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from hpctrain.errors import ConfigError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
 from hpctrain.step_names import step_of
@@ -23,17 +22,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
     parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
-    parser.add_argument(
-        "--shard-samples",
-        type=int,
-        default=65536,
-        metavar="N",
-        help="the most samples of a shard, about (default: 65536)",
-    )
     trust.add_argument(parser)
     options = parser.parse_intermixed_args(argv)
-    if options.shard_samples < 1:
-        raise ConfigError(f"--shard-samples {options.shard_samples}: it is 1 or more")
     run = chosen_run(options)
     step = step_of(run.checkpoint(options.step, best=options.best))
     folder = run.predict(
@@ -42,7 +32,6 @@ def main(argv: list[str]) -> int:
         options.split,
         step=step,
         ema=options.ema,
-        shard_samples=options.shard_samples,
         overrides=options.overrides,
     )
     if RankInfo.from_env().is_main:

@@ -4,14 +4,7 @@ a model of transformers       its own names, and its config.json
 hpctrain.models.Transformer   those of Llama where it is one
 any other model               its own names
 adapters (LoRA)               those of peft, and its adapter_config.json:
-
-    layer.lora_A                    base_model.model.layer.lora_A.weight
-    layer.bias, beside an adapter   base_model.model.layer.base_layer.bias
-    head.weight                     base_model.model.head.weight; `modules_to_save` names head
-
-peft copies a module of `modules_to_save`, with all that the module holds, and saves the copy again.
-A parameter of a module that has adapters inside cannot be part of such a copy: its value replaces
-that of the base when the adapters are loaded.
+                              base_model.model.LAYER.lora_A.weight
 """
 
 import re
@@ -27,7 +20,6 @@ from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.models.layers import SwiGLU
 from hpctrain.models.lora import Adapted, is_adapter
-from hpctrain.models.ties import ties
 
 _LLAMA = {
     "embed": "model.embed_tokens",
@@ -117,9 +109,6 @@ def _llama_config(model: Transformer) -> dict[str, Any]:
     }
 
 
-_PREFIX = "base_model.model."
-
-
 def peft_format(
     model: nn.Module, saved: Iterable[str], lora: LoRAConfig, base: str | None
 ) -> tuple[list[Piece], dict[str, Any]]:
@@ -132,36 +121,26 @@ def peft_format(
     everywhere = dict(model.named_modules(remove_duplicate=False))
     layers = {name: m for name, m in everywhere.items() if isinstance(m, Adapted)}
     _check_places(model, layers)
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    groups = [[first, *others] for first, others in ties(model)]
-    same = {name: group for group in groups for name in group}
-    kept = {other: None for name in saved for other in same.get(name, [name])}
-    trained = [name for name in kept if name in parameters and not is_adapter(name)]
-    copied = _copied({name.rpartition(".")[0] for name in trained}, layers)
-    pieces = {}
-    for name in kept:
-        module, _, key = name.rpartition(".")
-        if is_adapter(name):
-            pieces[f"{name}.weight"] = name
-        else:
-            pieces[f"{module}.base_layer.{key}" if module in layers else name] = name
-    pieces |= {name: name for name in model.state_dict() if _within(name, copied)}
-    beside = {name.rpartition(".") for name in trained if name.rpartition(".")[0] in layers}
-    modules = [name for name in everywhere if name]
+    if lora.also:
+        raise ConfigError(
+            f"train.lora.also={[*lora.also]}: these weights were trained beside the adapters, and "
+            "an adapter of peft has no good place for them: export the merged weights, with --merge"
+        )
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "bias": "all" if any(key == "bias" for _, _, key in beside) else "none",
+        "bias": "none",
         "fan_in_fan_out": any(not isinstance(layer, nn.Linear) for layer in layers.values()),
-        "target_modules": _targets(layers, modules),
-        "modules_to_save": [_unique(name, modules) for name in sorted(copied)] or None,
+        "target_modules": _targets(layers, [name for name in everywhere if name]),
         "inference_mode": True,
         "task_type": None,
     }
-    return [Piece(_PREFIX + name, own) for name, own in pieces.items()], config
+    # What is no adapter is a buffer, such as the mean of a batch norm.
+    there = {name: f"{name}.weight" if is_adapter(name) else name for name in saved}
+    return [Piece(f"base_model.model.{name}", own) for own, name in there.items()], config
 
 
 def _check_places(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
@@ -177,26 +156,9 @@ def _check_places(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
             )
 
 
-def _copied(modules: Collection[str], layers: Mapping[str, Any]) -> set[str]:
-    """Return the modules that peft can copy: they have no adapters inside, nor does one another."""
-    free = {m for m in modules if m and not any(_within(layer, [m]) for layer in layers)}
-    return {m for m in free if not _within(m, free - {m})}
-
-
-def _within(name: str, modules: Iterable[str]) -> bool:
-    """Return whether this is the name of a module, or of something inside of it."""
-    return any(f"{name}.".startswith(f"{module}.") for module in modules)
-
-
 def _targets(layers: Mapping[str, Any], modules: Collection[str]) -> list[str] | str:
     """Return the names of the layers; a regular expression where others end in such a name."""
     ends = tuple(f".{layer}" for layer in layers)
     if not any(module.endswith(ends) and module not in layers for module in modules):
         return sorted(layers)
     return f"({'|'.join(map(re.escape, sorted(layers)))})"
-
-
-def _unique(name: str, modules: Collection[str]) -> str:
-    """Return what no other name ends in, since peft compares the ends of names."""
-    alone = sum(module.endswith(name) for module in modules) == 1
-    return name if alone else _PREFIX + name

@@ -137,17 +137,12 @@ def _show(rows: list[Row]) -> None:
     if not rows:
         print("no checkpoints here")
         return
-    names = {row.run.name for row in rows}
-    noun = "checkpoint" if len(rows) == 1 else "checkpoints"
     size = decimal(sum(row.manifest.size for row in rows if row.manifest))
-    where = f"{rows[0].run.name}: " if len(names) == 1 else ""
-    print(printable(f"{where}{len(rows)} {noun}, {size}"))
-    # The name of the only run stands above the table.
-    first = 1 if len(names) == 1 else 0
+    print(f"{len(rows)} checkpoint{'s' * (len(rows) > 1)}, {size}")
     metrics = {row.metric[0] for row in rows if row.metric}
     shared = metrics.pop() if len(metrics) == 1 else ""
     titles = [shared or "metric" if title == "metric" else title for title in _COLUMNS]
-    table = Table(*titles[first:])
+    table = Table(*titles)
     for row in rows:
-        table.add_row(*row.cells(f"{shared} ")[first:])
+        table.add_row(*row.cells(f"{shared} "))
     Console().print(table)

@@ -3,16 +3,13 @@
 Kinds of items:
 
     temporary    files of processes that have ended, half-written and half-deleted folders
-    sweep        the folder of a sweep, if none of its runs exists any more
     code         a code snapshot that no run uses
-    checkpoint   a checkpoint of a finished run, or of a trial that its search has pruned, older
-                 than its newest complete one, which is not the best and waits for no evaluation
+    checkpoint   of a finished run, older than its newest complete one, and not the best
 
 Nothing of a queued or running run is deleted, and links are never followed.
 """
 
 import argparse
-import json
 import logging
 import os
 import shutil
@@ -33,17 +30,15 @@ from hpctrain.launch.function_call import code_of
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import add_dir, all_runs, runs_of, searches_of
+from hpctrain.runs.state.select import add_dir, all_runs
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
-from hpctrain.search.standing import found_in
 from hpctrain.search.trials import SearchFile
 from hpctrain.step_names import step_name
 from hpctrain.terminal import printable
 
 log = logging.getLogger(__name__)
 
-# Younger files may belong to a submission in progress, or to a sweep that runs on this machine.
-_YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
+_YOUNG_S = 3600.0  # younger files may belong to a submission in progress
 _DOOMED = ".gc-"  # an item gets this prefix first: a half-deleted run must not look like a run
 
 
@@ -64,16 +59,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain gc",
         description="List what can be deleted under output_dir, with sizes and reasons: temporary "
-        "files, sweeps without runs, unused copies of the code, and "
-        "old checkpoints of finished runs and of pruned trials. Nothing is deleted without "
-        "--delete. Queued and running runs are never touched.",
+        "files, unused copies of the code, and old checkpoints of finished runs. Nothing is "
+        "deleted without --delete. Queued and running runs are never touched.",
     )
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="FOLDER", help="a folder of runs, as with --dir"
     )
     add_dir(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
     options.dir = options.folder or options.dir
     if (options.dir / "run.json").exists() or (options.dir / "sweep.json").exists():
@@ -83,7 +76,7 @@ def main(argv: list[str]) -> int:
         item.size = _size(item.path)
     for item in items if options.delete else ():
         item.problem = _delete(item)
-    (_print_json if options.json else _print)(items, deleted=options.delete)
+    _print(items, deleted=options.delete)
     if problems := sum(bool(item.problem) for item in items):
         raise StorageError(f"{problems} of {len(items)} could not be deleted")
     return 0
@@ -100,11 +93,9 @@ def find(output_dir: Path) -> Iterator[Item]:
             log.warning("%s; it is left as it is, and so are the copies of the code", run.damage)
     rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
-    yield from _sweeps(folder, now)
     yield from _code(folder, runs, now)
-    pruned = _pruned(folder)
     for run in rest:
-        if states[run.path].name == "finished" or run.name in pruned:
+        if states[run.path].name == "finished":
             yield from _checkpoints(run)
 
 
@@ -135,21 +126,6 @@ def _is_left(path: Path) -> bool:
     return path.suffix == ".tmp" or (path.suffix == OLD and path.with_suffix("").exists())
 
 
-def _sweeps(folder: Path, now: float) -> Iterator[Item]:
-    for entry in _entries(folder / "sweeps"):
-        if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
-            continue
-        try:
-            runs = runs_of(Path(entry.path))
-        except StorageError:
-            continue
-        # The directory of a queued run exists, so the sweep of a queued run is kept.
-        gone = not any(run.exists() or (folder / run.name).exists() for run in runs)
-        if gone and _age(entry, now) > (_YOUNG_S if runs else _YOUNG_SWEEP_S):
-            why = "none of its runs exists any more" if runs else "it has no runs"
-            yield Item("sweep", Path(entry.path), why)
-
-
 def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
     used = {code_of(Path(entry.path)) for entry in _entries(folder / "functions")}
     for run in runs:
@@ -170,18 +146,6 @@ def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
             yield Item("code", Path(entry.path), "no run uses it")
 
 
-def _pruned(folder: Path) -> set[str]:
-    """Return the names of the trials that searches have pruned, as far as their studies tell."""
-    names = set[str]()
-    for sweep in searches_of(folder):
-        try:
-            found = found_in(sweep)
-            names |= {trial.run for trial in (found.at("pruned") if found else ())}
-        except Exception as error:  # Optuna's storages have errors of many classes
-            log.warning("%s: its pruned trials are not known (%s)", sweep, error)
-    return names
-
-
 def _checkpoints(run: Facts) -> Iterator[Item]:
     folder, newest = run.path / "checkpoints", False
     best = step_name(best_step(run.path, run.record))
@@ -191,8 +155,7 @@ def _checkpoints(run: Facts) -> Iterator[Item]:
         if not newest:
             newest = _is_complete(path)
         else:
-            ended = "the run is finished" if run.is_final else "the trial is pruned"
-            yield Item("checkpoint", path, f"{ended}; one is newer", run.path)
+            yield Item("checkpoint", path, "the run is finished; one is newer", run.path)
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -262,18 +225,3 @@ def _print(items: list[Item], *, deleted: bool) -> None:
         print(f"deleted: {len(done)}, {decimal(sum(done))} freed")
     else:
         print(f"{len(items)} items, {decimal(sum(done))}; nothing was deleted: add --delete")
-
-
-def _print_json(items: list[Item], *, deleted: bool) -> None:
-    rows = [
-        {
-            "kind": item.kind,
-            "path": str(item.path),
-            "bytes": item.size,
-            "why": item.why,
-            "deleted": deleted and not item.problem,
-            "problem": item.problem or None,
-        }
-        for item in items
-    ]
-    print(json.dumps(rows))

@@ -1,7 +1,6 @@
 """`python -m hpctrain logs RUN`: show the end of a run's log, or the error of a failed run."""
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -14,15 +13,16 @@ from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table
 from hpctrain.disk import open_regular
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import StorageError
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs, tail
-from hpctrain.runs.state.select import add_arguments, latest_run
+from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs
+from hpctrain.runs.state.select import add_dir, latest_run
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
 from hpctrain.terminal import bytes_writer, harmless, printable
 
 _BLOCK = 1 << 16  # bytes read at a time
-_LINE_END = re.compile(rb"\n|\r(?!\n)")
+_LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")
+_READ = 4 << 20  # bytes of the end of a log
 _FAILED = ("failed", "lost", "cancelled")
 _READ_S = 0.5  # how often -f reads the log
 _ASK_S = 10.0  # how often -f asks the scheduler whether the run has ended
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
         "print the error instead, which is searched in the logs of all ranks and in the messages "
         "of Slurm.",
     )
-    add_arguments(parser, "only one run")
+    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_dir(parser)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="print new lines until the run ends"
     )
@@ -45,8 +46,6 @@ def main(argv: list[str]) -> int:
         "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
     )
     options = parser.parse_args(argv)
-    if len(options.runs) != 1:
-        raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
     try:
         return _show(options)
     except OSError as error:
@@ -56,14 +55,12 @@ def main(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    path = latest_run(options.dir, options.runs[0], "logs")
+    path = latest_run(options.dir, options.run, "logs")
     if options.follow:
         return _follow(path, options)
     ((run, state),) = judged([path])
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
-    if options.json:
-        _print_json(run, state, fault, options)
-    elif fault:
+    if fault:
         _print_fault(run, state, fault, sys.stdout)
     else:
         path = _log_file(run, state, options.rank)
@@ -82,17 +79,8 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
         raise StorageError(f"{run.name}: no rank {rank}; {ranks}")
     if (batch := batch_log(run)) is not None:
         return batch
-    if _in_terminal(run):
-        why = f"it was started in a terminal on {run.attempt.host}, and prints there"
-    elif run.job_id and not run.submission:
-        why = f"job {run.job_id} prints to the file of sbatch --output (slurm-{run.job_id}.out)"
-    else:
-        why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
+    why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")
-
-
-def _in_terminal(run: Facts) -> bool:
-    return run.attempt.launcher in ("single", "torchrun")
 
 
 def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
@@ -108,31 +96,8 @@ def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     console.print(table)
 
 
-def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse.Namespace) -> None:
-    facts: dict[str, object] = {
-        "run": str(run.path),
-        "state": state.name,
-        "reason": state.reason,
-        "error": fault
-        and {
-            "summary": fault.summary,
-            "file": str(fault.file),
-            "line": fault.line,
-            "rank": fault.rank,
-            "text": fault.text,
-        },
-    }
-    if fault is None:
-        path = _log_file(run, state, options.rank)
-        lines = tail(path, None).lines[-options.lines :] if options.lines > 0 else []
-        facts |= {"file": str(path), "lines": lines}
-    print(json.dumps(facts))
-
-
 def _follow(path: Path, options: argparse.Namespace) -> int:
     """Print the end of the log and all new lines until the run ends, also after restarts."""
-    if options.json:
-        raise ConfigError("logs -f prints lines as they come; leave out --json")
     shown: Path | None = None
     offset, last_query, write = 0, -_ASK_S, bytes_writer()
     try:
@@ -144,7 +109,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
             try:
                 newest = _log_file(run, state, options.rank)
             except StorageError:
-                if over or _in_terminal(run):
+                if over:
                     raise
             else:
                 if newest != shown:
@@ -171,25 +136,15 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
 
 
 def _start(path: Path, lines: int) -> int:
-    """Return the byte offset of the last `lines` lines. A log may be longer than the memory.
+    """Return the byte offset of the last `lines` lines, within the end of a long log.
 
     As on a terminal, a carriage return ends a line, too: progress bars have no other end.
     """
     with open_regular(path) as file:
-        end = upper = file.seek(0, os.SEEK_END)
-        after = b""  # the byte after the block: a carriage return before a newline ends nothing
-        while upper and lines > 0:
-            begin = max(0, upper - _BLOCK)
-            file.seek(begin)
-            block = file.read(upper - begin)
-            for match in reversed([*_LINE_END.finditer(block + after)]):
-                place = begin + match.end()
-                # The end of the last line begins no line.
-                lines -= match.start() < len(block) and place < end
-                if not lines:
-                    return place
-            upper, after = begin, block[:1]
-    return 0 if lines > 0 else end
+        end = file.seek(0, os.SEEK_END)
+        begin = file.seek(max(0, end - _READ))
+        starts = [begin + match.start() for match in _LINE.finditer(file.read())]
+    return starts[-lines] if 0 < lines <= len(starts) else begin if lines > 0 else end
 
 
 def _copy(path: Path, offset: int, write: Callable[[bytes], None]) -> int:

@@ -139,17 +139,23 @@ class Row:
         }
 
 
-def table(rows: list[Row], where: str, width: int, most: int, reasons: int | None = None) -> Group:
-    """Return the table with its head, at most so many rows and reasons, and the notes."""
+def table(rows: list[Row], where: str, width: int, most: int) -> Group:
+    """Return the table with its head, at most so many rows, the reasons and the notes."""
     counts = Counter(row.state.name for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
     noun = "run" if len(rows) == 1 else "runs"
-    # What runs comes first, then the others, in both parts the newest.
-    shown = sorted(rows, key=lambda row: (row.state.name != "running", -row.run.begun))
+    # What runs comes first, then what needs attention, in each part the newest.
+    shown = sorted(
+        rows,
+        key=lambda row: (
+            row.state.name != "running",
+            row.state.name not in _URGENT,
+            -row.run.begun,
+        ),
+    )[:most]
     note = Text("")
     if len(rows) > most:
-        shown = _most_important(shown, most)
         note = Text(f"... {len(rows) - most} more (--all, --json)")
     # A metric that all runs share is named once, in the head.
     names = {found[0] for row in shown if (found := metric(row.run)) is not None}
@@ -159,7 +165,7 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
     for row in shown:
         drawn.add_row(*row.cells(f"{shared} "))
     told = _reasons(shown, swept=_COLUMNS.index("swept") not in drawn.shown(width))
-    lines = [*told[:reasons], *problems(shown)]
+    lines = [*told, *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([drawn] if shown else []), *([note] if note else []), *lines)
@@ -190,10 +196,3 @@ def _reasons(rows: list[Row], *, swept: bool) -> list[Text]:
         style = style or _COLOURS.get(state, "")  # what is wrong with a run is not green
         lines.append(Cell(f"{who} {shortened(text, _REASON)}", style))
     return lines
-
-
-def _most_important(rows: list[Row], count: int) -> list[Row]:
-    """Return so many of the ordered rows: half of them may go to runs that need attention."""
-    urgent = [row for row in rows if row.state.name in _URGENT][: count // 2]
-    others = [row for row in rows if row not in urgent][: count - len(urgent)]
-    return [row for row in rows if row in urgent or row in others]

@@ -49,25 +49,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def look(options: argparse.Namespace) -> list[Row]:
-    """Read the runs and ask the scheduler."""
-    paths = select(options.dir, options.runs, archived=options.all, several=True)
-    return [Row(run, state, time.time()) for run, state in judged(paths)]
-
-
-def _search(options: argparse.Namespace, rows: list[Row]) -> Standing | None:
-    """Return how the search stands, if the runs are those of one."""
-    return Standing.of(one_sweep(options.dir, options.runs), [row.run for row in rows])
-
-
-def _under_way(rows: list[Row], search: Standing | None) -> bool:
-    return search.is_under_way if search else any(row.state.name in UNDER_WAY for row in rows)
-
-
 def _show(options: argparse.Namespace) -> bool:
     """Print how the runs are; return whether one is under way."""
-    rows, console = look(options), Console()
-    search = _search(options, rows)
+    console = Console()
+    paths = select(options.dir, options.runs, archived=options.all, several=True)
+    rows = [Row(run, state, time.time()) for run, state in judged(paths)]
+    search = Standing.of(one_sweep(options.dir, options.runs), [row.run for row in rows])
     if options.watch is not None and console.is_terminal:
         console.clear()
     if options.json:
@@ -76,9 +63,10 @@ def _show(options: argparse.Namespace) -> bool:
     elif search:
         console.print(_of_search(search, rows, len(rows) if options.all else _TRIALS))
     else:
-        most = len(rows) if options.all else _ROWS
-        console.print(table(rows, _where(options), console.width, most))
-    return _under_way(rows, search)
+        # Runs that are named may be in any folder.
+        where = "" if options.runs else f" in {options.dir}"
+        console.print(table(rows, where, console.width, len(rows) if options.all else _ROWS))
+    return search.is_under_way if search else any(row.state.name in UNDER_WAY for row in rows)
 
 
 def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
@@ -86,11 +74,6 @@ def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
     lines = [*search.said(), *search.at_work()]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")
     return Group(head, *search.shown(most, "--all, --json"), *map(Cell, lines), *problems(rows))
-
-
-def _where(options: argparse.Namespace) -> str:
-    # Runs that are named may be in any folder.
-    return "" if options.runs else f" in {options.dir}"
 
 
 def _seconds(text: str) -> float:

@@ -68,8 +68,6 @@ class Attempt:
             put_back(self._run.checkpoints)
             self._drop_old_stop_request()
             facts = run_page.environment(self._config.site.container.image)
-            known = [each.environment for each in self._run.read().attempts]
-            before = next((each for each in reversed(known) if each), {})
             self._code = code = trained_code.changes(self._run)
             self._run.begin_attempt(
                 environment=facts,
@@ -95,14 +93,12 @@ class Attempt:
                 self._run.update(provenance=None)
             self.tracker = self._build_tracker()
             tags = run_page.tags(self._run, ranks, facts)
-            if changed := run_page.changes(before, facts) if before else []:
-                tags["hpctrain.environment_changed"] = ", ".join(changed)
             if code:
                 tags["hpctrain.code_changed"] = code
             record = self._run.read()
             self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
-            self._say_what_changed(changed)
+            self._say_what_changed()
             self._stack = stack.pop_all()
         return self
 
@@ -272,9 +268,7 @@ class Attempt:
             for facts in run_page.data_sets(self._config.data):
                 self.tracker.log_dataset(facts)
 
-    def _say_what_changed(self, changed: list[str]) -> None:
-        if changed:
-            log.warning("not the environment of the attempt before: %s", ", ".join(changed))
+    def _say_what_changed(self) -> None:
         if changed := provenance.changes(self._run.provenance):
             log.warning(
                 "Python or its packages have changed since this run was asked for: %s",

@@ -71,8 +71,8 @@ def _facts(index: Index, path: str, context: str) -> dict[str, Any]:
 def environment(image: str | None = None) -> dict[str, str]:
     """Return what this host trains with, by name; what is not there has no name.
 
-    It is recorded with each attempt, so that a difference is seen. The image is that of the config;
-    None looks whether this process is in a container.
+    It is recorded with each attempt. The image is that of the config; None looks whether this
+    process is in a container.
     """
     found = {
         "hpctrain": __version__,
@@ -84,12 +84,3 @@ def environment(image: str | None = None) -> dict[str, str]:
         "image": image or next(filter(None, map(os.environ.get, _IMAGES)), ""),
     }
     return {name: value for name, value in found.items() if value}
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return what differs between two attempts: `driver 550.90 -> 570.1`."""
-    return [
-        f"{name} {before.get(name, 'none')} -> {now.get(name, 'none')}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]

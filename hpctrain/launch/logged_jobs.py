@@ -203,10 +203,6 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
                 raise
             log.warning("%s", error)
 
-    def _interrupt(self, timeout: bool = False) -> None:
-        """Send the signal of a time limit, or that of a preemption, for tests."""
-        queue.cancel(self._chain[:1], f"--signal={'USR2' if timeout else 'TERM'}")
-
 
 class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
     """A job on this machine, under submitit's controller process, whose id is that of the job."""

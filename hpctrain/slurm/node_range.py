@@ -62,20 +62,6 @@ def choose_nodes(launch: LaunchConfig, fitting: Sequence[int]) -> Iterator[str]:
         yield "fi"
 
 
-def note(launch: LaunchConfig, global_batch_size: int, fitting: Sequence[int]) -> str:
-    """Return which numbers of nodes of a range fit, and which do not; "" if all of them fit."""
-    wrong = sorted({*launch.node_numbers} - {*fitting})
-    if not wrong:
-        return ""
-    text = (
-        f"launch.nodes={launch.nodes}: train.global_batch_size={global_batch_size} and the degrees "
-        f"of parallel fit {listed(fitting)} nodes, not {listed(wrong)}"
-    )
-    if _gaps(fitting):
-        text += "; a job that gets another number runs on fewer and leaves the rest idle"
-    return text
-
-
 def _gaps(fitting: Sequence[int]) -> bool:
     return len(fitting) <= fitting[-1] - fitting[0]
 

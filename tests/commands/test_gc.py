@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,8 @@ from tests.made_runs import (
     SUBMITTED,
     make_checkpoint,
     make_run,
-    make_sweep,
     old,
 )
-from tests.search.made_search import make_search
 
 
 def found(folder: Path) -> set[tuple[str, str]]:
@@ -57,11 +54,8 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     make_checkpoint(outside, 2)
     (folder / "link-00000005").symlink_to(outside)
     (folder / "code" / "link").symlink_to(outside)
-    for stamp, run in (("gone", tmp_path / "gone-00000001"), ("here", half)):
-        sweep = make_sweep(folder, stamp, [run])
-        os.utime(sweep, (0, 0))
     # The workers of a search wait in the queue, and no trial has begun.
-    (search := folder / "sweeps" / "search").mkdir()
+    (search := folder / "sweeps" / "search").mkdir(parents=True)
     study = {"study": "s", "storage": str(tmp_path / "no.optuna"), "metric": "m"}
     SearchFile(**study, direction="minimize", n_trials=1, code="d" * 16).write(search)
     old(folder / "code" / ("d" * 16) / "a.py")
@@ -71,7 +65,6 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         ("temporary", f"{half.name}/.config.yaml.node1.123"),
         ("temporary", f"{half.name}/checkpoints/step-00000020.old"),
         ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
-        ("sweep", "sweeps/gone"),
         ("code", "code/unused"),
     }
     assert found(folder) == safe
@@ -81,7 +74,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert "nothing was deleted: add --delete" in shown
     assert sorted(folder.rglob("*")) == before
     shown = run_module("hpctrain", "gc", "--delete", cwd=tmp_path).stdout
-    assert "deleted: 7, " in shown
+    assert "deleted: 6, " in shown
     assert found(folder) == set()
     assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
         "step-00000030",
@@ -100,19 +93,6 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert not list(folder.rglob(".gc-*"))
 
 
-@pytest.mark.parametrize("over", [True, False])
-def test_old_checkpoints_of_pruned_trials(tmp_path: Path, no_slurm: None, *, over: bool) -> None:
-    make_search(tmp_path, over=over)
-    run = tmp_path / "digits-00000007"
-    (run / "checkpoints").mkdir()
-    for step in (5, 10):
-        make_checkpoint(run, step)
-    old = {("checkpoint", f"{run.name}/checkpoints/step-00000005")} if over else set()
-    assert found(tmp_path) == old, "a trial that is paused may be promoted"
-    (tmp_path / "sweeps" / "digits.optuna").unlink()
-    assert found(tmp_path) == set(), "what has become of the trial is not known"
-
-
 def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     run = make_run(tmp_path / "runs", state="finished", attempts=[ATTEMPT])
     make_checkpoint(run, 1)
@@ -124,8 +104,8 @@ def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert (run / "checkpoints" / "step-00000001").exists()
     # A folder that an earlier gc left half removed is deleted first.
     (run / "checkpoints" / ".gc-step-00000000").mkdir()
-    done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
-    assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]
+    done = run_module("hpctrain", "gc", "--delete", cwd=tmp_path)
+    assert "deleted: 2, " in done.stdout
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
 
 
@@ -143,7 +123,7 @@ def test_checkpoints_are_listed_and_verified(
     where = (run.name, "--dir", str(tmp_path))
     assert checkpoints.main([*where, "--verify"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{run.name}: 2 checkpoints, 10 bytes\n")
+    assert shown.startswith("2 checkpoints, 10 bytes\n")
     for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss", " 0.25 ", "intact"):
         assert said in shown
     newest, before = run / "checkpoints" / "step-00000020", run / "checkpoints" / "step-00000010"

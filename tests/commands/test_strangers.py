@@ -148,9 +148,9 @@ def test_a_damaged_run_is_shown_and_the_others_too(
     said = capsys.readouterr()
     assert (said.out.count(good.name), said.out.count(bad.name)) == (2, 2)
     assert f"damaged: {bad}/run.json is damaged: " in said.err
-    assert gc.main([*where, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [Path(item["path"]).parents[1] for item in found] == [good]
+    assert gc.main(where) == 0
+    (item, _) = capsys.readouterr().out.splitlines()
+    assert f"/{good.name}/checkpoints/" in item
     assert cancel.main([*where, "--all"]) == 0
     assert report_command.main([*where, "--json", str(bad), str(good)]) == 0
     assert good.name in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.config.composing.compose import words
 from hpctrain.config.schema import Config
-from hpctrain.job.run_page import changes, tags
+from hpctrain.job.run_page import tags
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import AttemptKey
 from hpctrain.runs.freeze import freeze
@@ -27,11 +27,6 @@ def test_the_tags_of_a_run(tmp_path: Path) -> None:
     run.update(submission={"script": "job.sh"}, attempts=[{"job_id": "7_1"}, {"job_id": "8_1"}])
     found = tags(run, alone, {})
     assert found["hpctrain.job_id"] == "7_1 8_1"
-
-
-def test_changes_of_the_environment() -> None:
-    before, now = {"driver": "550", "torch": "2.13"}, {"torch": "2.13", "cuda": "13.0"}
-    assert changes(before, now) == ["cuda none -> 13.0", "driver 550 -> none"]
 
 
 def test_a_failure_of_an_earlier_start_is_not_the_cause(tmp_path: Path) -> None:

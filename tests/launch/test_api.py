@@ -167,8 +167,9 @@ def test_a_function_runs_here_without_a_cluster(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask := "GPU-3f2a,GPU-77c1")
     place = [where[2], "launch.snapshot=off", "hydra/launcher=submitit_local"]
     job = hpctrain.submit_function(rank, (1, 2), tasks_per_node=2, overrides=place)
-    assert job.results() == [((1, 2), "0", mask), ((1, 2), "1", mask)]
-    assert (job.result(), job.state, job.done()) == (((1, 2), "0", mask), "COMPLETED", True)
+    first = [[1, 2], "0", mask]
+    assert job.results() == [first, [[1, 2], "1", mask]]
+    assert (job.result(), job.state, job.done()) == (first, "COMPLETED", True)
     (folder,) = (tmp_path / "runs" / "functions").iterdir()
     next(folder.glob("results/1.json")).unlink()
     monkeypatch.setattr(LocalFunctionJob, "state", "TIMEOUT")

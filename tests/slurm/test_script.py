@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from hpctrain.config.composing.compose import compose as compose_config
-from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.slurm import steps
 from hpctrain.slurm.container import CHOOSE_GPUS, in_container, shell_words
 from hpctrain.slurm.job_environment import clean_environment
-from hpctrain.slurm.node_range import note
 from hpctrain.slurm.script import sbatch_script
 from tests.conftest import ROOT
 
@@ -125,10 +123,6 @@ def test_the_script_says_what_was_asked() -> None:
     assert words[-6:] == [sys.executable, "-u", "-m", "hpctrain", "run", '"$run"']
 
 
-def noted(made: Config) -> str:
-    return note(made.launch, made.train.global_batch_size, fitting_nodes(made))
-
-
 def ranged(nodes: str, site: SiteConfig | None = None, **launch: Any) -> Config:
     made = config(site, nodes=nodes, **launch)
     made.train.global_batch_size = 64
@@ -148,14 +142,9 @@ def test_a_range_of_nodes(given: int, used: int, warned: bool, tmp_path: Path) -
     assert started < {*words}
     message = f"of {given} nodes only {used} are used: launch.nodes=3-9, and 4, 8 fit"
     assert (message in done.stderr) == warned
-    assert noted(made) == (
-        "launch.nodes=3-9: train.global_batch_size=64 and the degrees of parallel fit 4, 8 nodes, "
-        "not 3, 5-7, 9; a job that gets another number runs on fewer and leaves the rest idle"
-    )
 
 
 def test_a_range_in_which_all_numbers_fit_warns_of_nothing() -> None:
-    assert noted(ranged("1-2")) == ""
     assert "warning" not in sbatch_script(ranged("1-2"), FOLDER, 1)
     with pytest.raises(ConfigError, match=r"site\.gpu_option=gpus-per-task with launch\.nodes=1-2"):
         sbatch_script(

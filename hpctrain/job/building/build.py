@@ -3,6 +3,7 @@
 import logging
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,11 +42,13 @@ from hpctrain.training.looking.held_values import check_parameters
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
+from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.measuring.timer import Timer
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.run_parts import Every
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Trainer
+from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
 _LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
@@ -95,7 +98,8 @@ def build(
 
     log_every = report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
-    watch = observers.build_watch(train, effective, notes)
+    after = 2 * effective.warmup_steps
+    watch = Watch(notes, train.watch, max_steps=effective.max_steps, after=after)
     train_step = TrainStep(
         model,
         task,
@@ -114,7 +118,7 @@ def build(
     meter = Meter(
         loader,
         account,
-        observers.build_slow_ranks(mesh, ranks, notes),
+        SlowRanks(mesh, ranks.rank, ranks.host, say=partial(notes.say, "slow_rank")),
         parts.precision,
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",

@@ -1,10 +1,9 @@
-"""Builds what looks at a run while it trains: health, the watch, slow ranks, notes, hooks.
+"""Builds what looks at a run while it trains: health, notes, the best checkpoint, hooks.
 
 Rank 0 alone writes what they find into run.json (`recorder`).
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,9 +12,7 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import CheckpointConfig, Config, TrainConfig
 from hpctrain.distributed import objects
 from hpctrain.faults.health import Health
-from hpctrain.job.building.build_schedule import Effective
 from hpctrain.job.building.instantiate import instantiate_all
-from hpctrain.parallel.mesh import Mesh
 from hpctrain.record import convert
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import BestValue
@@ -24,7 +21,6 @@ from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Best
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
-from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.notes import Notes
 from hpctrain.training.watch import Watch
 
@@ -56,11 +52,6 @@ def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch)
     )
 
 
-def build_slow_ranks(mesh: Mesh, ranks: RankInfo, notes: Notes) -> SlowRanks:
-    """Return what compares the ranks."""
-    return SlowRanks(mesh, ranks.rank, ranks.host, say=partial(notes.say, "slow_rank"))
-
-
 def build_best(
     config: CheckpointConfig, run: RunDir, ranks: RankInfo, checkpointer: Checkpointer
 ) -> Best:
@@ -81,9 +72,3 @@ def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     if steps is None or not ranks.is_main:
         return Hooks(made)
     return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
-
-
-def build_watch(train: TrainConfig, effective: Effective, notes: Notes) -> Watch:
-    """Return what looks for signs that the run learns nothing; see `Watch`."""
-    after = 2 * effective.warmup_steps
-    return Watch(notes, train.watch, max_steps=effective.max_steps, after=after)

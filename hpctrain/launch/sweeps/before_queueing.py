@@ -6,12 +6,11 @@ Notes stop nothing; a cluster that would not run the jobs does.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.estimates import cautions, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
-from hpctrain.slurm import node_range, sbatch
+from hpctrain.slurm import sbatch
 from hpctrain.slurm.partition_limit import beyond_partition, road
 from hpctrain.slurm.queue import UnreachableError
 
@@ -23,13 +22,6 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
     yield from filter(None, map(time_limit.note, chosen.values()))
-    yield from filter(
-        None,
-        dict.fromkeys(
-            node_range.note(each.launch, each.train.global_batch_size, fitting_nodes(each))
-            for each in configs
-        ),
-    )
     yield from cautions.of_sweep(configs)
     if not cluster and any(each.launch.pack > 1 for each in configs):
         yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"
@@ -42,28 +34,20 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
 
 
-class Room:
-    """The answers of the scheduler, one for each set of resources; nothing is written."""
+def check_room(entries: Sequence[Entry], folder: Path) -> None:
+    """Ask the scheduler once for each set of resources; nothing is written.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._checked: set[str] = set()
-
-    def check(self, entries: Sequence[Entry]) -> None:
-        """Raise a LaunchError if the scheduler would not run a job."""
-        requests: dict[str, list[Entry]] = {}
-        for entry in entries:
-            request = repr((entry.config.launch, entry.config.site))
-            requests.setdefault(request, []).append(entry)
-        for request, group in requests.items():
-            if request in self._checked:
-                continue
-            self._checked.add(request)
-            (array, *_) = arrays.plan(group, self._folder, sbatch.max_array_size())
-            try:
-                start = sbatch.expected_start(array.text(), array.config)
-            except UnreachableError as error:
-                say(f"not checked whether the jobs can start: {error}", style="yellow")
-                self._checked.update(requests)  # the other requests would take as long
-                return
-            say(f"{runs(len(group))} like {group[0].run.name}: {start}")
+    A LaunchError says that it would not run a job.
+    """
+    requests: dict[str, list[Entry]] = {}
+    for entry in entries:
+        request = repr((entry.config.launch, entry.config.site))
+        requests.setdefault(request, []).append(entry)
+    for group in requests.values():
+        try:
+            (array, *_) = arrays.plan(group, folder, sbatch.max_array_size())
+            start = sbatch.expected_start(array.text(), array.config)
+        except UnreachableError as error:
+            say(f"not checked whether the jobs can start: {error}", style="yellow")
+            return  # the other requests would take as long
+        say(f"{runs(len(group))} like {group[0].run.name}: {start}")

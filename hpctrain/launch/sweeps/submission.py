@@ -18,7 +18,7 @@ from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingErro
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.output import say
-from hpctrain.launch.sweeps.before_queueing import Room
+from hpctrain.launch.sweeps.before_queueing import check_room
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
@@ -34,65 +34,74 @@ from hpctrain.tracking import store
 class Submission:
     """Submits runs of a sweep, to the cluster or to run here; `folder` is that of the sweep."""
 
-    def __init__(self, folder: Path, entries: Sequence[Entry], *, cluster: bool) -> None:
+    def __init__(self, folder: Path, entries: list[Entry], *, cluster: bool) -> None:
         self._folder, self._entries, self._cluster = folder, entries, cluster
         self._uid = uuid.uuid4().hex  # of the sweep
         self._locks: list[int] = []
         self._copies: list[Path] = []  # code snapshots that this submission has written
-        self.room = Room(folder)
 
-    def queue(self, entries: list[Entry]) -> list[Entry]:
+    def queue(self) -> list[Entry]:
         """Submit those that need it; return the ones over the submit limit.
 
         A refusal of the scheduler is a LaunchError, and what was not queued is restored.
         """
+        entries = self._entries
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()
-            jobs = self._jobs_of(entries)
-            for entry in entries:
-                # A job may have ended between the two queries; then run.json says so now.
-                if entry.before.submission:
-                    entry.before = entry.run.read()
-            set_states(entries, jobs)
-            if entries is self._entries:  # else it was said, and these were over the limit
-                say_changed(entries)
+            try:
+                jobs = self._jobs_of()
+                for entry in entries:
+                    # A job may have ended between the two queries; then run.json says so now.
+                    if entry.before.submission:
+                        entry.before = entry.run.read()
+                todo = self.look(jobs)
+                for entry in todo:
+                    trust.check(
+                        entry.run.path, entry.config, entry.code.path if entry.code else None
+                    )
+                _prepare_tracking(todo)
+            except (ConfigError, LaunchError, TrackingError):
+                self.discard()
+                raise
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
-            own = (job for entry in self._entries for job in (entry.job, *entry.behind))
+            own = (job for entry in entries for job in (entry.job, *entry.behind))
             in_queue &= {job.partition("_")[0] for job in own}
-            todo = [entry for entry in entries if entry.status is Status.OPEN]
             for entry in entries:
                 if entry.status is Status.DONE:
                     restore_config(entry.config, entry.run)
             return self._start(todo, in_queue) if todo else []
 
-    def _jobs_of(self, entries: list[Entry]) -> Queue:
+    def look(self, jobs: Queue) -> list[Entry]:
+        """Set the states by what was read and the queue; return what may be submitted.
+
+        Jobs beyond the budget, and those that the scheduler would not run, are errors.
+        """
+        entries = self._entries
+        set_states(entries, jobs)
+        say_changed(entries)
+        if todo := [entry for entry in entries if entry.status is Status.OPEN]:
+            check_budget([(e.config, 1) for e in entries if e.job or e.status is Status.OPEN])
+            if self._cluster:
+                check_room(todo, self._folder)
+        return todo
+
+    def _jobs_of(self) -> Queue:
         """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
         if not self._cluster and not (
-            sbatch.available() and any(entry.before.submission for entry in entries)
+            sbatch.available() and any(entry.before.submission for entry in self._entries)
         ):
             return Queue()
         try:
-            return queue_of(entry.before for entry in entries)
+            return queue_of(entry.before for entry in self._entries)
         except UnreachableError as error:
             if not self._cluster:
                 say(f"{error}: whether jobs of these runs wait is not known", style="yellow")
                 return Queue()
-            self.discard()
             raise
 
     def _start(self, todo: list[Entry], in_queue: set[str]) -> list[Entry]:
         """Freeze runs, submit them to the cluster, if any; return those that had to wait."""
-        try:
-            check_budget([(e.config, 1) for e in self._entries if e.job or e.status is Status.OPEN])
-            for entry in todo:
-                trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
-            if self._cluster:
-                self.room.check(todo)
-            _prepare_tracking(todo)
-        except (ConfigError, LaunchError, TrackingError):
-            self.discard()
-            raise
         archived: dict[Path, Path] = {}
         try:
             self._copies += [code.path for code in copies_of(todo) if code.write()]

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import arrays, local_runs
-from hpctrain.launch.entry import Entry, Status, set_states
+from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
-from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.submission import Submission
 from hpctrain.runs import sweep_overrides
@@ -55,7 +55,6 @@ class Sweep:
         self.entries: list[Entry] = []
         self._local, self._config_dir = local, config_dir
         self._wrong: list[tuple[list[str], HpctrainError]] = []
-        self._answers = True  # Slurm's controller, as far as known
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run. An error is kept, and raised by `submit`."""
@@ -84,7 +83,7 @@ class Sweep:
             submission.discard()
             raise
         if dry_run:
-            self._say_notes(cluster and self._answers)
+            self._say_notes(cluster)
             show(self.entries)
             print("\n".join(scripts), end="")
             submission.discard()
@@ -92,7 +91,7 @@ class Sweep:
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
         self._say_notes(cluster)
         try:
-            left = submission.queue(self.entries)
+            left = submission.queue()
         except LaunchError as error:
             if not any(entry.job for entry in self.entries):
                 raise
@@ -106,18 +105,17 @@ class Sweep:
         run_code.say_copies(self.entries)
         if cluster and self._any("wait"):
             try:
-                wait.wait(self.entries, submission.queue, left)
+                wait.wait([e for e in self.entries if e.status is not Status.NO_ROOM])
             except KeyboardInterrupt:
                 self._say_they_run()
                 raise
             show(self.entries)
-        elif left:
+        if left:
             raise LaunchError(
                 f"{self._queued()}, {len(left):,} not: the cluster has no room for more jobs of "
-                "yours now. Run the same command later to submit the rest; with launch.wait=true "
-                "it waits and submits them when other jobs have ended"
+                "yours now. Run the same command later to submit the rest"
             )
-        elif cluster and any(entry.job for entry in self.entries):
+        if cluster and any(entry.job for entry in self.entries):
             self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]
@@ -166,19 +164,14 @@ class Sweep:
 
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""
-        size = _USUAL_ARRAY
         # A wrong option of `site` is named even when the controller does not answer.
+        size = _USUAL_ARRAY
         texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         try:
             size = sbatch.max_array_size() if cluster else size
         except UnreachableError:
             if not self._any("dry_run"):
                 raise
-            self._answers = False
-            say(
-                "Slurm's controller does not answer: its limits and queue are unknown",
-                style="yellow",
-            )
         if size != _USUAL_ARRAY:
             texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         if not (cluster or self._any("dry_run")):
@@ -190,15 +183,10 @@ class Sweep:
         """Set the states for `launch.dry_run`, and check what would be submitted."""
         for entry in self.entries:
             entry.before = entry.run.read()
-        asked = cluster and self._answers
-        befores = (entry.before for entry in self.entries)
-        set_states(self.entries, queue_of(befores) if asked else Queue())
-        run_code.say_changed(self.entries)
-        todo = [entry for entry in self.entries if entry.status is Status.OPEN]
-        check_budget([(e.config, 1) for e in self.entries if e.job or e.status is Status.OPEN])
-        if asked:
-            submission.room.check(todo)
-        for entry in todo:
+        jobs = Queue()
+        with suppress(UnreachableError):  # it is said whether the jobs can start
+            jobs = queue_of(entry.before for entry in self.entries) if cluster else jobs
+        for entry in submission.look(jobs):
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
 
     def _say_they_run(self) -> None:

@@ -49,6 +49,8 @@ _SLURM_MESSAGES = (
     re.compile(r"task.*: (Killed|Segmentation|Aborted|Bus)"),
     re.compile(r"Exited with exit code"),
 )
+# How telling an error is; between these are the places of Slurm's messages.
+_CAUSE, _MESSAGE, _FOLLOWS = 1, 10, 100
 
 
 @dataclass(frozen=True)
@@ -85,28 +87,22 @@ class Log:
 def find_fault(run: Facts) -> Fault | None:
     """Return the error that a run has failed with; None if nothing was printed."""
     ranks = [tail(path, rank) for rank, path in _of_last_attempt(run)]
-    causes, noise = [], []
-    for log in ranks:
-        own, of_others = _errors(log)
-        causes += own[-1:]
-        noise += of_others[-1:]
-    hang = run.hang
-    named = [
-        log.fault(index, hang.sentence)
-        for log in (ranks if hang else [])
-        for index, line in enumerate(log.lines)
-        if hang and line.endswith(hang.sentence)
-    ]
-    # A rank that has died may have said more.
-    if found := [*causes, *named] if hang and hang.state == "dead" else [*named, *causes]:
-        return found[0]
     batch = batch_log(run)
+    hang, found = run.hang, list[tuple[int, Fault]]()
+    for log in ranks:
+        for index, summary in reversed([*_ends(log.lines)]):
+            place = _FOLLOWS if cause_of(summary) is ANOTHER_RANK else _CAUSE
+            found.append((place, log.fault(index, summary)))
+        # A rank that has died may have said more.
+        place = _CAUSE + 1 if hang and hang.state == "dead" else _CAUSE - 1
+        named = [i for i, line in enumerate(log.lines) if hang and line.endswith(hang.sentence)]
+        found += [(place, log.fault(i, hang.sentence if hang else "")) for i in named]
     # If a rank could not be started, Slurm's message is in the log of the rank.
     logs = [*([tail(batch, None)] if batch else []), *ranks]
-    if messages := [message for log in logs for message in _slurm_messages(log)]:
-        return min(messages, key=lambda message: message[0])[1]
-    last_lines = [log.fault(len(log.lines) - 1) for log in logs if log.lines]
-    return next(iter([*noise, *last_lines]), None)
+    for log in logs:
+        found += _slurm_messages(log)
+    found += [(_FOLLOWS + 1, log.fault(len(log.lines) - 1)) for log in logs if log.lines]
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
 def tail(path: Path, rank: int | None) -> Log:
@@ -131,15 +127,6 @@ def _of_last_attempt(run: Facts) -> list[tuple[int, Path]]:
         if status.st_size and status.st_mtime >= began - 1.0:
             dated.append((status.st_mtime, rank, path))
     return [(rank, path) for _, rank, path in sorted(dated)]
-
-
-def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
-    """Return the errors in the log of a rank: its own, and those that follow from another rank."""
-    own: list[Fault] = []
-    of_others: list[Fault] = []
-    for index, summary in _ends(log.lines):
-        (of_others if cause_of(summary) is ANOTHER_RANK else own).append(log.fault(index, summary))
-    return own, of_others
 
 
 def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -168,13 +155,13 @@ def _whole(error: str, below: list[str]) -> str:
 
 
 def _slurm_messages(log: Log) -> Iterator[tuple[int, Fault]]:
-    """Yield the messages of Slurm since the last restart, with their place in _SLURM_MESSAGES."""
+    """Yield the messages of Slurm since the last restart, with how telling they are."""
     restarts = [index for index, line in enumerate(log.lines) if _RESTART.match(line)]
     for index in range(restarts[-1] + 1 if restarts else 0, len(log.lines)):
         if match := _SLURM.match(log.lines[index]):
             for place, pattern in enumerate(_SLURM_MESSAGES):
                 if pattern.search(match["message"]):
-                    yield place, log.fault(index)
+                    yield _MESSAGE + place, log.fault(index)
                     break
 
 

@@ -1,7 +1,6 @@
 """Find the runs that a command line names: by a directory, the start of a name, or a folder."""
 
 import argparse
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -193,7 +192,7 @@ def _find(folder: Path, name: str, archived: bool, several: bool) -> list[Path]:
         # Archived runs count only if no other run matches.
         matching = [key for key in matching if not _is_archived(key)] or matching
         if not matching or (len(matching) > 1 and not several):
-            raise ConfigError(_unclear(name, folder, matching, list(known)))
+            raise ConfigError(_unclear(name, folder, matching, len(known)))
     return [known[key] for key in matching]
 
 
@@ -210,16 +209,10 @@ def _present(sweep: Path, folder: Path) -> Iterator[Path]:
                 break
 
 
-def _unclear(name: str, folder: Path, matching: list[str], known: list[str]) -> str:
+def _unclear(name: str, folder: Path, matching: list[str], known: int) -> str:
     """Return the error message for a name that matches no run, or several."""
     if matching:
         return f"{name}: could be {few(matching)}; type more of it"
     if Path(name).is_dir():
         return f"{name}: this folder is no run and no sweep, and it holds no runs"
-    # The name is compared with the start of each known name.
-    near = difflib.get_close_matches(name, [key[: len(name)] for key in known], n=3)
-    similar = [key for key in known if key[: len(name)] in near][:3]
-    hint = f"it has {len(known)} runs and sweeps"
-    if similar:
-        hint = f"did you mean {' or '.join(similar)}?"
-    return f"{name}: no run or sweep of that name in {folder}; {hint}"
+    return f"{name}: no run or sweep of that name in {folder}; it has {known} runs and sweeps"

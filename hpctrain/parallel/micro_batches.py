@@ -4,7 +4,7 @@
 
 A larger micro-batch is faster and needs more memory. `train.micro_batch_size=auto` measures the
 memory of three steps and takes the largest size that fits. When a rank runs out of memory later,
-the next smaller size is taken.
+the next attempt takes the next smaller size (`hpctrain.job.fit`).
 """
 
 import logging
@@ -76,21 +76,6 @@ class MicroBatches:
         """The next smaller size, in rows; None when there is none."""
         sizes = [rows for rows in self._sizes if rows < self.rows]
         return sizes[-1] if sizes else None
-
-    def lower(self) -> bool:
-        """After running out of memory, take the next smaller size, if the step can be repeated."""
-        if self.smaller is None or not self.model.can_repeat:
-            return False
-        log.warning(
-            "out of memory with micro-batches of %d rows: now %d rows, %d per step",
-            *(self.rows, self.smaller, self.share // self.smaller),
-        )
-        self._take(self.smaller)
-        for parameter in self.model.parameters:
-            parameter.grad = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return True
 
     def after_step(self) -> None:
         """Go on with the search, if there is one.

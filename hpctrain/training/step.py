@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hpctrain.causes import is_out_of_memory
 from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.config.metric_registry import GRAD_NORM, SKIPPED_STEPS
 from hpctrain.faults.health import Health
@@ -125,9 +124,7 @@ class TrainStep:
         self.saving = saving
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
-        again = micro_batches is not None and model.can_repeat
-        kept = [model.module] if self.health.undoes or again else []
-        self._buffers = Buffers(*kept, stored=not self.health.undoes)
+        self._buffers = Buffers(*[model.module] * self.health.undoes)
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -142,7 +139,7 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         at_step(self.task, self.model.step)
-        names, values = self._forward_backward(batch)
+        names, values = self.model.forward_backward(self.task, batch)
         asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.save_timer]
         asking += [each for each in (self.saving, self.model.unused) if each is not None]
         flags = [each.flags() for each in asking]
@@ -195,14 +192,3 @@ class TrainStep:
         self._rows, self.model.accumulate = rows, self.parts[rows]
         if self.micro_batches is not None:
             self.micro_batches.resize(rows)
-
-    def _forward_backward(self, batch: Batch) -> tuple[list[str], Scalars]:
-        while True:
-            try:
-                return self.model.forward_backward(self.task, batch)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                if self.micro_batches is None or not self.micro_batches.lower():
-                    raise
-                self._buffers.restore()

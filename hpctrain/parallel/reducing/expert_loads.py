@@ -28,7 +28,7 @@ class Loads:
         self._modules = [each if isinstance(each, Experts) else None for each in found]
 
     def start(self) -> None:
-        """Begin a step; a step may be made again after an error."""
+        """Begin a step."""
         for module in self._modules:
             if module is not None:
                 module.start_loads()

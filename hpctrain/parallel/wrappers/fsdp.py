@@ -47,8 +47,6 @@ _ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 class FSDPModel(ParallelModel):
     """A model whose blocks, and what is outside of them, were divided by `shard`."""
 
-    can_repeat = False
-
     def __init__(
         self,
         module: nn.Module,

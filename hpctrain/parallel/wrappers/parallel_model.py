@@ -47,11 +47,7 @@ class ParallelModel:
         summary: The summary of the whole model; None if it was not made by the recipe.
         unused: What lets the optimizer leave out the parameters that no rank has used in a step,
             where this needs to be told; None elsewhere.
-        can_repeat: Whether a step can be made again after an error in the middle: other ranks do
-            not wait in a collective operation then.
     """
-
-    can_repeat = True
 
     def __init__(
         self,

@@ -62,8 +62,6 @@ class PipelineModel(ParallelModel):
     of a step of the training is a function of `seed`, because all stages need the same.
     """
 
-    can_repeat = False
-
     def __init__(
         self,
         stages: Sequence[nn.Module],

@@ -102,7 +102,8 @@ class MicroBatches:
         limit = _USABLE * -least
         fitting = [rows for rows in self._sizes if first + slope * (rows - one) <= limit]
         rows = fitting[-1] if fitting else one
-        self._take(rows)
+        self.model.accumulate, self.limit = self.share // rows, rows
+        self._record(rows)
         log.info(
             "micro-batches of %d rows, %d per step: %.2f of %.2f GB of memory",
             *(rows, self.model.accumulate, (first + slope * (rows - one)) / 1e9, -least / 1e9),
@@ -111,8 +112,3 @@ class MicroBatches:
     def _possible(self) -> list[int]:
         least = self.share // self.model.mesh.weight  # every rank must be able to divide its rows
         return [rows for rows in range(1, least + 1) if least % rows == 0]
-
-    def _take(self, rows: int) -> None:
-        self.model.accumulate = self.share // rows
-        self.limit = rows
-        self._record(rows)

@@ -27,7 +27,7 @@ from hpctrain.faults.collectives import where
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.observed import named_if_late
 from hpctrain.faults.stop import Stop
-from hpctrain.forks import at_end_of_parent, ending_here
+from hpctrain.forks import at_end_of_parent
 from hpctrain.job.attempt import Attempt
 from hpctrain.job.building.build import build
 from hpctrain.job.preflight import preflight, wait_for_gpus
@@ -140,7 +140,6 @@ def _fit(
         named_if_late(run.path, ranks, config.parallel.timeout_s),
         deterministic(config.train.deterministic, device),
         default_dtype(config.precision),
-        ending_here(),
     ):
         rollbacks = 0
         while True:

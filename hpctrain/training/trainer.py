@@ -26,7 +26,6 @@ from hpctrain.config.metric_registry import EPOCH, GLOBAL_BATCH_SIZE, LR
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.faults.health import RolledBack
-from hpctrain.forks import ending_here
 from hpctrain.generators import same_generators
 from hpctrain.models.dry_run import same_modes
 from hpctrain.shards.types import Batch
@@ -72,7 +71,7 @@ class Trainer(RunParts):
         self.train_step.save_timer.restart()
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
-        with self._closing(), ending_here():
+        with self._closing():
             stopped = not self._caught_up()
             self.best.mark(saved)
             ends = stopped or self.patience.is_over or self._pauses

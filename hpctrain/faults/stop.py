@@ -153,7 +153,7 @@ class Stop:
         """Return this rank's part of the reduction: 1.0 or 0.0 for each of _REASONS."""
         return [float(self.asked == reason) for reason in _REASONS]
 
-    def offer(self, totals: list[float] | torch.Tensor) -> None:
+    def offer(self, totals: torch.Tensor) -> None:
         """Store the reduced flags, one for each of _REASONS, without waiting for the device."""
         self._totals.offer(totals)
 

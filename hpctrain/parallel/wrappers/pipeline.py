@@ -36,7 +36,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision, wide_batch
 from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalars, added, flat, on_device
+from hpctrain.parallel.reducing.scalars import flat, on_device
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.shards.types import Batch
@@ -103,7 +103,7 @@ class PipelineModel(ParallelModel):
         """The stages of this rank."""
         return [*self._stages.values()]
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
         The ranks of a pipeline have the same batch.
@@ -115,7 +115,7 @@ class PipelineModel(ParallelModel):
             whole_gradients(self.parameters)
         return sums
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Return the names and sums of a forward pass."""
         with torch.no_grad():
             return self._run(task, batch, train=False)
@@ -129,7 +129,7 @@ class PipelineModel(ParallelModel):
         finally:
             self._schedules, self._names = schedules, names
 
-    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], Scalars]:
+    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], torch.Tensor]:
         if not isinstance(task, SplitTask):
             raise ConfigError(
                 f"parallel.pp={self.mesh.degrees.pp} with task._target_="
@@ -164,7 +164,7 @@ class PipelineModel(ParallelModel):
             names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
             self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
-            return names, functools.reduce(added, work.sums.values())
+            return names, functools.reduce(torch.add, work.sums.values())
         return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
 
     def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool, parts: int) -> Any:
@@ -217,7 +217,7 @@ class _Work:
     micros: list[Batch]
     factor: float
     names: list[str] = field(default_factory=list)
-    sums: dict[int, Scalars] = field(default_factory=dict)
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kwargs: Any) -> Any:

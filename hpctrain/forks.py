@@ -16,8 +16,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -111,36 +109,6 @@ def die_with(parent: int) -> None:
     at_end_of_parent(signal.SIGKILL)
     if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
-
-
-@contextmanager
-def ending_here() -> Iterator[None]:
-    """End a fork that was made in this context and leaves the user's code, by an error or `exit`.
-
-    What follows, such as the record of the end of the run, is for the process that made the fork.
-    The fork ends as it would have without us: with its exit code, or with its traceback.
-    """
-    process = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != process:
-            os._exit(_exit_code(sys.exception()))
-
-
-def _exit_code(error: BaseException | None) -> int:
-    code: Any = 0
-    if isinstance(error, SystemExit):
-        code = error.code
-        if not isinstance(code, int | None):
-            print(code, file=sys.stderr)
-            code = 1
-    elif error is not None:
-        traceback.print_exception(error)
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code or 0
 
 
 @cache

@@ -19,8 +19,8 @@ class Rank(NamedTuple):
     share: float  # of the time of the steps that the others lose
 
 
-RANK, CLEARLY_SLOW_RANK = Rank(1.5, 0.2), Rank(3.0, 0.5)  # a note names it
-RANK_S, OF_IT_IF_CLEAR = 10.0, 0.3  # of training, before a note names a rank
+RANK = Rank(1.5, 0.2)  # a note names it
+RANK_S = 10.0  # of training, before a note names a rank
 
 GPU_CLOCK = 0.9  # of the median
 BUSY_PERCENT = 50.0  # the clock of a GPU without work says nothing

@@ -31,8 +31,7 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": (
-        "config.schema distributed.long_work distributed.objects rendezvous.leaving "
-        "rendezvous.port rendezvous.ranks shards.types"
+        "config.schema distributed.long_work distributed.objects rendezvous.ranks shards.types"
     ),
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "checkpoint": "data.workers.shared distributed.long_work distributed.objects "
@@ -76,7 +75,7 @@ ALLOWED = {
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary rendezvous.ranks runs search.standing search.trials "
+        "config hardware job.summary runs search.standing search.trials "
         "slurm.allocations slurm.queue tracking.columns tracking.journal tracking.recorded "
         "tracking.samples"
     ),

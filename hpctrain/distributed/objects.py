@@ -11,29 +11,22 @@ import torch.distributed as dist
 
 
 def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) -> Any:
-    """Return the value that the rank `src` of the group has, on all its ranks.
-
-    It comes out of JSON on `src` too, so that all ranks have the same: tuples become lists.
-    """
-    content = _bytes(value if dist.get_rank(group) == src else None, group)
-    size = torch.tensor([len(content)], device=content.device)
-    dist.broadcast(size, group=group, group_src=src)
-    if dist.get_rank(group) != src:
-        content = content.new_empty(int(size))
-    dist.broadcast(content, group=group, group_src=src)
-    return _value(content)
+    """Return the value that the rank `src` of the group has, on all its ranks, as JSON has it."""
+    return all_gather(value if dist.get_rank(group) == src else None, group)[src]
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return the values of all ranks of the group, by rank; tuples become lists, as in JSON."""
-    content = _bytes(value, group)
+    content = torch.frombuffer(bytearray(json.dumps(value), "utf-8"), dtype=torch.uint8)
+    content = content.to(device_of(group))
     sizes = [content.new_empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(content)], device=content.device), group=group)
     longest = int(torch.cat(sizes).max())
     padded = torch.nn.functional.pad(content, (0, longest - len(content)))
     found = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(found, padded, group=group)
-    return [_value(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
+    texts = (each[: int(n)].cpu().numpy().tobytes() for each, n in zip(found, sizes, strict=True))
+    return [json.loads(text) for text in texts]
 
 
 def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
@@ -41,13 +34,3 @@ def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
     if "cpu" in dist.get_backend_config(group):
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _bytes(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Return the JSON of a value: uint8, (bytes,)."""
-    content = bytearray(json.dumps(value), "utf-8")
-    return torch.frombuffer(content, dtype=torch.uint8).to(device_of(group))
-
-
-def _value(content: torch.Tensor) -> Any:
-    return json.loads(content.cpu().numpy().tobytes())

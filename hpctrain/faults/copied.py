@@ -21,14 +21,15 @@ import torch
 class _Numbers(NamedTuple):
     """The numbers of one step; `arrived` is None if they are there already."""
 
-    values: list[float] | torch.Tensor
+    values: torch.Tensor
     arrived: torch.cuda.Event | None
     about: Any
 
     def read(self) -> list[float]:
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.values if isinstance(self.values, list) else self.values.tolist()
+        found: list[float] = self.values.tolist()
+        return found
 
 
 class Copied:
@@ -37,10 +38,10 @@ class Copied:
     def __init__(self) -> None:
         self._offered: deque[_Numbers] = deque(maxlen=2)
 
-    def offer(self, values: list[float] | torch.Tensor, about: Any = None) -> None:
-        """Store n numbers, a list or a tensor of shape (n,), without waiting for the device."""
+    def offer(self, values: torch.Tensor, about: Any = None) -> None:
+        """Store a tensor of n numbers, of shape (n,), without waiting for the device."""
         arrived = None
-        if isinstance(values, torch.Tensor) and values.device.type != "cpu":
+        if values.device.type != "cpu":
             values, arrived = to_host(values.detach())
         self._offered.append(_Numbers(values, arrived, about))
 

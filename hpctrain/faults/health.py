@@ -112,23 +112,20 @@ class Health:
 
     def accepts(
         self,
-        loss: float | torch.Tensor,
-        norm: float | torch.Tensor | None,
-        own_loss: float | torch.Tensor,
-        count: float | torch.Tensor = 1.0,
+        loss: torch.Tensor,
+        norm: torch.Tensor | None,
+        own_loss: torch.Tensor,
+        count: torch.Tensor,
     ) -> bool:
         """Return whether the update may be made; on a GPU, True as long as it is not known.
 
         `loss` and `own_loss` are the sums of the losses of all ranks and of this one, which `count`
-        divides; `norm` is that of the global gradient, or None if it does not count. On a GPU all
-        are tensors of shape ().
+        divides; `norm` is that of the global gradient, or None if it does not count. All are
+        tensors of shape ().
         """
         norm = loss if norm is None else norm
-        if isinstance(loss, torch.Tensor):
-            numbers = [torch.as_tensor(n).to(loss) for n in (loss, norm, own_loss, count)]
-            self._offered.offer(torch.stack(numbers), self._begun)
-        else:
-            self._offered.offer([loss, *map(float, (norm, own_loss, count))], self._begun)
+        numbers = [each.to(loss) for each in (loss, norm, own_loss, count)]
+        self._offered.offer(torch.stack(numbers), self._begun)
         return (self._offered.on_the_way and not self.undoes) or not self.problem
 
     @property

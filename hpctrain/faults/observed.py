@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from hpctrain import frames, marks
 from hpctrain.child import Child, Process
 from hpctrain.config.schema import HangConfig
@@ -113,8 +111,6 @@ def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[Child]:
     place = Place(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
     place.put(logs.parent, f"{ranks.node_rank}.{ranks.local_rank}")
     if ranks.local_rank == 0:
-        files = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
-        job = structs.replace(job, log_file=files[0].baseFilename if files else "")
         run, module = str(logs.parent.absolute()), "hpctrain.faults.observer"
         yield Child(module, run, written(job), cwd=logs.parent)
 

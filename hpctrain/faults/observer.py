@@ -241,13 +241,6 @@ def main(argv: list[str]) -> int:
     """Observe the ranks of this node for the run and the job in `argv`."""
     run, job = Path(argv[0]), json.decode(argv[1], type=Job)
     child.begin()
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    if job.log_file:
-        with suppress(OSError):
-            file = logging.FileHandler(job.log_file, delay=True)
-            file.setFormatter(logging.getLogger().handlers[0].formatter)
-            logging.getLogger().addHandler(file)
     try:
         _Observer(run, job).run()
     except Exception:

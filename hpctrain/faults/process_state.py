@@ -68,7 +68,6 @@ class Job(Record, frozen=True):
     ranks: RankInfo
     floor_s: Seconds
     timeout_s: Seconds
-    log_file: str = ""  # that of rank 0 in a terminal, if what is printed does not go into one
 
 
 class Rank:

@@ -8,8 +8,7 @@ A Python signal handler does not run while the main thread is blocked in a colle
 thread receives the signals through `signal.set_wakeup_fd`. The flags, one for each reason, are
 part of the reduction that every step makes anyway. On the CPU they are read after the step, and on
 a GPU after the next one (`hpctrain.faults.copied`). So no step waits for them, and all ranks see
-the same reason at the same step, whichever rank was asked first. A rank that is alone does not wait
-for the batch of the next step, which may take longer than the time that is left.
+the same reason at the same step, whichever rank was asked first.
 
 A rank that cannot stop in time, because its step or its save does not end, says where it is and
 exits before Slurm kills it: the batch script can still requeue the job.
@@ -25,13 +24,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 import torch
-import torch.distributed as dist
 
 from hpctrain import forks, frames, marks
 from hpctrain.faults import early_signals as signals
@@ -45,10 +43,6 @@ _LOOK_EVERY_S = 5.0
 _KERNEL_LATER_S = 3.0
 _EXIT = 143  # as after a signal: the batch script requeues the job
 log = logging.getLogger(__name__)
-
-
-class Interrupted(BaseException):
-    """A stop request has ended a wait of `Stop.interrupts`; no `except Exception` shall see it."""
 
 
 class Stop:
@@ -71,7 +65,6 @@ class Stop:
         self._began = self._exit_at = math.inf
         self._file: Path | None = None
         self._totals = Copied()
-        self._waiting = False
 
     def __enter__(self) -> Stop:
         self._reading, self._writing = socket.socketpair()
@@ -95,27 +88,7 @@ class Stop:
         self._listener.join()
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        """Only end a wait: the thread gets the number of the signal, too."""
-        if self._waiting:
-            self._waiting = False
-            self.reason = signal.Signals(number).name
-            raise Interrupted
-
-    @contextmanager
-    def interrupts(self) -> Iterator[None]:
-        """Let a signal end what the main thread of a job of one rank does in the context.
-
-        More ranks stop at the same step, so none of them may leave a batch out.
-
-        Raises:
-            Interrupted: A signal has come; `reason` says which.
-        """
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self._waiting = alone and threading.current_thread() is threading.main_thread()
-        try:
-            yield
-        finally:
-            self._waiting = False
+        """Do nothing: the thread gets the number of the signal."""
 
     def _listen(self) -> None:
         while True:
@@ -180,7 +153,7 @@ class Stop:
         """Return this rank's part of the reduction: 1.0 or 0.0 for each of _REASONS."""
         return [float(self.asked == reason) for reason in _REASONS]
 
-    def offer(self, totals: list[float] | torch.Tensor) -> None:
+    def offer(self, totals: torch.Tensor) -> None:
         """Store the reduced flags, one for each of _REASONS, without waiting for the device."""
         self._totals.offer(totals)
 

@@ -29,7 +29,7 @@ from hpctrain.faults.health import RolledBack
 from hpctrain.faults.lease import lease
 from hpctrain.faults.observed import named_if_late
 from hpctrain.faults.stop import Stop
-from hpctrain.forks import at_end_of_parent, ending_here
+from hpctrain.forks import at_end_of_parent
 from hpctrain.job.attempt import Attempt
 from hpctrain.job.building.build import build
 from hpctrain.job.preflight import preflight, wait_for_gpus
@@ -142,7 +142,6 @@ def _fit(
         lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
         deterministic(config.train.deterministic, device),
         default_dtype(config.precision),
-        ending_here(),
     ):
         rollbacks = 0
         while True:

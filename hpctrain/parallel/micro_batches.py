@@ -4,7 +4,7 @@
 
 A larger micro-batch is faster and needs more memory. `train.micro_batch_size=auto` measures the
 memory of three steps and takes the largest size that fits. When a rank runs out of memory later,
-the next smaller size is taken.
+the next attempt takes the next smaller size (`hpctrain.job.fit`).
 """
 
 import logging
@@ -77,21 +77,6 @@ class MicroBatches:
         sizes = [rows for rows in self._sizes if rows < self.rows]
         return sizes[-1] if sizes else None
 
-    def lower(self) -> bool:
-        """After running out of memory, take the next smaller size, if the step can be repeated."""
-        if self.smaller is None or not self.model.can_repeat:
-            return False
-        log.warning(
-            "out of memory with micro-batches of %d rows: now %d rows, %d per step",
-            *(self.rows, self.smaller, self.share // self.smaller),
-        )
-        self._take(self.smaller)
-        for parameter in self.model.parameters:
-            parameter.grad = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return True
-
     def after_step(self) -> None:
         """Go on with the search, if there is one.
 
@@ -117,7 +102,8 @@ class MicroBatches:
         limit = _USABLE * -least
         fitting = [rows for rows in self._sizes if first + slope * (rows - one) <= limit]
         rows = fitting[-1] if fitting else one
-        self._take(rows)
+        self.model.accumulate, self.limit = self.share // rows, rows
+        self._record(rows)
         log.info(
             "micro-batches of %d rows, %d per step: %.2f of %.2f GB of memory",
             *(rows, self.model.accumulate, (first + slope * (rows - one)) / 1e9, -least / 1e9),
@@ -126,8 +112,3 @@ class MicroBatches:
     def _possible(self) -> list[int]:
         least = self.share // self.model.mesh.weight  # every rank must be able to divide its rows
         return [rows for rows in range(1, least + 1) if least % rows == 0]
-
-    def _take(self, rows: int) -> None:
-        self.model.accumulate = self.share // rows
-        self.limit = rows
-        self._record(rows)

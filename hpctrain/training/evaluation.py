@@ -7,7 +7,7 @@ from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
 from hpctrain.generators import seeded_generators
 from hpctrain.parallel.reducing.metric_states import Measured
-from hpctrain.parallel.reducing.scalars import on_device, over_ranks
+from hpctrain.parallel.reducing.scalars import on_device
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Task, derived
 from hpctrain.tasks.task import at_step
@@ -58,7 +58,9 @@ def evaluate_all(
         if stop.agreed:
             return True
         # The flags are read one batch later, so a GPU still has work to do.
-        stop.offer(over_ranks(on_device(stop.flags(), model.precision.device), model.mesh))
+        flags = on_device(stop.flags(), model.precision.device)
+        model.mesh.add(flags)
+        stop.offer(flags)
         return False
 
     for prefix, feed in feeds.items():

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hpctrain.causes import is_out_of_memory
 from hpctrain.checkpoint.saving.saves import Saves
 from hpctrain.config.metric_registry import GRAD_NORM, SKIPPED_STEPS
 from hpctrain.faults.health import Health
@@ -20,16 +19,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.models.dry_run import Buffers
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import MicroBatches
-from hpctrain.parallel.reducing.scalars import (
-    Scalar,
-    Scalars,
-    added,
-    divisor,
-    joined,
-    on_device,
-    over_ranks,
-    reordered,
-)
+from hpctrain.parallel.reducing.scalars import divisor, joined, on_device, reordered
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
@@ -47,34 +37,34 @@ class Totals:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.counts: dict[str, float] = {}
-        self._total: Scalars | None = None
+        self._total: torch.Tensor | None = None
 
-    def add(self, names: list[str], values: Scalars) -> None:
+    def add(self, names: list[str], values: torch.Tensor) -> None:
         """Add a sum and a count for each name."""
         if self._total is not None and names != self.names:
             # A resumed run with other degrees may have other names, such as that of the bubble.
             self._total = reordered(self._total, self.names, names)
         self.names = names
-        self._total = values if self._total is None else added(self._total, values)
+        self._total = values if self._total is None else self._total + values
 
     def reduce(self, mesh: Mesh) -> None:
         """Add the totals of all ranks; for totals to which only this rank's sums were added."""
         if self._total is not None:
-            self._total = over_ranks(self._total, mesh)
+            mesh.add(self._total)
 
     def means(self) -> dict[str, float]:
         """Return sum / count of each name, which waits for the device, and start from zero."""
         if self._total is None:
             self.counts = {}
             return {}
-        values, self._total = _list(self._total), None
+        values, self._total = self._total.tolist(), None
         pairs = list(zip(self.names, values[::2], values[1::2], strict=True))
         self.counts = {name: count for name, _, count in pairs}
         return {name: total / count if count else float("nan") for name, total, count in pairs}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been added since the last `means`, as JSON."""
-        values = None if self._total is None else _list(self._total)
+        values = None if self._total is None else self._total.tolist()
         return {"names": self.names, "values": values}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
@@ -82,10 +72,6 @@ class Totals:
         self.names, values = state["names"], state["values"]
         if values is not None:
             self._total = on_device(values, device)
-
-
-def _list(values: Scalars) -> list[float]:
-    return values if isinstance(values, list) else values.tolist()
 
 
 class TrainStep:
@@ -128,11 +114,9 @@ class TrainStep:
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
-        again = micro_batches is not None and model.can_repeat
-        kept = [model.module] if self.health.undoes or again else []
-        self._buffers = Buffers(*kept, stored=not self.health.undoes)
+        self._buffers = Buffers(*[model.module] * self.health.undoes)
         self.totals = Totals()
-        self.grad_norm: Scalar = math.nan
+        self.grad_norm: float | torch.Tensor = math.nan
 
     def __call__(self, batch: Batch, lr: float) -> None:
         """Train on this rank's share of the global batch.
@@ -145,12 +129,12 @@ class TrainStep:
             self._resize(len(batch["mask"]))
         self._buffers.keep()
         at_step(self.task, self.model.step)
-        names, values = self._forward_backward(batch)
+        names, values = self.model.forward_backward(self.task, batch)
         asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.save_timer]
         asking += [each for each in (self.saving, self.model.unused) if each is not None]
         flags = [each.flags() for each in asking]
-        mine = self.model.loads.joined(joined(values, [*chain(*flags)]))
-        reduced = over_ranks(mine, mesh)
+        reduced = self.model.loads.joined(joined(values, [*chain(*flags)]))
+        mesh.add(reduced)
         sums, rest = reduced[: len(values)], reduced[len(values) :]
         for each, own in zip(asking, flags, strict=True):
             each.offer(rest[: len(own)])
@@ -201,14 +185,3 @@ class TrainStep:
         self._rows, self.model.accumulate = rows, self.parts[rows]
         if self.micro_batches is not None:
             self.micro_batches.resize(rows)
-
-    def _forward_backward(self, batch: Batch) -> tuple[list[str], Scalars]:
-        while True:
-            try:
-                return self.model.forward_backward(self.task, batch)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                if self.micro_batches is None or not self.micro_batches.lower():
-                    raise
-                self._buffers.restore()

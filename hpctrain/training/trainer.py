@@ -26,8 +26,6 @@ from hpctrain.config.metric_registry import EPOCH, GLOBAL_BATCH_SIZE, LR
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.faults.health import RolledBack
-from hpctrain.faults.stop import Interrupted
-from hpctrain.forks import ending_here
 from hpctrain.generators import same_generators
 from hpctrain.models.dry_run import same_modes
 from hpctrain.shards.types import Batch
@@ -73,7 +71,7 @@ class Trainer(RunParts):
         self.train_step.save_timer.restart()
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
-        with self._closing(), ending_here():
+        with self._closing():
             stopped = not self._caught_up()
             self.best.mark(saved)
             ends = stopped or self.patience.is_over or self._pauses
@@ -112,8 +110,6 @@ class Trainer(RunParts):
                     saved = self.step
                 if over or self._pauses:
                     break
-            else:
-                stopped = stopped or (bool(self.stop.reason) and self.step < self.max_steps)
             if self.step != saved and (stopped or self._pauses or self.every.at_end):
                 self._save()
             self._go_on_saving(wait=True)
@@ -152,15 +148,8 @@ class Trainer(RunParts):
         left_out = self.train_step.health.left_out
         batches = first_in_long_work("the first batch", self.loader)
         while self.step < self.max_steps:
-            given = self.loader.state_dict()
             marks.begin_step()
-            try:
-                with self.stop.interrupts():
-                    batch = next(batches, None)
-            except Interrupted:
-                self.loader.load_state_dict(given)
-                return
-            if batch is None:
+            if (batch := next(batches, None)) is None:
                 return
             if left_out and self.loader.state_dict()["consumed"] in left_out:
                 continue

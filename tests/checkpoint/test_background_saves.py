@@ -294,14 +294,14 @@ def test_the_sum_over_the_ranks_decides(tmp_path: Path) -> None:
         ([0, 0, 0], True, [0, 0, 0]),
     ):
         flags = saves.flags()
-        saves.offer([a + b for a, b in zip(flags, others, strict=True)])
+        saves.offer(torch.tensor(flags) + torch.tensor(others))
         saves.advance()
         assert bool(checkpoints(saves.folder)) is committed
         assert saves.under_way is not None
         assert saves.flags() == own
         if saves.under_way.complete is not None:
             wait([saves.under_way.complete])
-    saves.offer(saves.flags())
+    saves.offer(torch.tensor(saves.flags()))
     saves.advance()
     assert saves.under_way is None
     assert saves.flags() == [0, 0, 0]

@@ -184,7 +184,6 @@ def test_other_weights_than_asked_for_are_refused(train: Train, tmp_path: Path) 
     [
         ("model.bin", b"", "model.bin is a pickle, which can run code"),
         ("last.ckpt", b"", "torch.load(FILE, map_location='cpu')['state_dict']; safetensors"),
-        (".metadata", b"", "that hpctrain has not written; convert it once: torch.distributed"),
         ("adapter_config.json", b"{}", "has only adapters (LoRA), in the format of peft"),
         ("note.txt", b"", "no weights; there must be a run directory"),
         ("model.safetensors", b"\x08" + bytes(7) + b"not JSON", "not a safetensors file"),

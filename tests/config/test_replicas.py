@@ -42,7 +42,7 @@ def test_good(given: dict[str, Any]) -> None:
         (LOCAL | {"parallel.sync": "every"}, "train.local_sgd.every=8 with parallel.sync=every"),
         (TOPK | {"precision.reduce": "bf16"}, "kind=topk with precision.reduce=bf16: use null"),
         (LOCAL | {"precision.compute": "fp16"}, "every=8 with precision.compute=fp16"),
-        ({"train.compression.kind": "top"}, "allowed are none, powersgd, topk, int8, onebit"),
+        ({"train.compression.kind": "top"}, "allowed are none, powersgd, topk, int8"),
         (TOPK | {"train.compression.ratio": 0.0}, "train.compression.ratio=0.0: it must be gr"),
     ],
 )

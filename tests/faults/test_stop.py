@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from hpctrain.faults import early_signals
-from hpctrain.faults.stop import SIGNALS, Interrupted, Stop
+from hpctrain.faults.stop import SIGNALS, Stop
 from hpctrain.runs.state import stop_request
 from tests import forkserver
 from tests.conftest import ROOT, ignoring_sigint
@@ -59,17 +58,6 @@ def test_all_ranks_agree_after_the_step_in_which_one_was_signalled() -> None:
         ("SIGTERM", True, "SIGTERM"),
     ]
     assert run_ranks(step_with_a_signal, 2, None) == [("", False, "")] * 2
-
-
-def test_a_rank_that_is_alone_does_not_wait_for_a_slow_batch() -> None:
-    with Stop() as stop:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        with pytest.raises(Interrupted), stop.interrupts():
-            Future[None]().result(60)  # as for a batch that other threads read
-        assert (stop.agreed, stop.reason) == (True, "SIGTERM")
-        wait_for_a_signal(stop)
-        os.kill(os.getpid(), signal.SIGTERM)  # in a step it only sets the flag
-        time.sleep(0.01)
 
 
 def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:

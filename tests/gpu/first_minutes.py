@@ -92,7 +92,6 @@ PARTS = (
     Part("attention", "kernels and their memory", "tests/gpu/test_attention_gpu.py", 180),
     Part("experts", "grouped products are those of a loop", "tests/gpu/test_experts_gpu.py", 60),
     Part("resume", "dropout; CPU to GPU, and back", f"{_RUNS} -k 'resumed or goes'", 180, CPU_TOO),
-    Part("memory", "a step repeated after out-of-memory", "tests/gpu/test_memory_gpu.py", 120),
     Part("two ranks", "gloo: ddp and compressions", f"{_TWO} -k ddp", 300, CPU_TOO),
     Part("stop", "gloo: SIGTERM to one of two ranks", f"{_TWO} -k sigterm", 120, CPU_TOO),
     Part("saves", "the stall of a save in the background", f"{_SAVES} --device cuda", 120),

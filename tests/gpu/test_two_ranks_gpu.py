@@ -19,7 +19,7 @@ from tests.job.test_train import LONG, opened, wait_for_step
 
 pytestmark = on_device
 TORCHRUN = ("--standalone", "--nproc-per-node=2", "-m", "hpctrain", "experiment=digits")
-KINDS = ("none", "powersgd", "topk", "int8", "onebit")
+KINDS = ("none", "powersgd", "topk", "int8")
 
 
 def train(device: str, digits: Path, folder: Path, *arguments: str) -> Path:

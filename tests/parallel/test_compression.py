@@ -14,7 +14,6 @@ from hpctrain.config.schema import CompressionConfig
 from hpctrain.parallel.reducing.gradient_compression import (
     Compression,
     Int8,
-    OneBit,
     PowerSGD,
     TopK,
 )
@@ -28,7 +27,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "powersgd": {"rank": 2},
     "topk": {"ratio": 0.05},
     "int8": {},
-    "onebit": {},
 }
 
 
@@ -95,7 +93,6 @@ FIRST: dict[str, tuple[Callable[..., Compression], dict[str, Any]]] = {
     "powersgd, whole": (PowerSGD, {"rank": 30}),
     "topk": (TopK, {"ratio": 0.1}),
     "int8": (Int8, {}),
-    "onebit": (OneBit, {}),
 }
 
 
@@ -158,19 +155,6 @@ def test_int8_is_within_its_quantization_step(dtype: torch.dtype) -> None:
 
 
 @formats
-def test_onebit_sends_signs_and_one_magnitude(dtype: torch.dtype) -> None:
-    for name in SHAPES:
-        ranks = [rank["onebit"][name] for rank in by_rank(dtype)]
-        for step in range(2):
-            sent = []
-            for rank in ranks:
-                total = rank.gradients[step] + (rank.errors[step - 1] if step else 0)
-                sent.append(total.abs().mean() * torch.where(total >= 0, 1.0, -1.0).to(dtype))
-                torch.testing.assert_close(rank.errors[step], total - sent[-1])
-            torch.testing.assert_close(ranks[0].means[step], (sent[0] + sent[1]) / 2)
-
-
-@formats
 def test_powersgd_sends_a_matrix_of_its_rank(dtype: torch.dtype) -> None:
     one, two = (rank["powersgd"] for rank in by_rank(dtype))
     mean = one["matrix"].means[0].view(SHAPES["matrix"])
@@ -221,9 +205,7 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
     return result
 
 
-@pytest.mark.parametrize(
-    "kinds", either([["powersgd"]], [["topk", "onebit", "int8"]]), ids=", ".join
-)
+@pytest.mark.parametrize("kinds", either([["powersgd"]], [["topk", "int8"]]), ids=", ".join)
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path, kinds: list[str]) -> None:
     for result in run_ranks(_resumed, 2, tmp_path, kinds, 2):
         assert {kind: same for kind, (same, _) in result.items()} == dict.fromkeys(kinds, True)

@@ -158,5 +158,5 @@ def noticed(kinds: list[str]) -> list[str]:
 
 
 def test_compression_does_not_hide_a_nan() -> None:
-    kinds = ["powersgd", "topk", "int8", "onebit"]
-    assert run_ranks(noticed, 2, kinds) == [["gradient"] * 4] * 2
+    kinds = ["powersgd", "topk", "int8"]
+    assert run_ranks(noticed, 2, kinds) == [["gradient"] * 3] * 2

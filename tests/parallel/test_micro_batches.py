@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -75,58 +74,6 @@ def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
     assert torch.allclose(weights(auto), weights(plain), atol=1e-6), "training goes on meanwhile"
 
 
-class After(Simulated):
-    """A task that runs out of memory after the forward pass, once."""
-
-    def sums(self, outputs: Any, batch: Batch) -> Sums:
-        if self.limit:
-            self.limit = 0.0
-            raise torch.OutOfMemoryError("simulated")
-        return super().sums(outputs, batch)
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
-        return Classification.__call__(self, model, batch)
-
-
-def test_a_repeated_step_counts_once_in_the_statistics_of_a_batch_norm() -> None:
-    found = []
-    for task in (After(1.0), Classification()):
-        torch.manual_seed(0)
-        norm = nn.BatchNorm1d(64)
-        model = alone(nn.Sequential(nn.Flatten(), norm, nn.Linear(64, 10)), 2)
-        sizes = MicroBatches(model, 32, lambda _: None)
-        optimizer = torch.optim.SGD(model.parameters)
-        if isinstance(task, After):
-            model.accumulate = 1  # and 2 after the error
-        made = TrainStep(
-            *(model, task, optimizer), clip_norm=None, stop=Stop(), micro_batches=sizes
-        )
-        made(batch(32), 1e-3)
-        assert model.accumulate == 2
-        found.append([norm.num_batches_tracked, norm.running_mean, norm.running_var])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_out_of_memory_lowers_it_and_repeats_the_step(caplog: pytest.LogCaptureFixture) -> None:
-    found: list[int] = []
-    task = Simulated(250.0)
-    short, plain = step(task, found.append, auto=False), make()
-    for seed in range(2):
-        short(batch(32, seed), 1e-3)
-        plain(batch(32, seed), 1e-3)
-    assert found == [16]
-    assert "out of memory with micro-batches of 32 rows: now 16 rows, 2 per step" in caplog.text
-    assert torch.allclose(weights(short), weights(plain), atol=1e-6)
-    task.used, task.error = 1000.0, RuntimeError("CUDA error: no kernel image is available")
-    with pytest.raises(RuntimeError, match="no kernel image"):
-        short(batch(32), 1e-3)
-    assert found == [16], "another error is raised at once"
-    task.error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
-    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
-        short(batch(32), 1e-3)
-    assert found == [16, 8, 4, 2, 1], "the error is raised when no smaller size is left"
-
-
 def test_a_batch_that_is_one_piece_is_never_split() -> None:
     """Packed samples have no rows to split."""
     config = Config()
@@ -148,9 +95,6 @@ def two_ranks() -> tuple[int, int]:
     made = step(Simulated(1000.0 if distributed.get_rank() == 0 else 150.0), found.append, True, 16)
     for seed in range(4):
         made(batch(16, seed), 1e-3)
-    made.model.can_repeat = False
-    assert made.micro_batches is not None
-    assert not made.micro_batches.lower(), "others would wait in a collective operation"
     return found[0], made.model.accumulate
 
 

@@ -364,7 +364,7 @@ def test_an_error_in_a_stage_has_its_own_text() -> None:
 
 def test_totals_go_on_when_their_names_change() -> None:
     totals = Totals()
-    totals.add(["loss", "bubble"], [6.0, 3.0, 1.0, 2.0])
-    totals.add(["loss"], [2.0, 1.0])
-    totals.add(["bubble", "loss"], [1.0, 4.0, 0.0, 0.0])
+    totals.add(["loss", "bubble"], torch.tensor([6.0, 3.0, 1.0, 2.0]))
+    totals.add(["loss"], torch.tensor([2.0, 1.0]))
+    totals.add(["bubble", "loss"], torch.tensor([1.0, 4.0, 0.0, 0.0]))
     assert totals.means() == {"bubble": 0.25, "loss": 2.0}

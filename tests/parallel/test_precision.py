@@ -95,7 +95,7 @@ WIDE = (
     Cell("untied", 2, (("parallel.pp", 2), ("train.accumulate", 2))),
     *(
         Cell("conv", 2, (("train.compression.kind", kind),))
-        for kind in ("powersgd", "topk", "int8", "onebit")
+        for kind in ("powersgd", "topk", "int8")
     ),
 )
 

@@ -110,12 +110,6 @@ def _no_weights(files: Sequence[Path]) -> str:
             f"{nested}; safetensors.torch.save_file({{name: value.clone() for name, value in "
             "weights.items()}, OUT)"
         )
-    if any(file.name == ".metadata" for file in files):
-        return (
-            "a checkpoint of torch.distributed.checkpoint that hpctrain has not written; convert "
-            "it once: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, FILE), "
-            "and save the weights in it by safetensors.torch.save_file"
-        )
     return (
         "no weights; there must be a run directory, a checkpoint (manifest.json), a .safetensors "
         "file, or a folder with .safetensors files"

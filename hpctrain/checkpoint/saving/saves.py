@@ -162,7 +162,7 @@ class Saves:
         error, waits = self._error(save), self._ranks.is_main and not save.committed
         return [float(error is None), float(bool(error or save.uncommitted)), float(waits)]
 
-    def offer(self, totals: list[float] | torch.Tensor) -> None:
+    def offer(self, totals: torch.Tensor) -> None:
         """Store the reduced flags without waiting for the device."""
         if self.background:
             self._totals.offer(totals, self._told_of)

@@ -14,8 +14,8 @@ class CompressionConfig:
     kind: str = key(
         "none",
         "powersgd sends matrices of a low rank, topk the largest elements, int8 integers of 8 "
-        "bits, onebit the signs. All but int8 add to the next gradient what they did not send.",
-        choices=("none", "powersgd", "topk", "int8", "onebit"),
+        "bits. The first two add to the next gradient what they did not send.",
+        choices=("none", "powersgd", "topk", "int8"),
     )
     rank: int = key(4, "powersgd sends two matrices of this rank for each.", at_least=1)
     ratio: float = key(

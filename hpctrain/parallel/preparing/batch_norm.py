@@ -106,12 +106,10 @@ def _warning(layers: list[tuple[str, nn.Module]], mesh: Mesh, config: Config, pa
         seen.append(f"one of {parts} micro-batches" if parts > 1 else "one micro-batch")
     if not seen:
         return ""
-    cures = []
-    can_sync = not any(sync_problems(config, mesh.degrees))
-    if ranks > 1 and not train.sync_batchnorm and can_sync:
-        exact = "" if len(seen) == 1 else ", but not over micro-batches"
-        cures.append(f"compute them over all ranks{exact} (train.sync_batchnorm=true)")
-    cures.append(f"take {_other_norm(config.model.get('norm'))}")
+    cures = [f"take {_other_norm(config.model.get('norm'))}"]
+    tried = train.sync_batchnorm or any(sync_problems(config, mesh.degrees))
+    if len(seen) == 1 and ranks > 1 and not tried:
+        cures.insert(0, "compute them over all ranks (train.sync_batchnorm=true)")
     name, layer = alone[0]
     more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""
     return (

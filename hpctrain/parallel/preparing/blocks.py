@@ -45,7 +45,7 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
         raise ConfigError(
             f"the blocks of {type(model).__name__} cannot be found: it has no list (nn.ModuleList, "
             "nn.ModuleDict or nn.Sequential) of two or more modules with parameters and of one "
-            f"class. Name the classes of its blocks{_largest(model)}; it has "
+            "class. Name the classes of its blocks (parallel.blocks); it has "
             f"{', '.join(_classes(model)) or 'none'}"
         )
     chosen = max(around, key=_sum, default=longest)
@@ -93,16 +93,6 @@ def _outermost(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module
         return any(".".join(parts[:end]) in names for end in range(1, len(parts)))
 
     return [(name, module) for name, module in blocks if not within(name)]
-
-
-def _largest(model: nn.Module) -> str:
-    """Return an example of `parallel.blocks`, of a class whose modules have layers; "" if none."""
-    sizes: dict[str, int] = {}
-    for name, module in model.named_modules():
-        if name and any(True for _ in module.children()) and not isinstance(module, _CONTAINERS):
-            kind = plain_class(module).__name__
-            sizes[kind] = sizes.get(kind, 0) + _size(module)
-    return f": parallel.blocks=[{max(sizes, key=sizes.__getitem__)}]" if any(sizes.values()) else ""
 
 
 def _classes(model: nn.Module) -> list[str]:

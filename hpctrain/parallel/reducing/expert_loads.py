@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from hpctrain.models.experts import Experts
-from hpctrain.parallel.reducing.scalars import Scalars
 
 
 class Loads:
@@ -28,29 +27,28 @@ class Loads:
         self._modules = [each if isinstance(each, Experts) else None for each in found]
 
     def start(self) -> None:
-        """Begin a step; a step may be made again after an error."""
+        """Begin a step."""
         for module in self._modules:
             if module is not None:
                 module.start_loads()
 
-    def joined(self, values: Scalars) -> Scalars:
+    def joined(self, values: torch.Tensor) -> torch.Tensor:
         """Return the numbers of this rank's part of a step, followed by its loads."""
         if not self._modules:
             return values
         # The ranks that divide a layer have other tokens, or all have the same. All of them count,
         # because only ratios of loads matter.
-        device = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
         loads = [
-            torch.zeros(size, dtype=torch.float64, device=device)
+            torch.zeros(size, dtype=torch.float64, device=values.device)
             if module is None
             else module.take_loads()
             for size, module in zip(self._sizes.values(), self._modules, strict=True)
         ]
-        if isinstance(values, list):
-            return values + torch.cat(loads).tolist()
-        return torch.cat([values, *(load.to(device) for load in loads)])
+        return torch.cat([values, *(load.to(values.device) for load in loads)])
 
-    def balance(self, total: Scalars, names: list[str], sums: Scalars) -> tuple[list[str], Scalars]:
+    def balance(
+        self, total: torch.Tensor, names: list[str], sums: torch.Tensor
+    ) -> tuple[list[str], torch.Tensor]:
         """Balance the experts by what `joined` has appended, added over all ranks.
 
         Returns the names and the sums of the step (a sum and a count for each name) with one more:
@@ -58,14 +56,13 @@ class Loads:
         """
         if not self._modules:
             return names, sums
-        loads = torch.as_tensor(total).split(list(self._sizes.values()))
+        loads = total.split(list(self._sizes.values()))
         for module, load in zip(self._modules, loads, strict=True):
             if module is not None:
                 module.move_balance(load)
         largest = torch.stack([load.max() / load.mean() for load in loads]).max()
         more = torch.stack([largest, torch.ones_like(largest)])
-        joined = [*sums, *more.tolist()] if isinstance(sums, list) else torch.cat([sums, more])
-        return [*names, "expert_load_max"], joined
+        return [*names, "expert_load_max"], torch.cat([sums, more])
 
 
 def load_sizes(model: nn.Module) -> dict[str, int]:

@@ -10,7 +10,6 @@ What a rank sends for a matrix of n = rows x columns elements, with W ranks in a
     powersgd  8 rank (rows + columns)
     topk      8 ratio n W                   less than "none" for up to 1 / ratio ranks
     int8      2 n
-    onebit    n W / 8                       less than "none" for up to 64 ranks
 
 Each parameter is compressed by itself, because DDP regroups the parameters into other buckets after
 the first step of a process, and a resumed run must equal an undisturbed one. (torch's own PowerSGD
@@ -38,7 +37,7 @@ _BLOCK = 256  # elements that int8 quantizes with one scale
 
 def compression(config: CompressionConfig, module: nn.Module) -> "Compression":
     """Return the compression that the config names; `module` is the model without DDP."""
-    kinds: dict[str, Any] = {"powersgd": PowerSGD, "topk": TopK, "int8": Int8, "onebit": OneBit}
+    kinds: dict[str, Any] = {"powersgd": PowerSGD, "topk": TopK, "int8": Int8}
     made: Compression = kinds[config.kind](config, module.named_parameters())
     return made
 
@@ -125,39 +124,6 @@ class TopK(Compression):
         return _gather(bucket, torch.cat([values.view(torch.int32), places.int()]), mean)
 
 
-class OneBit(Compression):
-    """The signs of the elements, times their mean magnitude in each parameter, with error feedback.
-
-    Seide et al., "1-Bit Stochastic Gradient Descent" (2014).
-    """
-
-    def _reduce(self, bucket: dist.GradBucket) -> Future:
-        total = self._with_errors(bucket)
-        sizes, size = _sizes(bucket.parameters()), len(total)
-        scales = torch.stack([part.abs().mean() for part in total.split(sizes)])
-        positive = pad((total >= 0).byte(), (0, -size % 8)).view(-1, 8)
-        packed = (positive * _bits(total.device)).sum(1, dtype=torch.uint8)
-
-        def unpacked(message: torch.Tensor) -> torch.Tensor:
-            bits, scale = message.tensor_split([-scales.nbytes])
-            positive = (bits[:, None] & _bits(bits.device)).flatten()[:size] > 0
-            result = torch.where(positive, 1.0, -1.0).to(scales.dtype)
-            # A copy, since numbers in the middle of a message need not be aligned.
-            factors = scale.clone().view(scales.dtype)
-            torch._foreach_mul_(list(result.split(sizes)), list(factors))
-            return result
-
-        def mean(messages: torch.Tensor) -> torch.Tensor:
-            result = unpacked(messages[0])
-            for message in messages[1:]:
-                result += unpacked(message)
-            return result / len(messages)
-
-        message = torch.cat([packed, scales.view(torch.uint8)])
-        self._keep(bucket, total - unpacked(message))
-        return _gather(bucket, message, mean)
-
-
 class Int8(Compression):
     """Integers of 8 bits with a scale for each 256 elements, without error feedback.
 
@@ -234,10 +200,6 @@ class PowerSGD(Compression):
             q = torch.randn(matrix.shape[1], self.config.rank, generator=draw)
             known[name] = q.to(matrix)
         return known[name]
-
-
-def _bits(device: torch.device) -> torch.Tensor:
-    return 2 ** torch.arange(8, device=device, dtype=torch.uint8)
 
 
 def _sizes(parameters: Iterable[torch.Tensor]) -> list[int]:

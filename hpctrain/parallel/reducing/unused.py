@@ -23,7 +23,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.reducing.lockstep import Lockstep
-from hpctrain.parallel.reducing.scalars import Scalars
 
 
 class Unused:
@@ -69,11 +68,10 @@ class Unused:
         self._used.clear()
         return self._own
 
-    def offer(self, total: Scalars) -> None:
+    def offer(self, total: torch.Tensor) -> None:
         """Remove the gradients of parameters that no rank has used, by the sums of the flags."""
         if not all(self._own):  # otherwise the device need not be waited for
-            ranks = total.tolist() if isinstance(total, torch.Tensor) else total
-            for parameter, used in zip(self._parameters, ranks, strict=True):
+            for parameter, used in zip(self._parameters, total.tolist(), strict=True):
                 if not used:
                     parameter.grad = None
 

@@ -31,8 +31,6 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 class DDPModel(ParallelModel):
     """A model in torch's DistributedDataParallel (Li et al. 2020)."""
 
-    can_repeat = False
-
     def __init__(
         self,
         module: nn.Module,

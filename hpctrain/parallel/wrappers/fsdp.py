@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -34,7 +35,6 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.lockstep import Lockstep
-from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
@@ -46,8 +46,6 @@ _ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 
 class FSDPModel(ParallelModel):
     """A model whose blocks, and what is outside of them, were divided by `shard`."""
-
-    can_repeat = False
 
     def __init__(
         self,
@@ -77,13 +75,13 @@ class FSDPModel(ParallelModel):
         unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
         self.unused, self._average = unused, unused.average
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
         self._average()
         return sums
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Return the names and sums of a forward pass."""
         if self._lockstep is not None:
             self._lockstep.start(train=False)

@@ -27,7 +27,7 @@ from hpctrain.parallel.precision import Precision, wide_batch
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, flat
+from hpctrain.parallel.reducing.scalars import flat
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task, checked
@@ -47,11 +47,7 @@ class ParallelModel:
         summary: The summary of the whole model; None if it was not made by the recipe.
         unused: What lets the optimizer leave out the parameters that no rank has used in a step,
             where this needs to be told; None elsewhere.
-        can_repeat: Whether a step can be made again after an error in the middle: other ranks do
-            not wait in a collective operation then.
     """
-
-    can_repeat = True
 
     def __init__(
         self,
@@ -74,7 +70,7 @@ class ParallelModel:
         self.unused: Unused | None = None
         self._loss = loss_parallel if divided_loss else nullcontext
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         The batch has tensors on the device: a rank has the rows of `mesh.weight` shares. Returns
@@ -94,9 +90,9 @@ class ParallelModel:
             parts.append(flat(sums))
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        return list(sums), self._counted(functools.reduce(added, parts))
+        return list(sums), self._counted(functools.reduce(torch.add, parts))
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self._loss(), self.precision.forward():
             sums = checked(task(self.module, wide_batch(batch)))
@@ -106,20 +102,19 @@ class ParallelModel:
         """Return a context whose evaluations leave nothing that later passes depend on."""
         return nullcontext()
 
-    def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
+    def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
         """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
 
         Returns the norm before clipping, the same on all ranks.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        whole = _global_norm(gradients, self.mesh)
-        norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
+        norm = factor * _global_norm(gradients, self.mesh)
         if clip_norm is not None:
-            factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
+            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         own = [local(g) for g in gradients]
         for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
             same = [g for g in own if g.device == device]
-            here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
+            here = factor.to(device, same[0].dtype.to_real())
             torch._foreach_mul_(same, here)
         return norm
 
@@ -171,11 +166,9 @@ class ParallelModel:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Continue with what `state_dict` of the same rank returned, on any device."""
 
-    def _counted(self, values: Scalars) -> Scalars:
+    def _counted(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sums of this rank; zeros if another rank has the same ones."""
-        if self.mesh.is_counted:
-            return values
-        return torch.zeros_like(values) if isinstance(values, torch.Tensor) else [0.0] * len(values)
+        return values if self.mesh.is_counted else torch.zeros_like(values)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         """Return the context of one micro-batch, which decides whether gradients are reduced."""

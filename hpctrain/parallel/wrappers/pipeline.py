@@ -37,7 +37,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision, wide_batch
 from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
-from hpctrain.parallel.reducing.scalars import Scalars, added, flat, joined, on_device
+from hpctrain.parallel.reducing.scalars import flat, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.shards.types import Batch
@@ -62,8 +62,6 @@ class PipelineModel(ParallelModel):
     are the names of the arguments of the model's forward function. What a task draws for the inputs
     of a step of the training is a function of `seed`, because all stages need the same.
     """
-
-    can_repeat = False
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class PipelineModel(ParallelModel):
         """The stages of this rank."""
         return [*self._stages.values()]
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
         The ranks of a pipeline have the same batch. The sums also have `bubble`, to which every
@@ -120,7 +118,7 @@ class PipelineModel(ParallelModel):
             whole_gradients(self.parameters)
         return [*names, "bubble"], joined(values, self._clock.read())
 
-    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+    def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Return the names and sums of a forward pass, without `bubble`."""
         with torch.no_grad():
             return self._run(task, batch, train=False)
@@ -134,7 +132,7 @@ class PipelineModel(ParallelModel):
         finally:
             self._schedules, self._names = schedules, names
 
-    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], Scalars]:
+    def _run(self, task: Task, batch: Batch, *, train: bool) -> tuple[list[str], torch.Tensor]:
         if not isinstance(task, SplitTask):
             raise ConfigError(
                 f"parallel.pp={self.mesh.degrees.pp} with task._target_="
@@ -169,7 +167,7 @@ class PipelineModel(ParallelModel):
             names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
             self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
-            return names, functools.reduce(added, work.sums.values())
+            return names, functools.reduce(torch.add, work.sums.values())
         return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
 
     def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool, parts: int) -> Any:
@@ -223,7 +221,7 @@ class _Work:
     micros: list[Batch]
     factor: float
     names: list[str] = field(default_factory=list)
-    sums: dict[int, Scalars] = field(default_factory=dict)
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kwargs: Any) -> Any:

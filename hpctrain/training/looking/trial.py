@@ -76,7 +76,7 @@ class Trial:
                 module.eval()
             before = {name: value.clone() for name, value in stored_buffers(module)}
             names, values = self._model.evaluate(self._task, batch or self.batch)
-            numbers = values if isinstance(values, list) else values.tolist()
+            numbers = values.tolist()
             pairs = zip(numbers[::2], numbers[1::2], strict=True)
             written = {
                 name.removeprefix("module."): value.detach().clone()

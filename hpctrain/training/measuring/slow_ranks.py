@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.slow import CLEARLY_SLOW_RANK, OF_IT_IF_CLEAR, RANK, RANK_S
+from hpctrain.slow import RANK, RANK_S
 
 _SILENT_S = 600.0  # from one line about a rank to the next
 
@@ -70,7 +70,7 @@ class SlowRanks:
     """Compares the ranks at log steps.
 
     `host` returns the node of a rank, "" if unknown. A note names a slow rank only after `least_s`
-    of training, or after less than a third of them if it is clearly slow. `say` gets the note, and
+    of training. `say` gets the note, and
     what it is about; "" when there is none any more.
     """
 
@@ -114,9 +114,7 @@ class SlowRanks:
         self._own_s = [a + b for a, b in zip(self._own_s, owns, strict=True)]
         own_s, trained_s = self._own_s, self._trained_s
         slow = slowest(own_s, trained_s, self._stage)
-        times, share = CLEARLY_SLOW_RANK
-        is_clear = slow is not None and slow[1] > times and slow[2] > share * trained_s
-        if trained_s < self._least_s * (OF_IT_IF_CLEAR if is_clear else 1.0):
+        if trained_s < self._least_s:
             return 0.0
         self._trained_s, self._own_s = 0.0, [0.0] * len(own_s)
         if slow is None:

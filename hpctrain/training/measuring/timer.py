@@ -38,7 +38,7 @@ class Timer:
             return []
         return [float(self._decides and self._passed >= self._every_s)]
 
-    def offer(self, totals: list[float] | torch.Tensor) -> None:
+    def offer(self, totals: torch.Tensor) -> None:
         """Store the reduced flags without waiting for the device."""
         if self._every_s is not None:
             self._totals.offer(totals)

@@ -34,20 +34,23 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
 
 
-def check_room(entries: Sequence[Entry], folder: Path) -> None:
+def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> None:
     """Ask the scheduler once for each set of resources; nothing is written.
 
-    A LaunchError says that it would not run a job.
+    What it has answered is added to `checked`. A LaunchError says that it would not run a job.
     """
     requests: dict[str, list[Entry]] = {}
     for entry in entries:
         request = repr((entry.config.launch, entry.config.site))
         requests.setdefault(request, []).append(entry)
-    for group in requests.values():
+    for request in [each for each in requests if each not in checked]:
+        checked.add(request)
+        group = requests[request]
         try:
             (array, *_) = arrays.plan(group, folder, sbatch.max_array_size())
             start = sbatch.expected_start(array.text(), array.config)
         except UnreachableError as error:
             say(f"not checked whether the jobs can start: {error}", style="yellow")
-            return  # the other requests would take as long
+            checked.update(requests)  # the other requests would take as long
+            return
         say(f"{runs(len(group))} like {group[0].run.name}: {start}")

@@ -34,28 +34,28 @@ from hpctrain.tracking import store
 class Submission:
     """Submits runs of a sweep, to the cluster or to run here; `folder` is that of the sweep."""
 
-    def __init__(self, folder: Path, entries: list[Entry], *, cluster: bool) -> None:
+    def __init__(self, folder: Path, entries: Sequence[Entry], *, cluster: bool) -> None:
         self._folder, self._entries, self._cluster = folder, entries, cluster
         self._uid = uuid.uuid4().hex  # of the sweep
         self._locks: list[int] = []
         self._copies: list[Path] = []  # code snapshots that this submission has written
+        self._checked = set[str]()  # resources for which the scheduler was asked
 
-    def queue(self) -> list[Entry]:
+    def queue(self, entries: list[Entry]) -> list[Entry]:
         """Submit those that need it; return the ones over the submit limit.
 
         A refusal of the scheduler is a LaunchError, and what was not queued is restored.
         """
-        entries = self._entries
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()
             try:
-                jobs = self._jobs_of()
+                jobs = self._jobs_of(entries)
                 for entry in entries:
                     # A job may have ended between the two queries; then run.json says so now.
                     if entry.before.submission:
                         entry.before = entry.run.read()
-                todo = self.look(jobs)
+                todo = self.look(entries, jobs)
                 for entry in todo:
                     trust.check(
                         entry.run.path, entry.config, entry.code.path if entry.code else None
@@ -65,35 +65,35 @@ class Submission:
                 self.discard()
                 raise
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
-            own = (job for entry in entries for job in (entry.job, *entry.behind))
+            own = (job for entry in self._entries for job in (entry.job, *entry.behind))
             in_queue &= {job.partition("_")[0] for job in own}
             for entry in entries:
                 if entry.status is Status.DONE:
                     restore_config(entry.config, entry.run)
             return self._start(todo, in_queue) if todo else []
 
-    def look(self, jobs: Queue) -> list[Entry]:
+    def look(self, entries: list[Entry], jobs: Queue) -> list[Entry]:
         """Set the states by what was read and the queue; return what may be submitted.
 
         Jobs beyond the budget, and those that the scheduler would not run, are errors.
         """
-        entries = self._entries
         set_states(entries, jobs)
-        say_changed(entries)
+        if entries is self._entries:  # else it was said, and these were over the limit
+            say_changed(entries)
         if todo := [entry for entry in entries if entry.status is Status.OPEN]:
-            check_budget([(e.config, 1) for e in entries if e.job or e.status is Status.OPEN])
+            check_budget([(e.config, 1) for e in self._entries if e.job or e.status is Status.OPEN])
             if self._cluster:
-                check_room(todo, self._folder)
+                check_room(todo, self._folder, self._checked)
         return todo
 
-    def _jobs_of(self) -> Queue:
+    def _jobs_of(self, entries: list[Entry]) -> Queue:
         """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
         if not self._cluster and not (
-            sbatch.available() and any(entry.before.submission for entry in self._entries)
+            sbatch.available() and any(entry.before.submission for entry in entries)
         ):
             return Queue()
         try:
-            return queue_of(entry.before for entry in self._entries)
+            return queue_of(entry.before for entry in entries)
         except UnreachableError as error:
             if not self._cluster:
                 say(f"{error}: whether jobs of these runs wait is not known", style="yellow")

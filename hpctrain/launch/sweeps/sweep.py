@@ -91,7 +91,7 @@ class Sweep:
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
         self._say_notes(cluster)
         try:
-            left = submission.queue()
+            left = submission.queue(self.entries)
         except LaunchError as error:
             if not any(entry.job for entry in self.entries):
                 raise
@@ -105,17 +105,18 @@ class Sweep:
         run_code.say_copies(self.entries)
         if cluster and self._any("wait"):
             try:
-                wait.wait([e for e in self.entries if e.status is not Status.NO_ROOM])
+                wait.wait(self.entries, submission.queue, left)
             except KeyboardInterrupt:
                 self._say_they_run()
                 raise
             show(self.entries)
-        if left:
+        elif left:
             raise LaunchError(
                 f"{self._queued()}, {len(left):,} not: the cluster has no room for more jobs of "
-                "yours now. Run the same command later to submit the rest"
+                "yours now. Run the same command later to submit the rest; with launch.wait=true "
+                "it waits and submits them when other jobs have ended"
             )
-        if cluster and any(entry.job for entry in self.entries):
+        elif cluster and any(entry.job for entry in self.entries):
             self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]
@@ -186,7 +187,7 @@ class Sweep:
         jobs = Queue()
         with suppress(UnreachableError):  # it is said whether the jobs can start
             jobs = queue_of(entry.before for entry in self.entries) if cluster else jobs
-        for entry in submission.look(jobs):
+        for entry in submission.look(self.entries, jobs):
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
 
     def _say_they_run(self) -> None:

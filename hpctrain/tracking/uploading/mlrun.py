@@ -12,6 +12,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
@@ -34,8 +35,8 @@ _POSITION = "hpctrain.cursor"
 _UID = "hpctrain.uid"
 _PARENT = "mlflow.parentRunId"
 
-FIRST_PAUSE = 0.5  # seconds
-LONGEST_PAUSE = 30.0
+_FIRST_PAUSE = 0.5  # seconds
+_LONGEST_PAUSE = 30.0
 _LOCK_SECONDS = 10.0  # after this it counts as a failed try, and `pause` decides about another
 
 
@@ -141,33 +142,11 @@ class MlflowRun:
         """Call a method of MLflow's client with the id of this run; an error is the caller's."""
         return self._try(getattr(self._client, method), self.run_id, *args, **kwargs)
 
-    def call_parent(self, method: str, *args: Any, once: bool = False, **kwargs: Any) -> bool:
-        """Call a method of MLflow's client with the id of the sweep's run; False: it is deleted.
-
-        Without that run, this one is still complete. With `once` an error is the caller's, also one
-        that may pass.
-        """
-        call = self._try if once else self._call
-        try:
-            call(getattr(self._client, method), self.parent_id, *args, **kwargs)
-        except DeletedError:
-            return False
-        return True
-
-    def parent(self) -> Any:
-        """Return the sweep's run as MLflow has it; None if it is deleted."""
-        run = self._call(self._client.get_run, self.parent_id)
-        return run if run.info.lifecycle_stage == "active" else None
-
-    def set_parent_tags(self, tags: dict[str, str]) -> None:
-        """Set tags of the sweep's run."""
-        self.call_parent("log_batch", tags=self._tags(tags), synchronous=True)
-
     def set_running(self) -> None:
         """Set the status of the run and of its sweep to RUNNING."""
         self._call(self._client.update_run, self.run_id, status="RUNNING")
         if self.parent_id:
-            self.call_parent("update_run", status="RUNNING")
+            self._call_parent(self._client.update_run, status="RUNNING")
 
     def set_ended(self, status: str, end_time: float) -> None:
         """Set the final status; end the sweep too if no other run of it is RUNNING."""
@@ -179,7 +158,12 @@ class MlflowRun:
         """End the sweep, at `end_time` in milliseconds, unless a run of it is RUNNING."""
         query = f"tags.`{_PARENT}` = '{self.parent_id}' and attributes.status = 'RUNNING'"
         if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
-            self.call_parent("set_terminated", "FINISHED", end_time)
+            self._call_parent(self._client.set_terminated, "FINISHED", end_time)
+
+    def _call_parent(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a method with the id of the sweep's run; without that run, this one is complete."""
+        with suppress(DeletedError):
+            self._call(method, self.parent_id, *args, **kwargs)
 
     def _open_parent(self, start_time: float) -> str:
         """Return the id of the MLflow run that stands for the sweep."""
@@ -227,7 +211,7 @@ class MlflowRun:
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` again and again after transient errors."""
-        delay = FIRST_PAUSE
+        delay = _FIRST_PAUSE
         while True:
             try:
                 return self._try(function, *args, **kwargs)
@@ -237,7 +221,7 @@ class MlflowRun:
                 log.warning("%s; trying again in %.1f s", " ".join(str(error).split())[:500], delay)
                 # Inside the handler, so that an exception of `pause` carries this one as context.
                 self._pause(delay * random.uniform(0.7, 1.0))
-            delay = min(2 * delay, LONGEST_PAUSE)
+            delay = min(2 * delay, _LONGEST_PAUSE)
 
     def _try(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` under the store's write lock."""

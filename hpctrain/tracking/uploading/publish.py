@@ -34,9 +34,9 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
     """Publish what belongs to one record; False: a later try may succeed."""
     match body["kind"]:
         case "artifact":
-            return tolerant(body["file"], lambda: _artifact(run, run_dir, body))
+            return _tolerant(body["file"], lambda: _artifact(run, run_dir, body))
         case "dataset":
-            return tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
+            return _tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
         case "status":
             status = body["status"]
             texts = (
@@ -45,14 +45,14 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
                 else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
             )
             sent = [
-                tolerant(name, lambda: run.artifacts.send_text(content, name))  # noqa: B023
+                _tolerant(name, lambda: run.artifacts.send_text(content, name))  # noqa: B023
                 for name, content in texts
             ]
             return all(sent)
     return True
 
 
-def tolerant(what: str, send: Callable[[], Any]) -> bool:
+def _tolerant(what: str, send: Callable[[], Any]) -> bool:
     """Call `send`; return False if another try may succeed later. Any error is only logged.
 
     It is the artifact's: of its file, of its place, or of a library that the place needs and that

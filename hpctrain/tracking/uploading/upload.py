@@ -19,7 +19,6 @@ from hpctrain.tracking.uploading.beside_journal import SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
 from hpctrain.tracking.uploading.publish import publish
-from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 
 log = logging.getLogger(__name__)
 _NOTE = "mlflow.note.content"
@@ -56,7 +55,6 @@ class Upload:
         self._files = 0  # the position before which the files of all records are stored
         self._place_is_away = False
         self._nodes = Nodes(run_dir)
-        self._summary = SweepSummary(run_dir)
         self.position = 0
         self.points = 0
         self._next_note = 0.0  # on the monotonic clock
@@ -94,7 +92,6 @@ class Upload:
         self.points += self._system.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
-        self._summary.update(run, self._meta, self.journal)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             self._publish(run)
@@ -134,7 +131,6 @@ class Upload:
         run.set_ended("KILLED", self.journal.last_time)
         run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
         self.journal.status, self.journal.why = "KILLED", UNRECORDED
-        self._summary.update(run, self._meta, self.journal)
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)

@@ -28,16 +28,6 @@ START_S = 60.0  # at most so long it may take to import mlflow and to open the s
 _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
 
 
-_left: list[tuple[Child, float]] = []
-
-
-def wait_for_left() -> None:
-    """Wait until the processes that `leave` has left are done, each for its `drain` seconds."""
-    while _left:
-        process, drain = _left.pop()
-        process.wait(drain)
-
-
 class ChildUploader:
     """The uploader process of one attempt, for whose end `wait` waits `drain` seconds.
 
@@ -69,13 +59,6 @@ class ChildUploader:
         """Start the process again if a signal has killed it."""
         if self.process:
             self.process.revive(_RESTARTS)
-
-    def leave(self) -> None:
-        """Let the process upload what is left, and end, while this one does something else."""
-        _left[:] = [each for each in _left if each[0].code is None]
-        if self.process is not None:
-            self.process.release()
-            _left.append((self.process, self._drain))
 
     def wait(self) -> None:
         """Wait until the process has uploaded everything, and say what is left; SIGINT ends it."""

@@ -7,19 +7,19 @@ tags, and ignores a metric that it already has with the same step, time and valu
 that is killed repeats at most one batch, and no value is stored twice.
 """
 
-import getpass
 import logging
 import os
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import store
+from hpctrain.tracking import server, store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.mlflow_names import clean_key
-from hpctrain.tracking.uploading.artifacts import Artifacts
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,9 @@ class MlflowRun:
             self._find_or_create, meta.uid, meta.run_name, start_time, self.parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
-        self.artifacts = Artifacts(meta.uri, run.info.artifact_uri)
+        self._place = str(run.info.artifact_uri)
+        if store.is_server(meta.uri):
+            server.check_place(meta.uri, self._place)
         if run.info.lifecycle_stage != "active":
             raise DeletedError(self.run_id, meta.uri)
         self.position = int(run.data.tags.get(_POSITION, 0))
@@ -137,6 +139,22 @@ class MlflowRun:
     def log_tags(self, tags: dict[str, str], position: int) -> None:
         """Set tags, then store the position."""
         self._log_batch(tags=self._tags({**tags, _POSITION: str(position)}))
+
+    def send(self, file: Path, folder: str = "") -> None:
+        """Send a file into a folder of the run, such as `images`; it replaces one of its name."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        # The client of MLflow would ask the store for the place again with each file.
+        repository = get_artifact_repository(self._place, tracking_uri=self._meta.uri)
+        repository.log_artifact(str(file), folder or None)
+
+    def send_text(self, text: str, name: str) -> None:
+        """Send a text as the file `name`, such as `logs/7.rank0.log`."""
+        *folders, last = Path(name).parts
+        with TemporaryDirectory() as folder:
+            file = Path(folder, last)
+            file.write_text(text, encoding="utf-8")
+            self.send(file, "/".join(folders))
 
     def call_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of MLflow's client with the id of this run; an error is the caller's."""
@@ -185,7 +203,8 @@ class MlflowRun:
         found = self._client.search_runs([self.experiment_id], query, view, 10, order)
         if found:
             return next((run for run in found if run.info.lifecycle_stage == "active"), found[0])
-        tags = {_UID: uid, "mlflow.user": _user(), "mlflow.source.type": "JOB"}
+        user = os.environ.get("USER") or str(os.getuid())
+        tags = {_UID: uid, "mlflow.user": user, "mlflow.source.type": "JOB"}
         if parent:
             tags[_PARENT] = parent
         log.info("creating run %s (%s)", name, uid)
@@ -238,13 +257,6 @@ class MlflowRun:
         from mlflow.entities import RunTag
 
         return [RunTag(clean_key(key), _shorten(value, _TAG)) for key, value in tags.items()]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a passwd entry for us
-        return str(os.getuid())
 
 
 def _milliseconds(seconds: float) -> int:

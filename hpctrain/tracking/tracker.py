@@ -12,7 +12,6 @@ process, the `uploader`, uploads the journal. The training does not notice if it
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -95,9 +94,9 @@ class NullTracker(Tracker):
 class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
-    `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
-    `upload`, `hpctrain status --upload` uploads later. `finish` waits `drain` seconds for the
-    uploader. `check` ends the process if it may no longer write (see `Journal`).
+    `uid` is the id of the run, and the parent is its sweep. Without `upload`, `hpctrain status
+    --upload` uploads later. `finish` waits `drain` seconds for the uploader. `check` ends the
+    process if it may no longer write (see `Journal`).
     """
 
     def __init__(
@@ -114,9 +113,6 @@ class JournalTracker(Tracker):
         drain: float = 10.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        for name in filter(None, (uid, parent_uid)):
-            if not re.fullmatch(r"[\w.\-]+", name):
-                raise ValueError(f"uid {name!r}: only letters, digits, '_', '.' and '-'")
         self._run_dir = run_dir.absolute()
         self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload

@@ -365,7 +365,7 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     assert tracker._uploader.process.code is None, "the wait has ended before the uploader"
     ours.join()
     assert signal.getsignal(number) == before
-    assert f"2 points are not in MLflow yet ({number.name}); the uploader goes on" in caplog.text
+    assert f"not everything is in MLflow yet ({number.name}); the uploader goes on" in caplog.text
     tracker._uploader.process.kill()
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.child import Child
-from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Uploaded
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,9 @@ class ChildUploader:
                 if waited > _SILENT_S and not told:
                     told = True
                     log.info(
-                        "waiting up to %g s until %s in MLflow (tracking.drain_s, counted from the "
-                        "start of MLflow; Ctrl-C ends the wait)",
-                        *(self._drain, self._left()),
+                        "waiting up to %g s until everything is in MLflow (tracking.drain_s, "
+                        "counted from the start of MLflow; Ctrl-C ends the wait)",
+                        self._drain,
                     )
                 time.sleep(0.02)
         uploader.release()
@@ -97,21 +97,10 @@ class ChildUploader:
             why = f"the uploader ended with {code}, see {self._log_path}"
         log.log(
             logging.INFO if goes_on else logging.WARNING,
-            "%s not in MLflow yet (%s); %snothing is lost: `python -m hpctrain status --upload %s` "
-            "uploads the rest",
-            *(self._left(), why, goes_on, self._run_dir),
+            "not everything is in MLflow yet (%s); %snothing is lost: `python -m hpctrain status "
+            "--upload %s` uploads the rest",
+            *(why, goes_on, self._run_dir),
         )
-
-    def _left(self) -> str:
-        """Return what is not in the store yet, with a verb: `7 points are`, `the end is`."""
-        note = Uploaded.read(self._run_dir)
-        ours = note is not None and note.uri == self._uri
-        records = read_all(self._journal, note.offset if note and ours else 0)
-        points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
-        if points:
-            return f"{points:,} points are"
-        files = note is not None and ours and note.files_stored < note.offset
-        return "files of the run are" if files else "the end of the run is"
 
     @property
     def _log_path(self) -> Path:

@@ -24,7 +24,7 @@ COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
     "arrays": ("sources.arrays", "npy, npz, HDF5, NetCDF4"),
-    "table": ("sources.table", "CSV, Parquet, Arrow: columns as fields"),
+    "table": ("sources.table", "CSV, Parquet: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),

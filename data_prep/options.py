@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
 from hpctrain.errors import ConfigError
-from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
+from hpctrain.shards.compression import LEVELS, Compression
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 VARIABLE = """
@@ -47,9 +47,6 @@ out=OUT : path
 --level N : int
     level of the codec: gzip 1-9, zstd 1-22; a higher level is smaller and slower
     (default: {_LEVELS})
---chunk SIZE
-    size of the samples that are compressed, read and decoded together; a chunk holds at least one
-    sample (default: {CHUNK_BYTES // 2**20}MiB)
 --split SPLIT =
     train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its split when data
     is added; column:NAME takes the split from a column or field; file:train=PATTERN,val=PATTERN
@@ -66,9 +63,6 @@ out=OUT : path
     everything, report all of them, and write nothing if there are any
 --nan {{allow,refuse}} = allow
     refuse: treat samples with values that are not finite as records that cannot be used
---max-output SIZE
-    the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 times the
-    size of the source files, whichever is more; no limit for arrays, python, sample and repack)
 --workers N : positive
     number of worker processes (default: the number of cores); the result does not depend on it
 --part I/N
@@ -95,7 +89,6 @@ class Options:
     dedup: str = "none"
     on_error: str = "stop"
     nan: str = "allow"
-    max_output: int | None = None  # bytes; None: a limit that only a bomb exceeds
     workers: int = 1
     part: tuple[int, int] | None = None
     overwrite: bool = False
@@ -116,11 +109,10 @@ class Options:
         names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=_parse_size(args.shard_size),
-            compression=_compression(args),
+            compression=Compression(args.codec, args.level),
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
             group=args.group or "",
-            max_output=_parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=_part(args.part),
             rename=pairs("--rename", args.rename, "OLD=NEW"),
@@ -211,22 +203,15 @@ def writing(split: str = "train=1") -> str:
     return _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip())
 
 
-def _parse_size(text: str, option: str = "--shard-size") -> int:
+def _parse_size(text: str) -> int:
     """Return the bytes of a size such as "64MB" or "1.5GiB"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if not 1 <= size < 2**63:
         raise ConfigError(
-            f"{option} {text!r}: give the bytes with a unit, such as 64MB ({', '.join(_UNITS)})"
+            f"--shard-size {text!r}: give the bytes with a unit, such as 64MB ({', '.join(_UNITS)})"
         )
     return int(size)
-
-
-def _compression(args: argparse.Namespace) -> Compression:
-    size = CHUNK_BYTES if args.chunk is None else _parse_size(args.chunk, "--chunk")
-    if args.codec == "none" and args.chunk is not None:
-        raise ConfigError("--chunk is for compressed shards: give a --codec, or leave it out")
-    return Compression(args.codec, args.level, size)
 
 
 def _part(text: str | None) -> tuple[int, int] | None:

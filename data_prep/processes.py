@@ -58,15 +58,8 @@ def _run_here(
     task: Task, numbers: Sequence[int], progress: Progress, finish: Finish
 ) -> Iterator[tuple[int, Any]]:
     _keep_memory()
-    before: tuple[int, Future[Any]] | None = None
-    with ThreadPoolExecutor(1) as thread:
-        for number in numbers:
-            returned = task(number, progress)
-            if before is not None:
-                yield before[0], before[1].result()
-            before = number, thread.submit(finish, number, returned)
-        if before is not None:
-            yield before[0], before[1].result()
+    for number in numbers:
+        yield number, finish(number, task(number, progress))
 
 
 def _run_in_processes(

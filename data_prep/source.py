@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DataError
@@ -73,7 +73,6 @@ class Piece:
 
     what: Any  # the argument of the source's `read`; small, because it is sent to another process
     files: Sequence[SourceFile] = ()  # the files that the piece is read from
-    samples: int | None = None  # the number of samples, if it is known beforehand; for the progress
     # Roughly the size of the data to be written; for the progress and to check that the disk has
     # enough room.
     bytes: int = 0
@@ -91,21 +90,8 @@ class Block:
     # The values of `Options.column`, for `--split column:NAME` or `--group NAME`.
     column: Sequence[str] | None = None
     file: str = ""  # the file that the samples come from, for `--split file:…`
-    # The name of each sample in messages, such as "line 17"; None: its number.
-    records: Sequence[str] | None = None
-
-
-class Names(Sequence[str]):
-    """The names of `count` samples in messages, each made only when it is read, by its number."""
-
-    def __init__(self, count: int, name: Callable[[int], str]) -> None:
-        self._count, self._name = count, name
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, sample: Any) -> Any:
-        return self._name(int(sample))
+    # Returns the name of a sample in messages, such as "line 17"; None: its number.
+    records: Callable[[int], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -149,8 +135,6 @@ class BadRecords:
 class Source(ABC):
     """Base class of the converters' sources. Sources are sent to worker processes by pickle."""
 
-    # Whether all samples come out of the pieces' files, whose sizes then bound them.
-    unpacks: ClassVar[bool] = True
     name: str  # the name of the command
     fields: Mapping[str, Field]  # the schema
     pieces: Sequence[Piece]  # the pieces, in the order of the samples

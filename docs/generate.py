@@ -17,8 +17,9 @@ from unittest import mock
 
 import data_prep.cli
 import hpctrain.cli
-from hpctrain.config.keys import row, select
+from hpctrain.config.keys import row_of
 from hpctrain.config.metric_registry import registered
+from hpctrain.config.schema import all_keys
 from hpctrain.gone import table
 
 
@@ -35,12 +36,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def keys() -> Iterator[str]:
     """Yield the keys of each section; a section stands once, with all of its own keys."""
     sections: dict[str, list[Any]] = {}
-    for member in select([]):
+    for member in all_keys():
         sections.setdefault(member.name.rpartition(".")[0], []).append(member)
     for section, members in sections.items():
         yield f"\n## {section or 'top level'}\n"
         for member in members:
-            name, kind, default, unit, allowed, identity, meaning = map(_text, row(member))
+            name, kind, default, unit, allowed, identity, meaning = map(_text, row_of(member))
             value = ", ".join(filter(None, (kind, unit, allowed)))
             mark = ", *identity*" if identity else ""
             yield f"`{name}`\n:   {value}; default `{default or ' '}`{mark}\n\n    {meaning}\n"

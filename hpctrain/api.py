@@ -140,9 +140,9 @@ def submit_function(
     Args:
         function: A function that `import` finds: at the top of a module, not in a notebook or in
             the program itself.
-        *args: Arguments of the function: None, bool, int, float, str, and lists, tuples and dicts
-            of these, and paths. The result may have the same types; NumPy's and torch's values
-            become numbers and lists.
+        *args: Arguments of the function: None, bool, int, float, str, and lists and dicts of these,
+            as JSON has them: it gets a tuple as a list, a path or a key of a dict as a text, and
+            values of NumPy and torch as numbers and lists. The same holds for the result.
         nodes: The number of nodes.
         tasks_per_node: The number of ranks on each node.
         overrides: More keys, of `launch`, `site`, `name` and `output_dir`, as on the command line.

@@ -52,29 +52,8 @@ FORMS = {
     },
     "resume": {"--branch": "hpctrain.trained.commands.branch"},
     "predict": {"--prompt": "hpctrain.trained.commands.generate"},
-    "report": {
-        "--compare": "hpctrain.report.compare_command",
-        "--plot": "hpctrain.report.plot_command",
-    },
+    "report": {"--plot": "hpctrain.report.plot_command"},
     "doctor": {"--env": "hpctrain.rendezvous.report"},
-}
-
-
-# What people type for a command.
-_OTHER_WORDS = {
-    word: command
-    for command, words in {
-        "cancel": "stop kill abort end",
-        "gc (a run is deleted with its directory)": "delete remove rm clean",
-        "status": "list ls ps runs show",
-        "resume": "continue restart requeue",
-        "evaluate": "eval test validate",
-        "status --live": "watch monitor",
-        "logs": "log tail",
-        "-m KEY=VALUE": "submit launch sweep",
-        "KEY=VALUE alone": "train fit",
-    }.items()
-    for word in words.split()
 }
 
 
@@ -165,8 +144,7 @@ def _dispatch(argv: list[str]) -> int:
     if first in commands:
         return commands[first](argv[1:])
     if not first.startswith(("-", "+", "~")) and "=" not in first:
-        near = difflib.get_close_matches(first, commands, n=1)
-        meant = _OTHER_WORDS.get(first) or "".join(near)
+        meant = "".join(difflib.get_close_matches(first, commands, n=1))
         hint = f"did you mean {meant}? " if meant else ""
         raise ConfigError(
             f"{first}: no such command; {hint}commands are {', '.join(commands)}, "

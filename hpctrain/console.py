@@ -28,11 +28,9 @@ from rich.text import Text
 from hpctrain.terminal import harmless, printable, unguarded
 
 _NO_EDGE = 100_000  # the width of a file or a pipe, in characters
-_NARROW = 10  # characters of a first column that leaves room enough, such as the number of a line
 _SHORT = 24  # a text of so many characters stays on one line: `3 h 20 min`
-# Chinese and Japanese have no blanks: a line may break at each of their characters.
-_WIDE = "\u2e80-\ud7af\uf900-\ufaff\uff00-\uffef"
-_WORD = re.compile(rf"\s*(?:[{_WIDE}]|[^\s{_WIDE}]+)\s*")
+_GAP = 2  # blanks between two columns
+_WORD = re.compile(r"\s*\S+\s*")
 
 
 class Console(RichConsole):
@@ -73,17 +71,13 @@ class Table:
     """Rows of cells below titles, without rules. Empty columns are left out.
 
     Long texts are folded between words, those with `no_wrap` never. If the columns then do not fit
-    side by side, names in the first column that leave no room stand on lines of their own, the
-    columns in `first_out` are left out, and the last ones follow in another table.
+    side by side, those in `first_out` are left out, and lines are longer than the terminal.
 
     Args:
         *titles: The titles of the columns; if all are empty, no title is shown.
         title: What stands above the table.
         right: The numbers of the columns that are aligned to the right.
         first_out: The numbers of columns that may be left out, that of the least worth first.
-        spaced: Whether an empty line stands between two rows.
-        gap: The blanks between two columns.
-        keys: So many columns at the left tell the rows apart; they begin each further table.
     """
 
     def __init__(
@@ -92,12 +86,8 @@ class Table:
         title: str = "",
         right: Collection[int] = (),
         first_out: Sequence[int] = (),
-        spaced: bool = False,
-        gap: int = 2,
-        keys: int = 1,
     ) -> None:
         self._title, self._right, self._first_out = title, right, first_out
-        self._spaced, self._gap, self._keys = spaced, gap, keys
         self._rows: list[Sequence[Text]] = []
         self._titles: Sequence[Text] = [Cell(each, "bold") for each in titles]
 
@@ -111,16 +101,19 @@ class Table:
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> Iterator[Text]:
         """Yield the lines of the table."""
-        width = options.max_width
         if self._title:
             yield Text(printable(self._title), "italic")
-        for number, sizes in enumerate(self._parts(self._sizes(width), width)):
-            if number:
-                yield Text()
-            for place, row in enumerate(self._lines()):
-                if self._spaced and place > 1:
-                    yield Text()
-                yield from self._folded(row, sizes)
+        widths = self._widths(options.max_width)
+        for row in self._lines():
+            cells = [wrapped(row[n], width) for n, width in widths.items()]
+            for parts in zip_longest(*cells, fillvalue=Text()):
+                line = Text()
+                for part, (n, width) in zip(parts, widths.items(), strict=True):
+                    blanks = Text(" " * (width - part.cell_len))
+                    line.append_text(blanks + part if n in self._right else part + blanks)
+                    line.append(" " * _GAP)
+                line.rstrip()
+                yield _whole(line, [line])
 
     def _lines(self) -> list[Sequence[Text]]:
         titled = any(title.plain for title in self._titles)
@@ -133,59 +126,24 @@ class Table:
             for n, cells in enumerate(zip(*self._lines(), strict=True))
             if any(row[n].plain for row in self._rows)
         }
-        if sizes and self._needed(sizes) > width:
-            # Names that leave no room for another column stand on lines of their own.
-            n, *others = sizes
-            beside = [sizes[other][0] for other in others if other not in self._first_out]
-            limit = min(width // 2, width - self._gap - max(beside, default=0))
-            limit = max(limit, _NARROW)
-            if others and sizes[n][0] > limit:
-                names = [size for row in self._lines() if (size := _least(row[n])) <= limit]
-                sizes[n] = (max(names, default=2),) * 2
         for n in self._first_out:
-            if n in sizes and self._needed(sizes) > width:
+            if n in sizes and _spare(sizes, width) < 0:
                 del sizes[n]
         return sizes
 
-    def _needed(self, sizes: Mapping[int, tuple[int, int]]) -> int:
-        return sum(least + self._gap for least, _ in sizes.values()) - self._gap
-
-    def _parts(self, sizes: Mapping[int, tuple[int, int]], width: int) -> list[dict[int, int]]:
-        """Return the widths of the columns, for each of the tables that stand below each other."""
-        parts: list[dict[int, tuple[int, int]]] = [{}]
-        for n, size in sizes.items():
-            if len(parts[-1]) > self._keys and self._needed({**parts[-1], n: size}) > width:
-                parts.append(dict([*sizes.items()][: self._keys]))
-            parts[-1][n] = size
-        return [self._widths(part, width) for part in parts]
-
-    def _widths(self, sizes: Mapping[int, tuple[int, int]], width: int) -> dict[int, int]:
-        """Return the width of each column; those that fold share what is left over."""
-        found = {n: least for n, (least, _) in sizes.items()}
-        spare = width - self._needed(sizes)
-        last = [*sizes][-1]  # its long words stand out at the right
-        found[last] = max(min(found[last], _SHORT), found[last] + min(0, spare))
-        while spare > 0 and (growing := [n for n in sizes if found[n] < sizes[n][1]]):
-            share = max(1, spare // len(growing))
-            for n in growing:
-                more = min(share, sizes[n][1] - found[n], spare)
-                found[n], spare = found[n] + more, spare - more
+    def _widths(self, width: int) -> dict[int, int]:
+        """Return the width of each column; what is left over goes to those that lack least."""
+        sizes = self._sizes(width)
+        spare, found = _spare(sizes, width), {n: least for n, (least, _) in sizes.items()}
+        for n, (least, longest) in sorted(sizes.items(), key=lambda item: item[1][1] - item[1][0]):
+            more = max(0, min(spare, longest - least))
+            found[n], spare = least + more, spare - more
         return found
 
-    def _folded(self, row: Sequence[Text], widths: dict[int, int]) -> Iterator[Text]:
-        """Yield the lines of a row."""
-        cells = [wrapped(row[n], width) for n, width in widths.items()]
-        if len(cells) > 1 and cells[0][0].cell_len > next(iter(widths.values())):
-            yield _whole(row[0], cells[0])
-            cells[0] = []
-        for parts in zip_longest(*cells, fillvalue=Text()):
-            line = Text()
-            for part, (n, width) in zip(parts, widths.items(), strict=True):
-                blanks = Text(" " * (width - part.cell_len))
-                line.append_text(blanks + part if n in self._right else part + blanks)
-                line.append(" " * self._gap)
-            line.rstrip()
-            yield _whole(line, [line])
+
+def _spare(sizes: Mapping[int, tuple[int, int]], width: int) -> int:
+    """Return the characters that columns of the least width leave; negative if they do not fit."""
+    return width + _GAP - sum(least + _GAP for least, _ in sizes.values())
 
 
 def wrapped(text: Text, width: int) -> list[Text]:

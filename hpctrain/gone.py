@@ -6,7 +6,7 @@ docs/migrate.md. A frozen config of before is read without the keys that stand a
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,45 +36,39 @@ def sentence(name: str) -> str:
 def check_command(program: str, argv: Sequence[str]) -> None:
     """Raise a ConfigError for a command, or an option of one, that has left the program."""
     command = f"{program} {argv[0] if argv else ''}"
-    options = (f"{command} {word.partition('=')[0]}" for word in argv[1:] if word.startswith("-"))
-    for name in (command, *options):
+    given = [word.partition("=")[0] for word in argv[1:] if word.startswith("-")]
+    for name in (command, *(f"{each} {word}" for word in given for each in (command, program))):
         if name in table():
             raise ConfigError(sentence(name))
 
 
 def without_gone_keys(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the values of the frozen config `path` without the keys that have left.
+    """Take the keys that have left out of the values of the frozen config `path`, and return these.
 
     One that is not at its default decided something: a ConfigError names it. If it only says where
     and how jobs run, the run is read all the same, and the log names it.
     """
-    left = dict(_left(values))
-    set_then = {n: value for n, value in left.items() if value != table()[n]["default"]}
-    said = {name: f"{path}: {name}={value}: {sentence(name)}" for name, value in set_then.items()}
+    said: dict[str, str] = {}
+    for name, left in table().items():
+        key, _, choice = name.partition("=")
+        if " " in name or not (choice or "default" in left):  # of a command, or of a file of conf
+            continue
+        *sections, last = key.split(".")
+        above: list[dict[str, Any]] = [values]
+        for section in sections:
+            inner = above[-1].get(section)
+            above.append(inner if isinstance(inner, dict) else {})
+        if last not in above[-1] or (choice and str(above[-1][last]) != choice):
+            continue
+        value = above[-1].pop(last)
+        if choice or value != left["default"]:
+            said[key] = f"{path}: {key}={value}: {sentence(name)}"
+        for section, outer in zip(reversed(sections), reversed(above[:-1]), strict=True):
+            if not outer[section]:  # a section of which nothing is left
+                del outer[section]
     wrong = [text for name, text in said.items() if not name.startswith(_OF_JOBS)]
     for text in said.values() if not wrong else ():
         log.warning("%s", text)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    return _without(values, set(left)) if left else values
-
-
-def _left(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if f"{prefix}{name}" in table():
-            yield f"{prefix}{name}", value
-        elif isinstance(value, dict):
-            yield from _left(value, f"{prefix}{name}.")
-
-
-def _without(values: dict[str, Any], left: set[str], prefix: str = "") -> dict[str, Any]:
-    kept = {}
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, dict) and any(key.startswith(f"{path}.") for key in left):
-            value = _without(value, left, f"{path}.")
-            if not value:  # a section of which nothing is left
-                continue
-        if path not in left:
-            kept[name] = value
-    return kept
+    return values

@@ -23,26 +23,24 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _PRICES = ("own", "on_demand", "spot")  # the first that a file gives is the one that counts
 
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
-_KEYS = (
-    *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
-    *("host", "inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
-    *("storage_mb_per_s", "node_power_w"),
-)
-# The keys that are one number, each with its unit in bytes, seconds and watts.
-_FIGURES = {
-    "memory_gib": GIB,
+_LINK = {"kind": None, "gb_per_s": 1e9, "latency_us": 1e-6}
+# The keys of a file: a number, with its unit in bytes, seconds and watts, other keys, or any value.
+_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("name", "title", "devices")),
+    "memory_gib": float(GIB),
     "memory_gb_per_s": 1e9,
     "storage_mb_per_s": 1e6,
-    **dict.fromkeys(("gpus_per_node", "power_w", "node_power_w"), 1),
-    **dict.fromkeys(("matmul_efficiency", "attention_efficiency"), 1),
+    **dict.fromkeys(("gpus_per_node", "power_w", "node_power_w"), 1.0),
+    **dict.fromkeys(("matmul_efficiency", "attention_efficiency"), 1.0),
+    "peak_tflops": dict.fromkeys((*DTYPES, "fp64"), 1e12),
+    **dict.fromkeys(("host", "inside", "between"), _LINK),
+    "price": dict.fromkeys((*_PRICES, "date")),
 }
 _TEXTS = {
     **dict.fromkeys(("name", "title", "price.date"), "str"),
     **dict.fromkeys(("host.kind", "inside.kind", "between.kind"), "str"),
     "devices": "list[str]",
 }
-_LINK_KEYS = ("kind", "gb_per_s", "latency_us")
-_PRICE_KEYS = (*_PRICES, "date")
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,10 @@ class Price:
     currency: str  # such as USD
     kind: str  # `own`, `on_demand` or `spot`
     date: str = ""  # when it was valid
+
+    def __str__(self) -> str:
+        when = f" ({self.date})" if self.date else ""
+        return f"{self.amount:g} {self.currency} {self.kind.replace('_', ' ')}{when}"
 
 
 @dataclass(frozen=True)
@@ -109,20 +111,20 @@ class Hardware:
             )
 
     @property
-    def missing(self) -> dict[str, str]:
-        """The figures that the file leaves out, with what cannot be said without them."""
+    def missing(self) -> list[str]:
+        """The figures that the file leaves out; what follows from them is unknown."""
         inside = 0.0 if self.gpus_per_node == 1 else self.inside.bandwidth  # one GPU needs none
-        parts = {
-            "memory_gib": (self.memory_bytes, "whether a layout fits"),
-            "peak_tflops": (self.peak_flops or None, "step time, MFU and all that follows"),
-            "memory_gb_per_s": (self.memory_bandwidth, "the time of work bound by memory"),
-            "gpus_per_node": (self.gpus_per_node, "which ranks share a node"),
-            "inside.gb_per_s": (inside, "communication inside a node"),
-            "between.gb_per_s": (self.between.bandwidth, "communication between nodes"),
-            "power_w": (self.power_w, "energy"),
-            "price": (self.prices or None, "cost"),
+        figures = {
+            "memory_gib": self.memory_bytes,
+            "peak_tflops": self.peak_flops or None,
+            "memory_gb_per_s": self.memory_bandwidth,
+            "gpus_per_node": self.gpus_per_node,
+            "inside.gb_per_s": inside,
+            "between.gb_per_s": self.between.bandwidth,
+            "power_w": self.power_w,
+            "price": self.prices or None,
         }
-        return {name: lost for name, (value, lost) in parts.items() if value is None}
+        return [name for name, value in figures.items() if value is None]
 
 
 def known(folders: Iterable[Path | str] = ()) -> list[str]:
@@ -148,52 +150,41 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
 
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     """Return the hardware of the section `hardware` of a config; a ConfigError names a bad key."""
-    _check_keys(where, section, _KEYS)
-    peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), (*DTYPES, "fp64"))
-    figures = {key: _number(f"{where}.{key}", section.get(key), _FIGURES[key]) for key in _FIGURES}
-    for key, part in figures.items():
-        if key.endswith("_efficiency") and part is not None and part > 1:
+    found = _checked(where, section, _KEYS)
+    for key in ("matmul_efficiency", "attention_efficiency"):
+        if (part := found[key]) is not None and part > 1:
             raise ConfigError(f"{where}.{key}={part:g}: it is a part of the peak, at most 1")
-    memory, gpus = figures["memory_gib"], figures["gpus_per_node"]
+    memory, gpus = found["memory_gib"], found["gpus_per_node"]
     if gpus is not None and gpus != int(gpus):
         raise ConfigError(f"{where}.gpus_per_node={gpus:g}: it must be a whole number")
-    prices = _mapping(f"{where}.price", section.get("price"), _PRICE_KEYS)
-    date = str(prices.pop("date", None) or "")
+    links: dict[str, Any] = {
+        name: Link(str(found[name]["kind"] or ""), *[found[name][key] for key in [*_LINK][1:]])
+        for name in ("host", "inside", "between")
+    }
+    date = str(found["price"].pop("date") or "")
     return Hardware(
-        name=str(section.get("name") or "hardware"),
-        title=str(section.get("title") or section.get("name") or "hardware"),
+        name=str(found["name"] or "hardware"),
+        title=str(found["title"] or found["name"] or "hardware"),
         memory_bytes=None if memory is None else int(memory),
-        peak_flops={
-            dtype: peak
-            for dtype, value in peaks.items()
-            if (peak := _number(f"{where}.peak_tflops.{dtype}", value, 1e12)) is not None
-        },
-        memory_bandwidth=figures["memory_gb_per_s"],
+        peak_flops={key: peak for key, peak in found["peak_tflops"].items() if peak is not None},
+        memory_bandwidth=found["memory_gb_per_s"],
         gpus_per_node=None if gpus is None else int(gpus),
-        host=_link(f"{where}.host", section.get("host")),
-        inside=_link(f"{where}.inside", section.get("inside")),
-        between=_link(f"{where}.between", section.get("between")),
-        power_w=figures["power_w"],
         prices={
             kind: _price(f"{where}.price.{kind}", kind, value, date)
-            for kind, value in prices.items()
+            for kind, value in found["price"].items()
             if value is not None
         },
-        devices=tuple(str(device) for device in section.get("devices") or ()),
-        matmul_efficiency=figures["matmul_efficiency"],
-        attention_efficiency=figures["attention_efficiency"],
-        storage_rate=figures["storage_mb_per_s"],
-        node_power_w=figures["node_power_w"],
+        devices=tuple(map(str, found["devices"] or ())),
+        storage_rate=found["storage_mb_per_s"],
+        **{key: found[key] for key in ("matmul_efficiency", "attention_efficiency")},
+        **{key: found[key] for key in ("power_w", "node_power_w")},
+        **links,
     )
 
 
-def of_device(
-    device_title: str, memory_bytes: int | None = None, folders: Iterable[Path | str] = ()
-) -> Hardware | None:
+def of_device(device_title: str, memory_bytes: int | None = None) -> Hardware | None:
     """Return the hardware of a device; None if no file has exactly this name and memory."""
-    folders = list(folders)
-    for name in known(folders):
-        hardware = load(name, folders)
+    for hardware in map(load, known()):
         if device_title in hardware.devices and _as_large(hardware.memory_bytes, memory_bytes):
             return hardware
     return None
@@ -210,15 +201,6 @@ def _files(folders: Iterable[Path | str]) -> list[Path]:
     return [path for place in places for path in sorted(place.glob("*.yaml"))]
 
 
-def _link(where: str, node: Any) -> Link:
-    link = _mapping(where, node, _LINK_KEYS)
-    return Link(
-        str(link.get("kind") or ""),
-        _number(f"{where}.gb_per_s", link.get("gb_per_s"), 1e9),
-        _number(f"{where}.latency_us", link.get("latency_us"), 1e-6),
-    )
-
-
 def _price(where: str, kind: str, value: Any, date: str) -> Price:
     found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Z]{3})\s*", str(value))
     amount = float(found[1]) if found and found[1].count(".") <= 1 and found[1] != "." else None
@@ -230,28 +212,22 @@ def _price(where: str, kind: str, value: Any, date: str) -> Price:
     return Price(amount, found[2], kind, date)
 
 
-def _check_keys(where: str, section: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    for key in section:
-        if key not in allowed:
-            raise ConfigError(f"{where}.{key} is unknown: allowed are {', '.join(allowed)}")
-
-
-def _mapping(where: str, node: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
-    if node is None:
-        return {}
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"{where}={node}: it must be {{{': ..., '.join(allowed)}: ...}}")
-    _check_keys(where, node, allowed)
-    return dict(node)
-
-
-def _number(where: str, value: Any, unit: float = 1) -> float | None:
-    if value is None:
-        return None
+def _checked(where: str, node: Any, keys: Any) -> Any:
+    """Return the value of a key in bytes, seconds and watts; all `keys` of one that has some."""
+    if isinstance(keys, dict):
+        node = {} if node is None else node
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"{where}={node}: it must be {{{': ..., '.join(keys)}: ...}}")
+        for key in node:
+            if key not in keys:
+                raise ConfigError(f"{where}.{key} is unknown: allowed are {', '.join(keys)}")
+        return {key: _checked(f"{where}.{key}", node.get(key), keys[key]) for key in keys}
+    if keys is None or node is None:
+        return node
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(node, bool) else float(node)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise ConfigError(f"{where}={value}: it must be a number greater than 0, or null (unknown)")
-    return number * unit
+        raise ConfigError(f"{where}={node}: it must be a number greater than 0, or null (unknown)")
+    return number * keys

@@ -53,9 +53,9 @@ Commands
   predict RUN DATA OUT write what the model says of each sample as HDF5 shards
   predict RUN --prompt TEXT    let a trained language model continue a text
   export RUN OUT       write weights as safetensors; --merge adds its adapters
-  report [RUN|SWEEP]   where the time and GPU-hours went, and what to change
-  report --compare RUN RUN     what differs, and at which step two runs part
-  report --plot RUN... draw curves in the terminal, or --out FILE.png|.html
+  report [RUN|SWEEP]   where the time and GPU-hours went, and what to change;
+                       --compare RUN RUN: what differs, and where two runs part
+  report --plot RUN... draw curves in the terminal, or --out FILE.png
   plan OVERRIDES       tell memory, time and cost of a run before it is queued
   doctor               check versions, Slurm, storage; --nodes N: in a job
   doctor --env [--json]        the ranks, hosts, Slurm variables of this process
@@ -88,7 +88,7 @@ saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 
 def show(topics: list[str]) -> int:
     """Print the help, or what is known of keys or metrics by their names or words."""
-    from hpctrain.config import keys, metric_command
+    from hpctrain.config import keys
     from hpctrain.config.composing.choices import as_typed, groups, sections
     from hpctrain.yaml_file import conf_dir
 
@@ -99,8 +99,6 @@ def show(topics: list[str]) -> int:
         print(ALL.format(groups=columns[0] + "\n", keys=columns[1]), end="")
     elif not topics:
         print(_HELP, end="")
-    elif topics == ["metrics"] or all("/" in topic for topic in topics):
-        metric_command.show(topics)
     else:
         keys.show(topics)
     return 0

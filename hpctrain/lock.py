@@ -84,19 +84,6 @@ def why_no_locks(folder: Path, alone: bool = False) -> str:
 _OWN_LOCKS = {"localflock", "noflock", "nolock", "local_lock=flock", "local_lock=all"}
 
 
-def is_held_by(path: Path, pid: int) -> bool:
-    """Return whether a process of this host holds the lock on `path`, as far as Linux tells us."""
-    try:
-        lock = path.lstat()
-        return any(
-            os.path.samestat(lock, os.stat(f"/proc/{pid}/fd/{name}"))
-            and "FLOCK" in Path(f"/proc/{pid}/fdinfo/{name}").read_text()
-            for name in os.listdir(f"/proc/{pid}/fd")
-        )
-    except OSError:
-        return False
-
-
 def open_lock(path: str | Path, flags: int, parts: int = 1) -> int:
     """Open a lock file, for `open` too (`opener`). Only those who may write it may read it.
 

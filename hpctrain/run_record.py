@@ -172,7 +172,6 @@ class RunRecord(Record, frozen=True):
     left_out: tuple[tuple[Count, Count], ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str | int, ...] | None = None  # an AttemptKey
-    preflight_requeues: Count = 0  # of older versions
     notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:

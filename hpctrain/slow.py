@@ -20,7 +20,6 @@ class Rank(NamedTuple):
 
 
 RANK, CLEARLY_SLOW_RANK = Rank(1.5, 0.2), Rank(3.0, 0.5)  # a note names it
-SLOWEST_RANK = Rank(1.0, 0.05)  # ranks that differ less are not told apart
 RANK_S, OF_IT_IF_CLEAR = 10.0, 0.3  # of training, before a note names a rank
 
 GPU_CLOCK = 0.9  # of the median

@@ -269,11 +269,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
         ),
         *(["report", runs, "--html", f"{runs}/out.html"], ["report", "--compare", one, other]),
         *(["status", "--live", one, "--once"], ["report", "--plot", one]),
-        *(
-            ["plan", "--from-run", one],
-            ["resume", "--branch", one, "seed=9"],
-            ["status", "--upload", one],
-        ),
+        *(["resume", "--branch", one, "seed=9"], ["status", "--upload", one]),
         *(["evaluate", one], ["export", one, f"{runs}/exported"], ["resume", one]),
     ]
     return every

@@ -62,9 +62,10 @@ else
     # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes,
     # and when the cluster tests have ended, a third process runs the tests of `later`, and those of
     # `parity` once more as on a CPU without vector instructions. Their output is shown afterwards.
-    some=" and not -4-" # make test-all has four ranks there, too
-    if ((${#all[@]})); then some=""; fi
-    parity=(tests/parallel tests/models/test_fields.py -k "one_process$some")
+    # make test-all has all layouts and four ranks there, too.
+    parity=(tests/parallel/test_{parity,pipeline,batch_norm,precision}.py
+        -k "(one_process or bounds) and not -4-")
+    if ((${#all[@]})); then parity=(tests/parallel tests/models/test_fields.py -k one_process); fi
     later=(tests/config tests/data tests/data_prep tests/shards)
     said=$(mktemp -d)
     mkdir "$said/shared"

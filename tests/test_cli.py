@@ -31,9 +31,6 @@ def test_the_version_is_ours_and_not_hydras(
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("stop", "did you mean cancel? "),
-        ("delete", "did you mean gc (a run is deleted with its directory)? "),
-        ("list", "did you mean status? "),
         ("statsu", "did you mean status? "),
         ("xyzzy", ""),
     ],

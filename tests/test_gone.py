@@ -86,3 +86,10 @@ def test_a_frozen_config_of_before(
         return
     with pytest.raises(ConfigError, match=f"^{said}"):
         load(path)
+
+
+def test_a_frozen_choice_of_how_jobs_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.dump(yaml.safe_load(OLD) | {"launch": {"rerun": "queued"}}))
+    assert load(path).launch.rerun == "failed"
+    assert "launch.rerun=queued: launch.rerun=queued has left hpctrain: `cancel`" in caplog.text

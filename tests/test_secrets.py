@@ -20,14 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain import secrets
-from hpctrain.bench import bench
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.report.tree import Sentences
 from hpctrain.report.views import html_view
 from hpctrain.slurm.script import sbatch_script
@@ -411,10 +409,7 @@ def test_a_training_that_fails_leaves_no_trace_of_it(
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_benchmark_and_a_page_hold_no_secret(config: Config) -> None:
-    config.model = {"_target_": "m.M", "headers": [{"Authorization": TOKEN}]}
-    setup = bench._setup(config, RankInfo.from_env({}), "CPU")
-    assert setup["model"]["headers"] == [{"Authorization": "${oc.env:MY_API_TOKEN}"}]
+def test_a_page_holds_no_secret() -> None:
     page = html_view.page(f"run \x1b[8m\u202e {TOKEN}", [Sentences("", "", ["<b>text"])])
     assert "<h1>run \\x1b[8m\\u202e ***</h1>" in page
     assert "&lt;b&gt;text" in page

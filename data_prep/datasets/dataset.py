@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.datasets.shards import OpenShard
-from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
 from hpctrain.shards.field import Field, check_name
-from hpctrain.shards.index import Index, Shard, Split
+from hpctrain.shards.index import Index, Split
 from hpctrain.shards.types import Array
+from hpctrain.terminal import few
 
 
 class DataSet:
@@ -28,7 +28,7 @@ class DataSet:
     def splits(self, name: str | None = None) -> list[Split]:
         """Return a list with the named split, or with all splits."""
         if name is not None and name not in self.index.splits:
-            raise ConfigError(f"--split {name!r}: there are {console.listed(self.index.splits)}")
+            raise ConfigError(f"--split {name!r}: there are {few(self.index.splits, 30)}")
         names = self.index.splits if name is None else (name,)
         return [self.index.split(name) for name in names]
 
@@ -36,22 +36,12 @@ class DataSet:
         """Return the named fields, or all fields."""
         for name in names:
             if name not in self.index.fields:
-                raise ConfigError(
-                    f"--field {name!r}: there are {console.listed(self.index.fields)}"
-                )
+                raise ConfigError(f"--field {name!r}: there are {few(self.index.fields, 30)}")
         return {name: self.index.fields[name] for name in names or self.index.fields}
 
     def categories(self, field: str) -> Sequence[str]:
         """Return the names of a field's values 0, 1, …; empty if they have no names."""
         return self.index.categories.get(field, ())
-
-    def open(self, shard: Shard, fields: Mapping[str, Field]) -> OpenShard:
-        """Open a shard to read these fields."""
-        opened = OpenShard(self.folder / shard.path, shard, fields)
-        for problem in opened.problems():
-            with opened:
-                raise DataError(f"shard {opened.path}: {problem}")
-        return opened
 
     def take(
         self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
@@ -62,10 +52,10 @@ class DataSet:
             last = first + shard.count
             here = [number for number in numbers if first <= number < last]
             if here:
-                with self.open(shard, fields) as opened:
-                    for number in here:
-                        at = number - first
-                        yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
+                opened = OpenShard(self.folder / shard.path, shard, fields)
+                for number in here:
+                    at = number - first
+                    yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
             first = last
 
 

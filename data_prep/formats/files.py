@@ -1,7 +1,7 @@
 """Find the files of a source, and cut them into pieces.
 
 A part is a range of one file, in the unit of its format: bytes of a text file, row groups of
-Parquet, batches of Arrow. A piece is one part or several consecutive ones.
+Parquet. A piece is one part or several consecutive ones.
 """
 
 import io
@@ -9,7 +9,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -71,22 +70,9 @@ class Found(NamedTuple):
     ignored: int
 
 
-@dataclass
-class Ignored:
-    """The files that are not taken: their number, and the path of the first."""
-
-    count: int = 0
-    first: str = ""
-
-    def add(self, path: str) -> None:
-        """Count a file."""
-        self.first = self.first or path
-        self.count += 1
-
-
 def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> Found:
     """Return files with any name, and those in folders whose names match one of the patterns."""
-    files, ignored = list[SourceFile](), Ignored()
+    files, ignored = list[SourceFile](), list[str]()
 
     def taken(name: str) -> bool:
         return any(fnmatchcase(os.path.basename(name), pattern) for pattern in patterns)
@@ -101,7 +87,7 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
             files.append(SourceFile(path, status.st_size, status.st_mtime_ns))
         if len(files) == before:
             raise DataError(
-                f"{source} has no file named {' or '.join(patterns)} (there are {ignored.count} "
+                f"{source} has no file named {' or '.join(patterns)} (there are {len(ignored)} "
                 "others)"
             )
     seen: set[str] = set()
@@ -110,13 +96,13 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
         if path in seen:
             raise ConfigError(f"{file.path} is there twice; each file once")
         seen.add(path)
-    return Found(tuple(files), ignored.count)
+    return Found(tuple(files), len(ignored))
 
 
 def scan(
     root: Path,
     taken: Callable[[str], bool],
-    ignored: Ignored,
+    ignored: list[str],
     outside: bool = False,
     *,
     follow: bool = True,
@@ -140,7 +126,7 @@ def scan(
         for entry in entries:
             name, link = os.path.join(below, entry.name), entry.is_symlink()
             if entry.name.startswith("."):
-                ignored.add(name)
+                ignored.append(name)
             elif entry.is_dir():
                 if link and follow:
                     within.check(entry.path)
@@ -151,24 +137,13 @@ def scan(
                     within.check(entry.path)
                 yield name, status
             else:
-                ignored.add(name)
+                ignored.append(name)
 
     try:
         yield from walk("", ())
     except OSError as error:  # of a folder, or of a link that leads nowhere
         where = os.fsdecode(error.filename) if error.filename else root
         raise DataError(f"{where} cannot be read: {error.strerror}") from None
-
-
-@lru_cache
-def check_regular(folder: str) -> None:
-    """Check that a folder has no pipe and no device, which a library would read for ever."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                check_regular(entry.path)
-            elif not (entry.is_file() or entry.is_dir()):
-                raise DataError(f"{entry.path} is no regular file")
 
 
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:
@@ -206,9 +181,6 @@ def lines_of(part: Part) -> tuple[int, int]:
         return _line_after(file, part.start), _line_after(file, part.stop)
 
 
-LONGEST = 2**30  # bytes of a line
-
-
 def _line_after(file: io.FileIO, at: int) -> int:
     """Return where the first line at or after byte `at` begins, or the end if there is none."""
     if at == 0:
@@ -218,8 +190,6 @@ def _line_after(file: io.FileIO, at: int) -> int:
         found = block.find(b"\n")
         if found >= 0:
             return file.tell() - len(block) + found + 1
-        if file.tell() - at > LONGEST:  # the holes of a sparse file may have no end
-            raise DataError(f"{file.name} has a line of more than {LONGEST:,} bytes, at byte {at}")
     return file.tell()
 
 

@@ -14,7 +14,7 @@ from data_prep.libraries import library
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError, about
 
-BUFFER = 2**20
+_BUFFER = 2**20
 ROWS = 2**16  # rows of a table that are read at once, at most
 OTHERS = (
     "write a function that reads it and yields samples, for `python -m data_prep python "
@@ -40,11 +40,11 @@ def opened(part: Part) -> Iterator[BinaryIO]:
             # The library zstandard is not used: it reads a truncated stream without an error.
             with (
                 pa.CompressedInputStream(pa.OSFile(part.path), "zstd") as packed,
-                io.BufferedReader(packed, BUFFER) as stream,
+                io.BufferedReader(packed, _BUFFER) as stream,
             ):
                 yield cast(BinaryIO, stream)
         else:
-            with open(part.path, "rb", BUFFER) as stream:
+            with open(part.path, "rb", _BUFFER) as stream:
                 stream.seek(lines_of(part)[0])
                 yield stream
     except (OSError, EOFError, zlib.error) as error:
@@ -61,7 +61,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 
     try:
         with parquet.ParquetFile(
-            path, pre_buffer=False, buffer_size=BUFFER, page_checksum_verification=True
+            path, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
         ) as table:
             yield table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

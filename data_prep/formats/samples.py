@@ -195,7 +195,7 @@ class Samples:
             keys=self._keys if self._keyed else None,
             column=self._column if self._columned else None,
             file=self._file,
-            records=self._records,
+            records=self._records.__getitem__,
         )
         self._clear()
         return block

@@ -20,7 +20,7 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
 
 SPLIT = "split"  # the key of a sample that names its split
-PARTS = ("part", "parts")
+_PARTS = ("part", "parts")
 _CHECKED = 8  # samples of a data set that are asked for twice
 SHOWN = 3  # lines of a traceback that a message has
 
@@ -200,16 +200,10 @@ def parts_of(place: str, name: str, args: Mapping[str, Any], pieces: int | None)
         return None
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{place}: {name} is no function that can be called") from None
-    takes = all(part in signature.parameters for part in PARTS)
-    given = sorted(set(args) & set(PARTS))
-    if given:
-        raise ConfigError(f"--arg {given[0]}: --pieces gives it")
-    try:
-        signature.bind(**args, **({"part": 0, "parts": 1} if takes else {}))
-    except TypeError as error:
-        raise ConfigError(f"{place}: {name}{signature}: {error}; see --arg") from None
+        takes = all(part in signature.parameters for part in _PARTS)
+        signature.bind(**({"part": 0, "parts": 1} if takes else {}), **args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: {name} cannot be called: {error}; see --arg") from None
     return (pieces or 1) if takes else None
 
 

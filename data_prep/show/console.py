@@ -4,49 +4,33 @@ The text comes from files. So it is never read as markup, and control characters
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hpctrain.terminal import printable
-
-if TYPE_CHECKING:
-    from hpctrain.console import Console
-
-NAMED = 30  # the most names that `listed` shows
-
-
-def terminal() -> "Console":
-    """Return a console of rich that prints text as it is, without markup."""
-    from hpctrain.console import Console
-
-    return Console(highlight=False)
 
 
 def title(text: str) -> None:
     """Print an empty line and a heading."""
     print()
-    say(text, style="bold")
+    say(text)
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a line, with a style of rich on a terminal."""
-    if sys.stdout.isatty():
-        terminal().print(_shown(text), style=style)
-    else:
-        print(_shown(text))
+def say(text: str) -> None:
+    """Print a line."""
+    print(_shown(text))
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> None:
     """Print a table."""
     if not rows:
         return
-    from hpctrain.console import Table
+    from hpctrain.console import Console, Table
 
     right = [n for n, name in enumerate(columns) if name in numbers.split()]
     table = Table(*(columns or [""] * len(rows[0])), right=right)
     for row in rows:
         table.add_row(*("" if cell is None else _shown(str(cell)) for cell in row))
-    terminal().print(table)
+    Console(highlight=False).print(table)
 
 
 def _shown(text: str) -> str:
@@ -60,13 +44,6 @@ def number(value: float | int | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return `a, b, c`, or only the first names if there are many."""
-    found = list(names)
-    more = f", … ({len(found):,} in all)" if len(found) > NAMED else ""
-    return ", ".join(found[:NAMED]) + more
 
 
 def size(nbytes: int) -> str:

@@ -51,11 +51,11 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.arrays.array_files import addresses, among_others
+from data_prep.formats.arrays.array_files import addresses
 from data_prep.formats.files import ranges
 from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
+from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES
@@ -85,7 +85,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 @dataclass(frozen=True)
 class _Arrays(Source):
-    unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1
     column: str = ""
@@ -131,8 +130,12 @@ class _Arrays(Source):
                 for name, found in values.items()
             }
         if len(kept):
-            names = Names(len(kept), lambda sample: self._name(start + int(kept[sample])))
-            yield Block(values, column=self._splits(values), file=part.where.path, records=names)
+            yield Block(
+                values,
+                column=self._splits(values),
+                file=part.where.path,
+                records=lambda sample: self._name(start + int(kept[sample])),
+            )
 
     def _name(self, row: int) -> str:
         part, number = self.data[0].place(row)
@@ -159,22 +162,17 @@ def arrays(
     axis_of = _by_field("--axis", axes, wheres, "K")
     cast_of = _by_field("--cast", casts, wheres, "DTYPE")
     filled = _by_field("--unwritten", [f"{name}=yes" for name in unwritten], wheres, "yes")
-    columns, fields, among = [], {}, ""
+    columns, fields = [], {}
     for name, parts in wheres.items():
         given = axis_of.get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
             *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
             unwritten=name in filled,
-            max_output=options.max_output,
         )
         columns.append(column)
-        if len(parts) == 1 and not (given or among):
-            is_sample, among = among_others(parts[0], column.ends[-1])
-            if is_sample:
-                raise ConfigError(among)
         notes.append(column.note)
     if not options.quiet:
-        for note in filter(None, [*notes, among]):
+        for note in filter(None, notes):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
     by_value = [column.name for column in columns if is_name(fields[column.name])]
@@ -185,7 +183,7 @@ def arrays(
         name="arrays",
         fields=fields,
         pieces=[
-            Piece((start, stop), of_piece, samples=stop - start, bytes=(stop - start) * row_bytes)
+            Piece((start, stop), of_piece, (stop - start) * row_bytes)
             for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
         ],
         identity={

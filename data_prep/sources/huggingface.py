@@ -19,22 +19,24 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats.files import Part, check_regular
+from data_prep.formats.files import Part
 from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.opening import naming, one_line
+from data_prep.formats.opening import ROWS, naming, one_line, pyarrow
 from data_prep.formats.samples import Unusable
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, listed
 from data_prep.formats.tables.columns import Column, Taken
+from data_prep.formats.tables.csv_files import Rows
 from data_prep.libraries import library
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources.table import Table
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -74,8 +76,6 @@ def _load(folder: Path) -> _Saved:
     """Load the description of a folder, not its data."""
     datasets = library("datasets", name="the library datasets", install="datasets")
     datasets.disable_progress_bars()
-    if folder.is_dir():
-        check_regular(str(folder.absolute()))
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as error:  # a damaged description may raise anything
@@ -157,6 +157,25 @@ class _HuggingFace(Table):
         split, path = what
         return self.rows([Part(path)], reading, split if self.column == SPLIT else "")
 
+    def _rows_of(self, part: Part, names: Sequence[str]) -> Iterator[Rows]:
+        return _rows_of(part.path, names)
+
+
+def _rows_of(path: str, names: Sequence[str]) -> Iterator[Rows]:
+    """Yield the rows of an Arrow stream in batches of a few MB."""
+    pa, first = pyarrow(), 1
+    SourceFile.of(path)
+    try:
+        with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                batch = tables.checked(batch, names)
+                count = max(1, min(ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+                for start in range(0, batch.num_rows, count):
+                    yield Rows(batch.slice(start, count), partial(add, first + start))
+                first += batch.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
+
 
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the rows of a saved data set."""
@@ -211,8 +230,8 @@ def _image_field(name: str, saved: _Saved, images: Pixels) -> Field:
         return images.field
     why = f"column {name!r}: there is no image"
     for path in (path for paths in saved.splits.values() for path in paths):
-        for batch, _ in tables.arrow_batches(Part(path), [name]):
-            for item in batch[name].to_pylist():
+        for rows in _rows_of(path, [name]):
+            for item in rows.batch[name].to_pylist():
                 if not isinstance(image := _image(name, item, images), str):
                     return images.field_of(image)
                 why = image

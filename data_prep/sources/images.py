@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.files import Ignored
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
@@ -36,8 +35,6 @@ from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field, check_name
-
-_MAX_FILE = 2**31  # bytes
 
 ARGUMENTS = (
     """
@@ -100,7 +97,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         raise ConfigError("--classes and --no-labels: one of them")
     fixed = read_classes(args.classes) if args.classes else None
     split, by_column = options.column, isinstance(options.split, ByColumn)
-    problems, ignored = BadRecords(options.on_error), Ignored()
+    problems, ignored = BadRecords(options.on_error), list[str]()
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir() and split not in ("", FOLDER):
@@ -121,11 +118,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         check_name(name, "split")
     spec = pixels.field or _first(pixels, found, BadRecords(options.on_error), path)
     fields = {"image": spec} | ({"label": Field("int64")} if labels else {})
-    if ignored.count and not options.quiet:
-        print(
-            f"{ignored.count} files are no images and are ignored, such as {ignored.first!r}",
-            file=sys.stderr,
-        )
+    if ignored and not options.quiet:
+        said = f"{len(ignored)} files are no images and are ignored, such as {ignored[0]!r}"
+        print(said, file=sys.stderr)
     found.problems = [(p.file, p.record, p.reason) for p in problems.found]
     return _ImageSource(
         name="images",
@@ -134,8 +129,8 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         identity={"pixels": asdict(pixels), "content": found.digest(), "classes": names},
         about={
             "from": str(path.absolute()),
-            "ignored": ignored.count,
-            "first_ignored": ignored.first,
+            "ignored": len(ignored),
+            "first_ignored": next(iter(ignored), ""),
         },
         categories={} if names is None else {"label": names},
         columns=(split,) if split else (FOLDER,) if path.is_dir() else (),
@@ -166,16 +161,11 @@ def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
             nbytes = 0
         nbytes += size
     parts = [found.part(*pair) for pair in pairwise([*ends, len(found)])]
-    return [
-        Piece(part, part, samples=len(part), bytes=size)
-        for part, size in zip(parts, [*sizes, nbytes], strict=True)
-    ]
+    return [Piece(part, part, size) for part, size in zip(parts, [*sizes, nbytes], strict=True)]
 
 
 def _content(file: SourceFile) -> bytes:
     """Return the content of a file."""
-    if file.size > _MAX_FILE:
-        raise Unusable(f"it has {file.size} bytes; an image file has at most {_MAX_FILE}")
     try:
         with open(file.path, "rb", buffering=0) as content:
             return content.readall()

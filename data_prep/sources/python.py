@@ -61,7 +61,6 @@ function=CODE
 
 @dataclass(frozen=True)
 class _Python(Stream):
-    unpacks = False
     code: Code = field(default_factory=lambda: Code("", "", {}))
 
     def encoded(self, file: str, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
@@ -103,7 +102,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     nbytes = found.sample_bytes
     step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)
     parts = [range(*ends) for ends in ranges(len(data), step)]
-    cut = [Piece((place, part), files, len(part), len(part) * nbytes) for part in parts]
+    cut = [Piece((place, part), files, len(part) * nbytes) for part in parts]
     return replace(found, pieces=cut)
 
 

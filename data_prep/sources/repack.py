@@ -15,7 +15,6 @@ with another --split, too; --group '' divides them.
 
 import argparse
 import math
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +26,7 @@ import numpy as np
 from data_prep.datasets.shards import blocks, some
 from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
-from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile, readable
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
@@ -39,7 +38,7 @@ from hpctrain.shards.types import Int64s
 
 _KEEP = "keep"
 _SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards
-OPEN = 4096  # shards that are open at a time, at most
+OPEN = 256  # shards that a process has open at a time, at most: a quarter of the usual limit
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
 ARGUMENTS = f"""
@@ -53,8 +52,6 @@ src=SRC : path
 
 def prepare(args: argparse.Namespace) -> None:
     """Without --split the splits stay; with it, groups stay whole unless `--group ''` is given."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     args.keep = args.split == _KEEP
     if args.keep:
         args.split = "column:split"
@@ -73,7 +70,6 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    unpacks = False
     folder: str = ""  # folder of the data set
     # The fields of the source, with their places in its files.
     stored: tuple[tuple[str, Field], ...] = ()
@@ -90,7 +86,7 @@ class _Repack(Source):
             self._verify(number)
         touched: set[int] = set()
 
-        @lru_cache(_most_open())
+        @lru_cache(OPEN)
         def opened(number: int) -> Layout:
             touched.add(number)
             return self._open(number)
@@ -150,7 +146,7 @@ class _Repack(Source):
             values,
             column=[shard.split for shard in shards],
             file=self._path(shards[0]),
-            records=Names(len(rows), lambda i: f"{shards[i].path} sample {rows[i]}"),
+            records=lambda i: f"{shards[i].path} sample {rows[i]}",
         )
 
     def _path(self, shard: Shard) -> str:
@@ -194,7 +190,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         for part in parts:
             count = part.stop - part.start
             owned = tuple(files[i] for i in part.owned)
-            pieces.append(Piece(part, owned, samples=count, bytes=count * bytes_each))
+            pieces.append(Piece(part, owned, count * bytes_each))
     return _Repack(
         name="repack",
         # Without the places of the source's datasets: the output has its own.
@@ -237,11 +233,6 @@ def _parts(
     return [
         _Part(group, *pair, tuple(mine.tolist())) for pair, mine in zip(ends, owned, strict=True)
     ]
-
-
-def _most_open() -> int:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(OPEN, max(16, limit // 4)) if limit > 0 else OPEN
 
 
 def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) -> int:

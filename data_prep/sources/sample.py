@@ -11,7 +11,6 @@ stdlib   the source of Python's standard library, each file is a document: text 
 """
 
 import argparse
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from data_prep.formats.files import Part
 from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
+from data_prep.libraries import library
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.writing.split import ByColumn, ByFile
+from data_prep.writing.split import Fractions
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -58,8 +58,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the data set that the command line names."""
     if args.train_bpe is not None and args.name != "stdlib":
         raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
-    if args.train_bpe is not None and not args.quiet:
-        print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
     return stdlib(options, vocabulary=args.train_bpe) if args.name == "stdlib" else digits(options)
 
 
@@ -78,21 +76,17 @@ def digits(options: Options) -> Source:
     return _Digits(
         name="digits",
         fields={"image": Field("uint8", (1, 8, 8)), "label": Field("int64")},
-        pieces=[Piece(None, samples=len(image), bytes=image.nbytes + label.nbytes)],
+        pieces=[Piece(None, bytes=image.nbytes + label.nbytes)],
         about={"from": "sklearn.datasets.load_digits"},
         categories={"label": [str(digit) for digit in range(10)]},
     )
 
 
 def _digits() -> tuple[Array, Array]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError(
-            "the digits come with scikit-learn, which is not installed: "
-            "pip install 'hpctrain[sample]'"
-        ) from None
-    images, labels = load_digits(return_X_y=True)
+    sklearn = library(
+        "sklearn.datasets", "`sample digits`", name="scikit-learn", install="'hpctrain[sample]'"
+    )
+    images, labels = sklearn.load_digits(return_X_y=True)
     return images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64)
 
 
@@ -147,21 +141,18 @@ def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None 
 
 def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Options) -> Tokenizer:
     """Train a BPE on the files of the first split, so that it has not seen the other splits."""
-    tokens.check_vocabulary(vocabulary)
-    if isinstance(options.split, (ByColumn, ByFile)):
+    if not isinstance(options.split, Fractions):
         raise ConfigError(
             f"--split {options.split}: --train-bpe of `sample stdlib` needs NAME=FRACTION,…"
         )
     names = options.split.of_keys(path.encode() for path in paths)
-    first = next(iter(options.split.fractions))
+    first = options.split.names[0]
     texts = (
         text.decode()
         for path, name in zip(paths, names, strict=True)
         if name == first and is_utf8(text := (folder / path).read_bytes())
     )
-    content = tokens.trained(texts, vocabulary)
-    name = f"BPE of {vocabulary} tokens, trained on the {first} split"
-    return tokens.of_content(content, name, tokens.EOD)
+    return tokens.trained(texts, vocabulary, f"trained on the {first} split", quiet=options.quiet)
 
 
 def _bytes(text: bytes) -> Array:

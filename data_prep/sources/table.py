@@ -1,7 +1,7 @@
-"""Tables as data sets: each column of CSV, Parquet or Arrow (Feather) files is a field.
+"""Tables as data sets: each column of CSV or Parquet files is a field.
 
-SRC are files with the same columns, or folders with such files (.csv, .tsv, also .gz; .parquet;
-.arrow, .feather, .ipc).
+SRC are files with the same columns, or folders with such files (.csv, .tsv, also .gz; .parquet).
+Each CSV file is read by one process: it is a piece of the work.
 
     python -m data_prep table measurements/ OUT --columns id,x,y,label --categorical label
     python -m data_prep table digits.csv OUT --stack 'image=pixel_*' --cast image=uint8
@@ -38,9 +38,8 @@ from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
 from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
-from data_prep.formats.tables.tables import without
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BadRecords, Block, Names, Source
+from data_prep.source import BadRecords, Block, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 
@@ -90,10 +89,13 @@ class Table(Source):
         arrow = pyarrow()
         for part in parts:
             try:
-                for rows in tables.rows_of(part, names, self.csv):
+                for rows in self._rows_of(part, names):
                     yield from self._blocks(rows, columns, part.path, reading, split)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
+
+    def _rows_of(self, part: Part, names: Sequence[str]) -> Iterator[Rows]:
+        return tables.rows_of(part, names, self.csv)
 
     def _blocks(
         self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
@@ -121,9 +123,13 @@ class Table(Source):
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts = [split] * len(kept) if self.column else None
         if by_value:
-            texts = [*map(str, without(batch.column(self.column), bad).to_pylist())]
-        names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
-        yield Block(values, column=texts, file=path, records=names)
+            texts = [*map(str, batch.column(self.column).take(kept).to_pylist())]
+        yield Block(
+            values,
+            column=texts,
+            file=path,
+            records=lambda sample: f"row {rows.number(int(kept[sample]))}",
+        )
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:
@@ -170,11 +176,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         for name in fields:
             if set(name) & set(";|\t") and name not in options.rename:
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
-    parts = (
-        (part, file, size)
-        for file in found.files
-        for part, size in tables.parts_of(file, options.shard_bytes, csv)
-    )
+    parts = ((part, file, size) for file in found.files for part, size in tables.parts_of(file))
     return Table(
         name="table",
         fields=fields,
@@ -212,8 +214,8 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
     if tables.format_of(path) != "csv":
         if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
-        return tables.schema_of(path, csv)[0], csv
-    schema, first = tables.schema_of(path, csv)
+        return tables.schema_of(path, csv), csv
+    schema = tables.schema_of(path, csv)
     chosen = frozenset(choice.choose(schema.names))
     outputs = {
         name: target
@@ -226,12 +228,10 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind):
             if name in chosen:
-                why = " in its first rows"
-                if first is None or not first.num_rows:
-                    why = f": no row has {len(schema)} values, as the header has"
                 raise DataError(
-                    f"{path}: column {name!r} has no value{why}; --cast {name}=DTYPE gives it a "
-                    "type, --drop leaves it out"
+                    f"{path}: column {name!r} has no value in the first rows that have "
+                    f"{len(schema)}, as the header; --cast {name}=DTYPE gives it a type, --drop "
+                    "leaves it out"
                 )
             kind = pa.string()
         if pa.types.is_floating(kind) and not cast.startswith("float"):
@@ -257,7 +257,7 @@ def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[s
     """Check that a file has the columns of the first file."""
     if tables.format_of(path) != tables.format_of(first):
         raise DataError(f"{first} and {path} are of different formats; one at a time")
-    other, _ = tables.schema_of(path, replace(csv, types={}))
+    other = tables.schema_of(path, replace(csv, types={}))
     is_csv = tables.format_of(path) == "csv"
     if is_csv and other.names != schema.names:  # the order matters too: CSV is read by position
         raise DataError(

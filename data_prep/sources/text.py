@@ -22,10 +22,9 @@ mark at the start of a file is dropped. Empty documents are left out and counted
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 from data_prep.formats import files
@@ -36,7 +35,7 @@ from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByFile
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError
 from hpctrain.shards.field import Field
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
@@ -132,7 +131,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = files.find(args.sources, args.glob or documents.PATTERNS, args.allow_outside)
     corpus = _Corpus(found, reader)
     if args.train_bpe is not None:
-        tokenizer = _trained(corpus, args)
+        name = f"trained on {', '.join(map(str, args.sources))}"
+        texts = corpus.sample(_TRAIN_BYTES)
+        tokenizer = tokens.trained(texts, args.train_bpe, name, quiet=args.quiet)
     elif args.tokenizer == "bytes":
         tokenizer = tokens.of_bytes()
     else:
@@ -162,31 +163,10 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             "text_column": reader.key,
             "tokenizer": tokenizer.about,
         },
-        columns=reader.columns(found.files[0]),
+        columns=[options.column] if options.column else [],
         folders=sources,
         beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
         reader=reader,
         tokenizer=tokenizer,
         by_file=by_file,
     )
-
-
-def _trained(corpus: _Corpus, args: argparse.Namespace) -> Tokenizer:
-    """Train a BPE on the corpus; the same text gives the same one, in each part of a job array."""
-    vocabulary = args.train_bpe
-    tokens.check_vocabulary(vocabulary)
-    texts = corpus.sample(_TRAIN_BYTES)
-    first = next(texts, None)
-    if first is None:
-        named = ", ".join(str(source.absolute()) for source in args.sources)
-        raise DataError(f"{named}: no text to train a tokenizer on")
-    if not args.quiet:
-        print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
-    content = tokens.trained(chain([first], texts), vocabulary)
-    tokenizer = tokens.of_content(content, f"BPE of {vocabulary} tokens", tokens.EOD)
-    if tokenizer.vocabulary < vocabulary and not args.quiet:
-        print(
-            f"the text gives {tokenizer.vocabulary} tokens, less than --train-bpe {vocabulary}",
-            file=sys.stderr,
-        )
-    return tokenizer

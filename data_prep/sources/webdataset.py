@@ -18,7 +18,7 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from lzma import LZMAError
@@ -37,8 +37,6 @@ from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
-# Members that hold pickles or other code, which webdataset and torch run when they decode them.
-CODE = frozenset(("pyd", "pkl", "pickle", "pth", "pt", "ckpt", "joblib", "dill", "cloudpickle"))
 NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
 
@@ -147,7 +145,6 @@ def _members(named: Sequence[str]) -> dict[str, _Member]:
             members[name] = _Member(("json",), "json", extensions[5:])
             continue
         parts = [part.partition(":") for part in extensions.lower().split(",")]
-        _check_no_code(f"--field {text}", (ext for ext, _, how in parts if how != "bytes"))
         kinds = {"bytes" if how == "bytes" else "" if how else _kind(ext) for ext, _, how in parts}
         if not name or not all(ext for ext, _, _ in parts) or len(kinds) > 1 or "" in kinds:
             raise ConfigError(
@@ -166,21 +163,10 @@ def _kind(extension: str) -> str:
     return "array" if last == "npy" else ""
 
 
-def _check_no_code(where: str, extensions: Iterable[str]) -> None:
-    """Check that no member runs code when it is decoded; `where` begins the message."""
-    for extension in extensions:
-        if extension.rpartition(".")[2] in CODE:
-            raise ConfigError(
-                f"{where}: members .{extension} hold pickles, which run code when they are "
-                "decoded, and are never read; --field NAME=EXT takes the other members"
-            )
-
-
 def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
     """Return the fields for samples with these extensions."""
     names = {"image": "image", "number": "label", "text": "text"}
     members: dict[str, _Member] = {}
-    _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
         name = names.get(kind, extension.removesuffix(".npy").replace("npy", "array"))
@@ -222,7 +208,6 @@ def _decoded(content: bytes, member: _Member) -> Any:
     return key_of(text, member.key) if member.kind == "json" else content
 
 
-MAX_MEMBER = 2**31  # bytes; the header of a sparse member may state any size
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # webdataset's rule
 
 
@@ -281,6 +266,4 @@ def _refused(member: tarfile.TarInfo, twice: bool) -> str:
     if not member.isreg():
         link = member.issym() or member.islnk()
         return f"it is a link to {member.linkname!r}, no file" if link else "it is no file"
-    if member.size > MAX_MEMBER:
-        return f"its header says {member.size} bytes; at most {MAX_MEMBER} are read"
     return "the sample has this extension twice" if twice else ""

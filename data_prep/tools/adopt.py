@@ -21,19 +21,16 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from data_prep import processes
-from data_prep.datasets.groups import Groups
-from data_prep.datasets.shards import OpenShard
-from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
+from data_prep.formats.hdf5.foreign import FieldSource, described, look
 from data_prep.formats.hdf5.survey import Survey
+from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
-from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
-from data_prep.writing.job import say_owners
+from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress
@@ -42,7 +39,6 @@ from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index
 from hpctrain.shards.sample_schema import check_fields
-from hpctrain.terminal import few
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -58,8 +54,6 @@ files=FILE+ : path
     take the fill value for values of this field that were never written
 --split SPLIT = train
     one split for all files, or NAME=PATTERN,… by the names of the files
---group FIELD =
-    no value of this field, such as a patient, may be in two splits; the index notes it
 --out FOLDER : path
     folder of index.json (default: the files' folder)
 --workers N : positive
@@ -75,26 +69,18 @@ def run(args: argparse.Namespace) -> None:
     """Write the index of HDF5 files into their folder, unless the same index is there already."""
     fields = _parse_fields(args.field, args.axis, args.unwritten, args.files)
     workers = args.workers or len(os.sched_getaffinity(0))
-    group, quiet = args.group, args.quiet
-    if group and group not in fields:
-        raise ConfigError(f"--group {group}: it is one of the fields, {', '.join(fields)}")
     folder, paths = _located(args.files, args.out)
     splits = _splits(args.split, paths)
     schema, counts = _schema(folder, paths, fields)
-    notes = notes_on(folder / paths[0], fields, counts[0])
     sources = [SourceFile.of(folder / path) for path in paths]
     of_files = [(path, s.size, s.mtime_ns) for path, s in zip(paths, sources, strict=True)]
     of_fields = {name: field.as_json() for name, field in schema.items()}
-    own = [group] if group else []  # an index without a group is known as before
-    content = json.dumps(["index", of_files, splits, of_fields, True, *own])
+    content = json.dumps(["index", of_files, splits, of_fields, True])
     fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
-        if not quiet:
+        if not args.quiet:
             print(f"{folder} already holds this index: {existing.digest}")
-        say_owners(f"{folder / index_file.FILE}", [folder / index_file.FILE])
         return
-    for note in () if quiet else notes:
-        print(f"note: {note}", file=sys.stderr)
     if not os.access(folder, os.W_OK, effective_ids=True):
         raise StorageError(
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
@@ -102,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         )
     work = Survey(folder, paths, sources, counts, splits, schema)
     nbytes = sum(source.size for source in sources)
-    with Progress(samples=None, nbytes=nbytes, quiet=quiet) as progress:
+    with Progress(samples=None, nbytes=nbytes, quiet=args.quiet) as progress:
         looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
     found = [looked[number] for number in range(len(paths))]
     index = Index(
@@ -124,15 +110,12 @@ def run(args: argparse.Namespace) -> None:
             },
             "fingerprint": fingerprint,
         },
-        group=group,
     )
-    if group:
-        _check_groups(folder, index)
     try:
         index.save(folder)  # atomically: readers see the old index or the new one
     except OSError as error:
         raise storage_error(folder, error) from None
-    if not quiet:
+    if not args.quiet:
         print(f"{folder}: {summary(index)}")
 
 
@@ -141,13 +124,10 @@ def _parse_fields(
 ) -> dict[str, FieldSource]:
     """Parse the values of `--field`, `--axis` and `--unwritten`."""
     found: dict[str, FieldSource] = {}
-    for text in fields:
-        name, equals, place = text.partition("=")
+    for name, place in pairs("--field", fields, "NAME=DATASET or NAME=VALUES:OFFSETS").items():
         dataset, colon, offsets = place.partition(":")
-        if not equals or not dataset.strip("/") or (colon and not offsets.strip("/")):
-            raise ConfigError(f"--field {text!r}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
-        if name in found:
-            raise ConfigError(f"--field {text!r}: {name!r} is there twice; each name once")
+        if not dataset.strip("/") or (colon and not offsets.strip("/")):
+            raise ConfigError(f"--field {name}={place}: it is NAME=DATASET or NAME=VALUES:OFFSETS")
         found[name] = FieldSource(dataset, offsets)
     if not found:
         first = next(_files(files[:1]))
@@ -168,7 +148,7 @@ def _parse_fields(
             raise ConfigError(
                 f"--axis {text!r}: samples of different lengths lie end to end along axis 0"
             )
-        found[name] = FieldSource(found[name].dataset, axis=int(axis), chosen=True)
+        found[name] = FieldSource(found[name].dataset, axis=int(axis))
     for name in unwritten:
         if name not in found:
             raise ConfigError(f"--unwritten {name}: it is one of {', '.join(found)}")
@@ -194,18 +174,15 @@ def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
     for path in _files(given):
         real = path.resolve()
         if not os.path.exists(real):
-            link = f"{path} is a link to {real}, which" if path.is_symlink() else str(path)
-            raise DataError(f"{link} does not exist")
-        if not str(real).isprintable():
-            raise DataError(f"{str(real)!r}: rename it; its path has characters that do not print")
-        if real in links:
-            raise DataError(
-                f"{path} and {links[real]} are the same file, {real}; give each file once"
-            )
+            raise DataError(f"{path} does not exist, or is a link that leads nowhere")
         if out is None and real.parent != path.parent.resolve():
             raise DataError(
                 f"{path} is a link to {real}: an index lists the file itself; --out FOLDER says "
                 "where it shall lie, in a folder above all files"
+            )
+        if real in links:
+            raise DataError(
+                f"{path} and {links[real]} are the same file, {real}; give each file once"
             )
         links[real] = path
     folder = out.resolve() if out else Path(os.path.commonpath([real.parent for real in links]))
@@ -213,10 +190,10 @@ def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
         raise DataError(f"--out {out} is not a folder")
     for real, path in links.items():
         if not real.is_relative_to(folder):
-            what = f"{path}, a link to {real}," if path.is_symlink() else str(path)
             raise DataError(
-                f"{what} lies outside of {folder}: an index lists files inside its folder, so "
-                "that whoever copies or stages the folder has them; --out takes one above them"
+                f"{path}, which is {real}, lies outside of {folder}: an index lists files inside "
+                "its folder, so that whoever copies or stages the folder has them; --out takes one "
+                "above them"
             )
     return folder, [real.relative_to(folder).as_posix() for real in links]
 
@@ -239,17 +216,15 @@ def _schema(
 ) -> tuple[dict[str, Field], list[int]]:
     """Return the schema, which is the same in all files, and the number of samples in each file."""
     schema, count = look(folder / paths[0], fields)
-    counts, problems = [count], []
+    counts = [count]
     for path in paths[1:]:
-        try:
-            found, count = look(folder / path, fields)
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        problems += [f"{folder / path}: {what}" for what in same(schema, found)]
+        found, count = look(folder / path, fields)
+        for name, field in schema.items():
+            if (field, field.axis) != (found[name], found[name].axis):
+                raise DataError(
+                    f"{folder / path}: field {name!r} is {found[name]}, in {paths[0]} {field}"
+                )
         counts.append(count)
-    if problems:
-        raise DataError(few(problems, SHOWN, "; "))
     return schema, counts
 
 
@@ -269,18 +244,3 @@ def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | Non
     if not overwrite:
         raise DataError(f"{problem}; --overwrite replaces it")
     return None
-
-
-def _check_groups(folder: Path, index: Index) -> None:
-    """Check that no group is in two splits."""
-    groups, fields = Groups(index.group), {index.group: index.fields[index.group]}
-    for shard in index.shards:
-        with OpenShard(folder / shard.path, shard, fields) as opened:
-            for rows in opened.blocks(shard.count):
-                groups.add(shard.split, rows[index.group])
-    if problems := "; ".join(groups.problems()):
-        raise DataError(
-            f"--group {index.group}: {problems}. The splits go by whole files here; `index` "
-            "without --split and --group, then `repack --split NAME=FRACTION,… --group "
-            f"{index.group}` divides the samples"
-        )

@@ -15,7 +15,6 @@ from hpctrain.shards.types import Array
 
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
-_SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
 
 
 def show(data: DataSet, args: argparse.Namespace) -> None:
@@ -48,11 +47,9 @@ def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
     if not value.size:
         return f"{shape}  empty"
     if _is_text(field) and (text := _text(value)) is not None:
-        size = f"{len(value):,} bytes"
-        if text in _SIGNATURES.values():
-            return f"{text} image, {size}"
         more = "…" if len(text) > _CHARACTERS else ""
-        return f"{json.dumps(text[:_CHARACTERS], ensure_ascii=False)}{more}  {size}"
+        shown = json.dumps(text[:_CHARACTERS], ensure_ascii=False)
+        return f"{shown}{more}  {len(value):,} bytes"
     if value.size <= _PRINTED:
         return f"{shape}  {' '.join(str(np.array2string(value, separator=', ')).split())}"
     start = ""
@@ -86,20 +83,15 @@ def _tokenizer(data: DataSet) -> Any:
 
 
 def _text(value: Array) -> str | None:
-    """Return the beginning of UTF-8 text, or the name of an image format, or None."""
+    """Return the beginning of UTF-8 text, or None."""
     start = value[: 4 * _CHARACTERS + 4].tobytes()
-    for signature, name in _SIGNATURES.items():
-        if start.startswith(signature) and (name != "BMP" or b"\0" in start):
-            return name
-    for cut in range(4):  # the start may end inside a character
-        try:
-            text = start[: len(start) - cut].decode()
-        except UnicodeDecodeError:
-            if len(value) <= len(start):
-                return None
-            continue
-        return None if "\0" in text else text
-    return None
+    try:
+        text = start.decode()
+    except UnicodeDecodeError as error:
+        if len(start) == len(value) or error.start < len(start) - 3:
+            return None
+        text = start[: error.start].decode()  # the start ends inside a character
+    return None if "\0" in text else text
 
 
 def _range(value: Array) -> str:
@@ -107,5 +99,6 @@ def _range(value: Array) -> str:
     bad = f", {value.size - finite.size:,} not finite" if finite.size < value.size else ""
     if not finite.size:
         return f"nothing finite{bad}"
-    low, high, mean = finite.min(), finite.max(), finite.mean(dtype=np.float64)
-    return f"{low:.4g} to {high:.4g}, mean {mean:.4g}{bad}"
+    return (
+        f"{finite.min():.4g} to {finite.max():.4g}, mean {finite.mean(dtype=np.float64):.4g}{bad}"
+    )

@@ -1,11 +1,11 @@
-"""Show what a data set holds: schema, splits, ranges, shards, their storage, and the provenance.
+"""Show what a data set holds: schema, splits, ranges, and the provenance.
 
 With --head show samples: numbers with the names of categories, decoded text, arrays in short.
 
 With --verify compare the shards with the index, and print every problem. --verify reads everything:
 it compares the digests and the statistics, and checks the offsets of variable-length fields, and
 that no group (--group of the commands that write) is in two splits. The exit code is 3 when there
-is a problem. Files that the index does not list are printed, but are no problem.
+is a problem.
 """
 
 import argparse
@@ -18,12 +18,10 @@ from data_prep.options import DIR
 from data_prep.show import console
 from data_prep.tools import head, verify
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import FILE, Statistics
+from hpctrain.shards.index import Statistics
 
-MOST = 20  # shards and categories listed
+MOST = 20  # categories listed
 ARGUMENTS = f"""{DIR}
---json
-    print JSON, with all shards; not with --head
 [one of]
 --head N : positive
     show the first N samples of each split
@@ -47,46 +45,25 @@ def run(args: argparse.Namespace) -> None:
     for mode, options in _ONLY.items():
         if not getattr(args, mode) and (given := [o for o in options if getattr(args, o)]):
             raise ConfigError(f"--{given[0]} is for --{mode}: give both, or none")
-    if args.head and args.json:
-        raise ConfigError("--json with --head: a function over HDF5Dataset has the samples")
     data = DataSet(args.folder)
     if args.verify:
         verify.run(data, args)
     elif args.head:
         head.show(data, args)
     else:
-        _describe(data, as_json=args.json)
+        _describe(data)
 
 
-def _describe(data: DataSet, *, as_json: bool) -> None:
-    problem = ""
+def _describe(data: DataSet) -> None:
+    _print(data)
     try:
         data.index.check(data.folder)
     except DataError as error:
-        problem = str(error)
-    layout = {} if problem else _layout(data)
-    if as_json:
-        content = json.loads((data.folder / FILE).read_bytes())
-        splits = {name: data.index.split(name).count for name in data.index.splits}
-        more = {"problem": problem or None, "layout": layout, "splits": splits}
-        print(json.dumps(content | more, indent=2))
-    else:
-        _print(data, layout)
-    if problem:
-        raise DataError(f"{problem}. `python -m data_prep inspect --verify` lists every problem")
+        more = "`python -m data_prep inspect --verify` lists every problem"
+        raise DataError(f"{error}. {more}") from None
 
 
-def _layout(data: DataSet) -> dict[str, str]:
-    """Return how each field is stored in the first shard."""
-    shard = data.index.shards[0]
-    try:
-        with data.open(shard, data.index.fields) as opened:
-            return {name: opened.layout(name) for name in data.index.fields}
-    except DataError as error:
-        return dict.fromkeys(data.index.fields, str(error))
-
-
-def _print(data: DataSet, layout: Mapping[str, str]) -> None:
+def _print(data: DataSet) -> None:
     index = data.index
     counts = {name: index.split(name).count for name in index.splits}
     size = console.size(sum(shard.bytes for shard in index.shards))
@@ -94,9 +71,9 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     console.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
     console.say(index.digest)
 
-    rows = [[name, str(field), layout.get(name)] for name, field in index.fields.items()]
     console.title("fields")
-    console.show(["field", "one sample", "in the shards"], rows)
+    rows: list[list[str | None]] = [[name, str(field)] for name, field in index.fields.items()]
+    console.show(["field", "one sample"], rows)
     for name in index.fields:
         names = data.categories(name)
         if all(text == str(i) for i, text in enumerate(names)):
@@ -123,12 +100,6 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     columns = ["split", "field", "mean", "std", "min", "max", "not finite", "lengths", "classes"]
     console.title("values")
     console.show(columns, rows, numbers="mean std min max classes")
-
-    rows = [[s.path, s.split, f"{s.count:,}", console.size(s.bytes)] for s in index.shards[:MOST]]
-    if len(index.shards) > MOST:
-        rows.append([f"and {len(index.shards) - MOST:,} more", None, None, None])
-    console.title("shards")
-    console.show(["file", "split", "samples", "size"], rows, numbers="samples size")
 
     if index.provenance:
         console.title("how it was made")

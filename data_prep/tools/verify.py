@@ -1,52 +1,29 @@
 """Compare the shards of a data set with its index; see `inspect --verify`."""
 
 import argparse
-import json
 import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
+from data_prep import processes
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.show import console
-from data_prep.writing.finalize import summary
+from data_prep.source import readable
+from data_prep.writing.finalize import statistics_of, summary
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.progress_bar import Progress
-from hpctrain.shards.commit import PARTIAL
-from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.index import Index
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file
 
-_Advance = Callable[[int, int], None]
-"""`advance(samples, bytes)` adds to what is done."""
-
-_MAX_THREADS = 32
-HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
-
-@dataclass(frozen=True)
-class _Problem:
-    """A problem with a shard, or with the data set if `shard` is ""."""
-
-    shard: str
-    problem: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of `verify`."""
-
-    problems: list[_Problem]  # all problems
-    # Files in the folders of the data set that are not in the index, but look like shards or like
-    # an unfinished conversion.
-    unlisted: list[str]
+_Problem = tuple[str, str]
+"""The path of a shard, "" for the index, and what is wrong."""
 
 
 def run(data: DataSet, args: argparse.Namespace) -> None:
@@ -55,165 +32,110 @@ def run(data: DataSet, args: argparse.Namespace) -> None:
     group = args.group or index.group
     if group and group not in index.fields:
         raise ConfigError(f"--group {group}: the fields are {', '.join(index.fields)}")
-    workers = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    report = verify(data, group, workers=workers, quiet=args.json)
-    shards = len(index.shards)
-    if args.json:
-        content = {
-            "digest": index.digest,
-            "shards": shards,
-            "bytes": sum(shard.bytes for shard in index.shards),
-            **asdict(report),
-        }
-        print(json.dumps(content, indent=2))
-    else:
-        for found in report.problems:
-            console.say(f"{found.shard or 'index.json'}: {found.problem}")
-        if report.unlisted:
-            console.say(f"not in the index: {', '.join(report.unlisted)}")
-    if report.problems:
-        bad = len({found.shard for found in report.problems if found.shard})
-        count = f"{len(report.problems)} problem{'s'[: len(report.problems) != 1]}"
-        where = f"{bad} of {shards} shards" if bad else "the index"
+    problems = verify(data, group, workers=len(os.sched_getaffinity(0)), quiet=False)
+    for shard, problem in problems:
+        console.say(f"{shard or 'index.json'}: {problem}")
+    if problems:
+        bad = len({shard for shard, _ in problems if shard})
+        count = f"{len(problems)} problem{'s'[: len(problems) != 1]}"
+        where = f"{bad} of {len(index.shards)} shards" if bad else "the index"
         raise DataError(f"{data.folder}: {count}, in {where}")
-    if not args.json:
-        what = ["sizes", "schema", "offsets", "digests"]
-        what += [f"groups of {group}"] * bool(group) + ["statistics"] * bool(index.statistics)
-        checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        first, *more = summary(index).splitlines()
-        for line in (f"{data.folder}: {checked}: {first}", *more):
-            console.say(line)
+    what = ["sizes", "schema", "offsets", "digests"]
+    what += [f"groups of {group}"] * bool(group) + ["statistics"] * bool(index.statistics)
+    checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
+    for line in f"{data.folder}: {checked}: {summary(index)}".splitlines():
+        console.say(line)
 
 
-def verify(data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True) -> Report:
-    """Compare the shards of a `DataSet` with its index."""
+def verify(
+    data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True
+) -> list[_Problem]:
+    """Return all problems of a `DataSet`: where its shards differ from its index."""
     index, shards = data.index, data.index.shards
-    twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
-    problems = [_Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
-    stop, lock = threading.Event(), threading.Lock()
+    task, numbers = _Task(data, group).look, range(len(shards))
     with Progress(samples, nbytes, quiet=quiet) as progress:
-
-        def advance(more: int, more_bytes: int) -> None:
-            with lock:
-                progress.advance(more, more_bytes)
-            if stop.is_set():
-                raise KeyboardInterrupt
-
-        def look_at(shard: Shard) -> _Look:
-            return _Look(data, shard, Groups(group)).done(advance)
-
-        with ThreadPoolExecutor(workers, "verify") as pool:
-            try:
-                looks = list(pool.map(look_at, shards))
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-    problems += [_Problem(look.shard.path, problem) for look in looks for problem in look.problems]
-    groups = Groups(group)
+        found = dict(processes.run(task, numbers, workers, progress.advance))
+    looks, groups = [found[number] for number in numbers], Groups(group)
     for look in looks:
         groups.merge(look.groups)
-    wrong = (*_wrong_statistics(index, looks), *groups.problems())
-    problems += [_Problem("", problem) for problem in wrong]
-    return Report(problems, _unlisted(data))
+    paths = Counter(shard.path for shard in shards)
+    return [
+        *((path, "the index lists it more than once") for path, n in paths.items() if n > 1),
+        *((shards[n].path, problem) for n, look in enumerate(looks) for problem in look.problems),
+        *(("", problem) for problem in _wrong_statistics(index, looks)),
+        *(("", problem) for problem in groups.problems()),
+    ]
 
 
 @dataclass
 class _Look:
     """The problems and the statistics of one shard."""
 
-    data: DataSet
-    shard: Shard
     groups: Groups
     problems: list[str] = field(default_factory=list)
-    moments: dict[str, Moments] = field(default_factory=dict)
+    moments: dict[str, Any] = field(default_factory=dict)  # see `Moments.state`, by field
 
-    def done(self, advance: _Advance) -> "_Look":
-        """Look at the shard, and return this."""
-        path = self.data.folder / self.shard.path
+
+@dataclass(frozen=True)
+class _Task:
+    data: DataSet
+    group: str
+
+    def look(self, number: int, advance: processes.Progress) -> _Look:
+        """Look at a shard."""
+        shard, look = self.data.index.shards[number], _Look(Groups(self.group))
+        path = self.data.folder / shard.path
         try:
-            with OpenShard(path, self.shard, self.data.index.fields) as opened:
-                self.problems += opened.problems()
-                self._read(opened, advance)
+            opened = OpenShard(path, shard, self.data.index.fields)
+            with readable(path):
+                digest = digest_file(path, advance)
+            if digest != shard.digest:
+                what = f"its content has the digest {digest}, the index lists {shard.digest}"
+                look.problems.append(what)
+            opened.check_offsets()
+            moments: dict[str, Moments] = {}
+            for rows in () if look.problems else opened.blocks():
+                if self.group:
+                    look.groups.add(shard.split, rows[self.group])
+                values: Any
+                for name, values in rows.items():
+                    moments.setdefault(name, Moments(len(rows))).add(values)
+                advance(len(values), 0)
+            look.moments = {name: values.state() for name, values in moments.items()}
         except DataError as error:
             message = str(error).removeprefix(f"shard {path}")
-            self.problems.append(message.removeprefix(":").strip())
-        advance(self.shard.count if self.problems else 0, 0)
-        return self
-
-    def _read(self, opened: OpenShard, advance: _Advance) -> None:
-        readable = not self.problems
-        try:
-            digest = digest_file(opened.path, advance)
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}") from None
-        if digest != self.shard.digest:
-            listed = self.shard.digest
-            self.problems.append(f"its content has the digest {digest}, the index lists {listed}")
-        if not readable:
-            return
-        opened.check_offsets()
-        if digest != self.shard.digest:
-            return
-        for rows in opened.blocks(self.shard.count):
-            if self.groups.field:
-                self.groups.add(self.shard.split, rows[self.groups.field])
-            values: Any
-            for name, values in rows.items():
-                self.moments.setdefault(name, Moments(len(rows))).add(values)
-            advance(len(values), 0)
+            look.problems.append(message.removeprefix(":").strip())
+        if look.problems:
+            advance(shard.count, 0)
+        return look
 
 
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[str]:
     """Yield wrong statistics, for the splits whose shards have no problem."""
-    damaged = {look.shard.split for look in looks if look.problems}
+    both = [*zip(index.shards, looks, strict=True)]
+    damaged = {shard.split for shard, look in both if look.problems}
+    data = statistics_of({shard.split: look.moments} for shard, look in both)
     for split, fields in index.statistics.items():
         for name, listed in () if split in damaged else fields.items():
-            total = Moments(len(index.fields))
-            seen = [
-                look.moments[name]
-                for look in looks
-                if look.shard.split == split and name in look.moments
-            ]
-            for moments in seen:
-                total.merge(moments)
-            if not seen and not (split in index.splits and name in index.fields):
-                yield f"statistics of {split}/{name}, which it does not list"
-            differing = _differences(asdict(listed), asdict(total.result())) if seen else ()
-            for what, there, here in differing:
-                place = f"split {split!r}, field {name!r}"
-                yield f"{place}: it lists {what} {there}, the data has {here}"
+            found = data.get(split, {}).get(name)
+            what = f"its statistics of split {split!r}, field {name!r}"
+            if found is None:
+                yield f"{what}: there is no such split or field"
+            elif not _alike(asdict(listed), asdict(found)):
+                yield f"{what} are {listed}; the data has {found}"
 
 
-def _differences(
-    listed: Mapping[str, Any], found: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (statistic, listed, found) where they do not agree."""
+def _alike(listed: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Return whether two statistics agree; sums depend on their order."""
     for key, value in listed.items():
-        here = found.get(key)
-        if isinstance(value, Mapping) and isinstance(here, Mapping) and key != "classes":
-            for name, *pair in _differences(value, here):
-                yield f"{key}.{name}", *pair
+        here = found[key]
+        if key == "lengths" and None not in (value, here):
+            same = _alike(value, here)
         elif key in ("mean", "std") and None not in (value, here):
-            scale = abs(found["mean"]) + found["std"]
-            if not abs(value - here) <= _TOLERANCE * scale:
-                yield key, value, here
-        elif value != here:
-            yield key, value, here
-
-
-def _unlisted(data: DataSet) -> list[str]:
-    """Return the files that look like shards, and folders of an unfinished conversion."""
-    listed = {shard.path for shard in data.index.shards}
-    found = []
-    for folder in sorted({os.path.dirname(path) for path in listed} | {""}):
-        try:
-            names = sorted(os.listdir(data.folder / folder))
-        except OSError:
-            continue
-        for name in names:
-            path = f"{folder}/{name}" if folder else name
-            if path not in listed and (name == PARTIAL or Path(name).suffix.lower() in HDF5):
-                found.append(path)
-    return found
+            same = abs(value - here) <= _TOLERANCE * (abs(found["mean"]) + found["std"])
+        else:
+            same = value == here
+        if not same:
+            return False
+    return True

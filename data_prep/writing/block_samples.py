@@ -34,7 +34,7 @@ class BlockSamples:
                 for name, value in check_batch(block.values, source.fields).items()
             }
             count = len(next(iter(rows.values())))
-            for what in ("keys", "column", "records"):
+            for what in ("keys", "column"):
                 given = getattr(block, what)
                 if given is not None and len(given) != count:
                     raise DataError(f"a block of {count} samples has {len(given)} {what}")
@@ -114,7 +114,7 @@ class BlockSamples:
         good[list(why)] = False
         for i, reason in why.items():
             place, records = int(self.which[i]), self.block.records
-            record = f"sample {place}" if records is None else records[place]
+            record = f"sample {place}" if records is None else records(place)
             problems.bad(self.block.file, record, reason)
         return self.only(good)
 

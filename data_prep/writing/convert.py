@@ -26,12 +26,12 @@ from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
 from data_prep.source import Source
-from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, say_owners_of, summary
+from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job
-from data_prep.writing.limit import limited, renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.records import Plan
+from data_prep.writing.renamed import renamed
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress as ProgressBar
@@ -103,11 +103,10 @@ def _do(converter: Converter, job: Job) -> None:
     try:
         if options.two_passes and todo:
             with _progress(source, range(total), options, "first pass: ") as progress:
-                choose(converter, job, limited(progress.advance, source, options))
+                choose(converter, job, progress.advance)
         task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
         with _progress(source, todo, options) as progress:
-            advance = limited(progress.advance, source, options)
-            for _ in processes.run(task, todo, options.workers, advance, finish):
+            for _ in processes.run(task, todo, options.workers, progress.advance, finish):
                 pass
     except (GroupError, NotTheSameError):
         # What was seen is of no use for another --group or --split, or it was wrong, and with it
@@ -119,11 +118,8 @@ def _do(converter: Converter, job: Job) -> None:
 def _progress(
     source: Source, numbers: Sequence[int], options: Options, label: str = ""
 ) -> ProgressBar:
-    pieces = [source.pieces[number] for number in numbers]
-    known = [piece.samples for piece in pieces if piece.samples is not None]
-    samples = sum(known) if len(known) == len(pieces) else None
-    nbytes = sum(piece.bytes for piece in pieces)
-    return ProgressBar(samples, nbytes, label=label, quiet=options.quiet)
+    nbytes = sum(source.pieces[number].bytes for number in numbers)
+    return ProgressBar(None, nbytes, label=label, quiet=options.quiet)
 
 
 def _is_last(job: Job, options: Options) -> bool:
@@ -242,7 +238,6 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
         if not skipped or options.on_error == "skip":
             if not options.quiet:
                 print(f"{out} already holds this data set: {index.digest}")
-            say_owners_of(index, out)
             return index
         problem = f"{out} holds this data set without {skipped} records that could not be used"
     commit.check_ours(out)

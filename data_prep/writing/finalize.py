@@ -12,18 +12,17 @@ from typing import Any
 
 import h5py
 import numpy as np
-import xxhash
 
 import hpctrain
 from data_prep.show.console import size
 from data_prep.source import BadRecord
-from data_prep.writing.job import JOB, Job, say_owners
+from data_prep.writing.job import JOB, Job
 from data_prep.writing.records import Plan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error
-from hpctrain.shards.index import FILE, Index, Shard, Statistics
+from hpctrain.shards.index import Index, Shard, Statistics
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file, shard_name
 from hpctrain.terminal import few
@@ -39,7 +38,6 @@ def finalize(job: Job) -> Index:
     missing = sorted(set(range(plan.pieces)) - job.pieces.done())
     if missing:
         raise DataError(_missing(plan, out, missing))
-    say_owners(f"a part of {job.folder}", job.folder.rglob("*"))
     results = [job.pieces.result(number) for number in range(plan.pieces)]
     problems = [problem for result in results for problem in result.problems]
     if problems and plan.on_error == "stop":  # the pieces come from an earlier --on-error skip
@@ -62,7 +60,6 @@ def finalize(job: Job) -> Index:
     except OSError as error:
         raise storage_error(out, error) from None
     moves.update({name: name for name in beside})
-    digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
     skipped: Counter[str] = Counter()
     for result in results:
         skipped.update(result.skipped)
@@ -72,7 +69,6 @@ def finalize(job: Job) -> Index:
         statistics=statistics_of(result.moments for result in results),
         provenance={
             **plan.provenance,
-            "source": {**plan.provenance["source"], "digest": f"xxh3_128:{digest}"},
             "left_out": {
                 "unusable": len(problems),
                 "duplicates": sum(result.duplicates for result in results),
@@ -127,17 +123,9 @@ def finalize_parts(out: Path) -> Index:
             if job.load():
                 return finalize(job)
     try:
-        index = Index.load(out)
+        return Index.load(out)
     except DataError as error:
         raise DataError(f"{out} holds no parts to put together; {error}") from None
-    say_owners_of(index, out)
-    return index
-
-
-def say_owners_of(index: Index, out: Path) -> None:
-    """Say who else has written some of a data set that was there already."""
-    paths = (FILE, *(shard.path for shard in index.shards), *index.told(BESIDE))
-    say_owners(str(out), (out / path for path in paths if (out / path).exists()))
 
 
 def summary(index: Index) -> str:
@@ -162,7 +150,7 @@ def summary(index: Index) -> str:
             )
             line += f": {', '.join(parts)}"
         lines.append(line)
-    if asked is not None and (empty := left_empty(asked, index.splits, count)):
+    if asked is not None and (empty := left_empty(asked, index.splits)):
         lines.append(empty)
     if left_out.get("unusable"):
         records = _counted(left_out["unusable"], "record")

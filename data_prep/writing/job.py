@@ -8,11 +8,9 @@ OUT/.hpctrain-partial/looks/00012.choice.npz    which samples of the piece stay,
 """
 
 import os
-import pwd
 import shutil
-import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,18 +30,6 @@ JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
 LOOK, CHOICE = ".npz", ".choice.npz"
 WAIT_S = 60.0  # the longest wait for another part that is putting all parts together
 _THEN = "remove it, and give the command again"
-
-
-def say_owners(what: str, paths: Iterable[Path]) -> None:
-    """Say who else has written some of these files, which could be anything."""
-    owners = []
-    for uid in sorted({path.lstat().st_uid for path in paths} - {0, os.geteuid()}):
-        try:
-            owners.append(f"{pwd.getpwuid(uid).pw_name} (uid {uid})")
-        except KeyError:  # passwd has no entry, as in many containers
-            owners.append(f"uid {uid}")
-    if owners:
-        print(f"note: {what} is the work of {' and '.join(owners)}, not yours", file=sys.stderr)
 
 
 @dataclass(frozen=True)

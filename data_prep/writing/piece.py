@@ -16,14 +16,14 @@ import xxhash
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import BadRecords, Source
-from data_prep.writing.block_samples import BlockSamples, Rows, by_split, nbytes_of
+from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
 from data_prep.writing.job import CHOICE, LOOK, JobFolder
 from data_prep.writing.records import Result
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.format import ShardFiles
-from hpctrain.shards.ragged import Ragged, hash_keys
+from hpctrain.shards.ragged import hash_keys
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 
@@ -65,7 +65,7 @@ class Converter:
 
     def _fill(self, files: ShardFiles, job: JobFolder, number: int, progress: Progress) -> Result:
         choice = job.arrays(number, CHOICE) if self.options.two_passes else None
-        digest, problems = _Digest(), BadRecords(self.options.on_error)
+        problems = BadRecords(self.options.on_error)
         seen = duplicates = 0
         for samples in self._samples(number, problems):
             first, seen = seen, seen + len(samples)
@@ -83,9 +83,8 @@ class Converter:
                     names, numbers = choice["names"].tolist(), choice["splits"][first:seen][keep]
                 else:
                     names, numbers = samples.splits(self.options.split)
-            digest.add(samples.rows)
             for split, rows in by_split(samples.rows, names, numbers):
-                files.add(split, rows, lasting=True)
+                files.add(split, rows)
             progress(len(samples), nbytes_of(samples.rows))
         if choice is not None and seen != len(choice["keep"]):
             raise NotTheSameError(
@@ -102,7 +101,6 @@ class Converter:
             fingerprint=job.fingerprint,
             shards=shards,
             moments=moments,
-            digest=digest.digest(),
             duplicates=duplicates,
             leaks=0 if choice is None else int(choice["leaks"]),
             problems=problems.found,
@@ -145,11 +143,10 @@ class Converter:
             )
 
     def _too_large(self, number: int, error: MemoryError) -> DataError:
-        files = [file.path for file in self.source.pieces[number].files]
-        which = few(files, SHOWN) or self.source.name
-        why = f" ({error})" if str(error) else ""
+        which = few((file.path for file in self.source.pieces[number].files), SHOWN)
         return DataError(
-            f"{which}: there is too little memory to convert it{why}; fewer --workers need less"
+            f"{which or self.source.name}: there is too little memory to convert it; fewer "
+            f"--workers need less {error}".rstrip()
         )
 
     def _check_files(self, number: int) -> None:
@@ -192,25 +189,3 @@ def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
 
 class NotTheSameError(DataError):
     """The second pass over the source did not see the same samples as the first."""
-
-
-class _Digest:
-    """A digest of the samples, field by field, so that it does not depend on the blocks."""
-
-    def __init__(self) -> None:
-        self._fields: dict[str, xxhash.xxh3_128] = {}
-
-    def add(self, rows: Rows) -> None:
-        for name, value in rows.items():
-            if isinstance(value, Ragged):
-                self._add(f"{name}/lengths", value.lengths)
-                self._add(f"{name}/values", value.values)
-            else:
-                self._add(name, value)
-
-    def _add(self, name: str, array: Array) -> None:
-        digest = self._fields.setdefault(name, xxhash.xxh3_128(name.encode()))
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-    def digest(self) -> str:
-        return "".join(digest.hexdigest() for digest in self._fields.values())

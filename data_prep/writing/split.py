@@ -122,18 +122,14 @@ class ByFile:
 Split = Fractions | ByColumn | ByFile
 
 
-def left_empty(split: Split, found: Collection[str], samples: int) -> str:
+def left_empty(split: Split, found: Collection[str]) -> str:
     """Return a line on the splits that got no sample, and what to do; "" if each got one."""
     empty = [name for name in split.names if name not in found]
     if not empty:
         return ""
-    line = f"no sample went to {' or '.join(empty)} (--split {split})"
-    if not isinstance(split, Fractions):
-        return line
-    first = f"{empty[0]}=PATTERN,{next(iter(found), 'train')}=*"
     return (
-        f"{line}: a hash of each sample decides, and {samples} samples are few. Choose by the "
-        f"names of the files (--split file:{first}), or give more samples (text: --documents lines)"
+        f"no sample went to {' or '.join(empty)} (--split {split}); `column:` or `file:` chooses, "
+        "where a hash of each of few samples decides"
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m hpctrain bench`: how fast are the loader, the steps and the links of a training?
+"""`python -m hpctrain bench`: how fast are the loader and the steps of a training?
 
 The ranks are those that were started, as for a training: in this process, by torchrun, or by srun.
 Nothing is trained: no run directory is made, and no checkpoint is written.
@@ -10,6 +10,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.config.advice import cures
 from hpctrain.console import Cell, Console, Table
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.bench_figures import Figures
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.secrets import referenced
 
 if TYPE_CHECKING:
+    from hpctrain.bench.parts import Part
     from hpctrain.config.schema import Config
 
-_ONLY = {"data": "data", "compute": "compute", "comm": "communication"}
+_CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 
 
 def main(argv: list[str]) -> int:
@@ -35,17 +35,17 @@ def main(argv: list[str]) -> int:
     if options.steps < 5:
         raise ConfigError(f"--steps {options.steps}: at least 5 are needed")
     ranks = RankInfo.from_env()
-    parts = _parts(options, ranks)
     config = _config(overrides, options, ranks)
-    found = _measured(config, ranks, parts, options)
+    parts = [options.only] if options.only else ["data", "compute", "whole"]
+    found, setup = _measured(config, ranks, parts, options.steps)
     if not ranks.is_main:
         return 0
-    kinds = ("data", "communication")
-    limit = found.limit({kind: cures(kind, config, ranks.world_size) for kind in kinds})
+    limit = _limit(found, cures("data", config, ranks.world_size))
     if options.json:
-        print(json.dumps(asdict(found) | {"limit": limit}))
+        figures = {name: asdict(part) for name, part in found.items()}
+        print(json.dumps({"setup": setup, "parts": figures, "limit": limit}))
     else:
-        _print(found)
+        _print(found, f"{setup['ranks']} x {setup['device']}")
         if limit:
             Console().print(Cell(limit))
     sys.stdout.flush()
@@ -56,29 +56,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain bench",
         usage="python -m hpctrain bench KEY=VALUE... [OPTIONS]",
-        description="Measure the loader, the steps and the links of a training by themselves: "
-        "samples per second, the time of a step, MFU, and what limits. Nothing is trained.",
+        description="Measure the loader and the steps of a training by themselves: samples per "
+        "second, the time of a step, MFU, and what limits. Nothing is trained.",
     )
     only = parser.add_mutually_exclusive_group()
-    for name, part in _ONLY.items():
+    for part in ("data", "compute"):
         only.add_argument(
-            f"--{name}-only", dest="only", action="store_const", const=part, help=f"only {part}"
+            f"--{part}-only", dest="only", action="store_const", const=part, help=f"only {part}"
         )
     parser.add_argument("--steps", type=int, default=50, help="steps that are measured (50)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
     return parser
-
-
-def _parts(options: argparse.Namespace, ranks: RankInfo) -> list[str]:
-    if options.only == "communication" and ranks.world_size == 1:
-        raise ConfigError(
-            "--comm-only: one rank sends nothing; start several (torchrun --nproc-per-node 2, srun)"
-        )
-    if options.only:
-        return [options.only]
-    sent = ["communication"] if ranks.world_size > 1 else []
-    return ["data", "compute", *sent, "whole"]
 
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
@@ -95,9 +84,9 @@ def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) 
 
 
 def _measured(
-    config: Config, ranks: RankInfo, parts: list[str], options: argparse.Namespace
-) -> Figures:
-    """Form the group of the ranks, and measure."""
+    config: Config, ranks: RankInfo, parts: list[str], steps: int
+) -> tuple[dict[str, Part], dict[str, Any]]:
+    """Form the group of the ranks, and measure; return the figures, and of what they are."""
     import torch
 
     from hpctrain.bench.parts import Bench
@@ -120,14 +109,15 @@ def _measured(
                 ranks,
                 device,
                 folder,
-                options.steps,
+                steps,
                 of_device(title) if on_gpu else None,
             )
             found = bench.measured(parts)
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-    return Figures(_setup(config, ranks, title), found, str(torch.__version__))
+    setup = {"device": title, "ranks": ranks.world_size, "nodes": ranks.num_nodes}
+    return found, setup | {"torch": str(torch.__version__)}
 
 
 def _folder(config: Config, ranks: RankInfo) -> Path:
@@ -135,29 +125,22 @@ def _folder(config: Config, ranks: RankInfo) -> Path:
     return Path(config.output_dir) / f"bench-{ranks.job_id or 'here'}-{ranks.master_port}"
 
 
-def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
-    """Return what two benchmarks must have in common to be comparable."""
-    parallel = asdict(config.parallel)
-    degrees = {name: value for name, value in parallel.items() if isinstance(value, int)}
-    return {
-        "device": device,
-        "ranks": ranks.world_size,
-        "nodes": ranks.num_nodes,
-        "model": json.loads(json.dumps(referenced(config.model), default=str)),
-        "data": Path(config.data.path).name,
-        "train.global_batch_size": config.train.global_batch_size,
-        "train.micro_batch_size": config.train.micro_batch_size,
-        "train.compile": config.train.compile,
-        "precision.compute": config.precision.compute,
-        "parallel": {name: degrees[name] for name in sorted(degrees) if name != "timeout_s"},
-    }
+def _limit(parts: Mapping[str, Part], cure: str) -> str:
+    """Return what limits the training, with its cure; "" if too little was measured."""
+    data, compute = parts.get("data"), parts.get("compute")
+    if compute is None:
+        return ""
+    if data is None or data.samples_per_s >= _CLOSE * compute.samples_per_s:
+        return "Computing limits."
+    ratio = data.samples_per_s / compute.samples_per_s
+    text = f"The loader limits: it brings {ratio:.2f} times what the steps take"
+    return ": ".join(filter(None, (text, cure))) + "."
 
 
-def _print(found: Figures) -> None:
+def _print(found: Mapping[str, Part], title: str) -> None:
     heads = ["part", "samples/s", "step p50 ms", "p95 ms", "MB/s", "MFU %"]
-    title = f"{found.setup['ranks']} x {found.setup['device']}"
     table = Table(*heads, title=title, right=range(1, len(heads)))
-    for name, part in found.parts.items():
+    for name, part in found.items():
         cells = [name, f"{part.samples_per_s:,.0f}", f"{part.p50_ms:.2f}", f"{part.p95_ms:.2f}"]
         cells.append("" if part.mb_per_s is None else f"{part.mb_per_s:,.1f}")
         cells.append("" if part.mfu_percent is None else f"{part.mfu_percent:.1f}")

@@ -2,26 +2,26 @@
 
 data            the loader alone: batches are read, made and sent to the device, and dropped
 compute         steps on one batch that stays on the device; with several ranks, they send gradients
-communication   as many bytes as the data-parallel ranks send in a step, by the same operations
 whole           steps as in the training, with the loader
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench import step_times
-from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed import objects
+from hpctrain.doctor.measures.all_reduce import synchronise
 from hpctrain.errors import DataError
-from hpctrain.estimates.bench_figures import Part
 from hpctrain.faults.stop import Stop
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
@@ -38,7 +38,44 @@ from hpctrain.training.trainer import Trainer
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0
 _WARM_UP = 5  # steps that are not measured: they compile, allocate and connect
-_BUCKET = 25 << 20  # bytes; torch sends gradients in buckets of this size
+
+
+@dataclass(frozen=True)
+class Part:
+    """The figures of one part."""
+
+    samples_per_s: float  # of all ranks, over all steps
+    p50_ms: float
+    p95_ms: float
+    mb_per_s: float | None = None  # 1e6 bytes/s of samples of all ranks; None of steps
+    mfu_percent: float | None = None  # None where hardware or model are unknown
+
+    @classmethod
+    def of(
+        cls,
+        seconds: Sequence[Sequence[float]],
+        samples: int,
+        *,
+        step_bytes: float | None = None,
+        step_flops: float | None = None,
+        peak: float | None = None,
+    ) -> Self:
+        """Return the figures of some steps, from the seconds of the steps of each rank.
+
+        `samples`, `step_bytes` and `step_flops` are those of a step of all ranks; `peak` is that of
+        all devices in FLOP/s.
+        """
+        # The ranks wait for the slowest one.
+        mean = max(sum(own) / len(own) for own in seconds)
+        steps = [max(step) for step in zip(*seconds, strict=True)]
+        p50, p95 = np.percentile(steps, [50, 95], method="inverted_cdf")  # the least that is enough
+        return cls(
+            samples / mean,
+            1000 * float(p50),
+            1000 * float(p95),
+            None if step_bytes is None else step_bytes / mean / 1e6,
+            None if not step_flops or not peak else 100 * step_flops / mean / peak,
+        )
 
 
 @dataclass
@@ -118,38 +155,6 @@ class Bench:
         seconds = self._seconds(lambda: step(next(batches), lr))
         return self._of_steps(seconds, trainer, batch)
 
-    def communication(self, trainer: Trainer, batches: Batches) -> Part:
-        """Measure what the data-parallel ranks send in a step: gradients, or also parameters."""
-        wanted = [
-            each for each in trainer.train_step.model.module.parameters() if each.requires_grad
-        ]
-        size = sum(each.numel() * each.element_size() for each in wanted)
-        dtype = wanted[0].dtype
-        count = max(1, -(-size // _BUCKET))
-        buckets = torch.zeros(
-            count, size // count // dtype.itemsize, dtype=dtype, device=self.device
-        )
-
-        parallel, degrees = self.config.parallel, trainer.train_step.model.mesh.degrees
-        pieces = BatchSizes.of(self.config, degrees).accumulate
-        gathers = (2 * pieces if parallel.zero == 3 else 1) if degrees.dp_shard > 1 else 0
-        scatters = pieces if parallel.zero > 1 and parallel.sync != "last" else 1
-        # A sum is a scatter and a gather, and a scatter sends as many bytes as a gather.
-        times, ranks = gathers + scatters if gathers else 2, self.ranks.world_size
-        own = torch.zeros_like(buckets[0, : buckets.shape[1] // ranks])
-        parts = [bucket[: len(own) * ranks].chunk(ranks) for bucket in buckets]
-
-        def send() -> None:
-            for bucket, chunks in zip(buckets, parts, strict=True):
-                if not gathers:
-                    dist.all_reduce(bucket)
-                    continue
-                for _ in range(times):
-                    dist.all_gather([*chunks], own)
-
-        seconds = self._seconds(send)
-        return Part.of(seconds, self._samples, step_bytes=times / 2 * size)
-
     @property
     def _samples(self) -> int:
         return self.config.train.global_batch_size
@@ -171,8 +176,34 @@ class Bench:
     def _seconds(self, work: Callable[[], object]) -> list[list[float]]:
         """Return the times of the steps of each rank."""
         dist.barrier()
-        own = step_times.measured(work, self.device, _WARM_UP, self.steps)
+        own = step_seconds(work, self.device, self.steps)
         return [list(each) for each in objects.all_gather(own)]
+
+
+def step_seconds(work: Callable[[], object], device: torch.device, steps: int) -> list[float]:
+    """Return the seconds of each step, after some that warm up.
+
+    Events mark the steps on a GPU, which does not wait between two of them.
+    """
+
+    def mark() -> Any:
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    for _ in range(_WARM_UP):
+        work()
+    synchronise(device)
+    marks = [mark()]
+    for _ in range(steps):
+        work()
+        marks.append(mark())
+    synchronise(device)
+    if device.type == "cuda":
+        return [first.elapsed_time(second) / 1000 for first, second in pairwise(marks)]
+    return [second - first for first, second in pairwise(marks)]
 
 
 def _bytes(batch: Batch) -> int:

@@ -150,8 +150,6 @@ class Checkpointer:
         Where it cannot be written (StorageError), older checkpoints stay as they are.
         """
         self.saves.finish()
-        if not self.model.replicas_differ:
-            self._optimizer.check_numbers()
         with self.modes.evaluating():
             self.model.share_buffers()
             wrongs = objects.all_gather(self._finite.wrong())

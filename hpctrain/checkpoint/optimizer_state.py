@@ -17,8 +17,6 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from hpctrain.distributed import objects
-from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
@@ -61,37 +59,6 @@ class OptimizerState:
             for index in group["params"]:
                 found |= {f"param_groups.{names[index]}.{key}": v for key, v in own.items()}
         return {key: self._checked(key, value) for key, value in found.items()}
-
-    def numbers(self) -> dict[str, float]:
-        """Return the numbers in the groups, which all ranks that have a group have alike.
-
-        They are named by the first parameter of the group.
-        """
-        found: dict[str, float] = {}
-        names = iter(self._listed())
-        for group in self._optimizer.param_groups:
-            own = [next(names) for _ in group["params"]]
-            for key, value in group.items() if own else ():
-                single = isinstance(value, torch.Tensor) and value.numel() == 1
-                if isinstance(value, bool | int | float | np.generic) or single:
-                    found[f"{own[0]}.{key}"] = float(local(value))
-        return found
-
-    def check_numbers(self) -> None:
-        """Refuse numbers of the groups that are not the same on all ranks, which call this."""
-        first: dict[str, tuple[int, float]] = {}
-        for rank, numbers in enumerate(objects.all_gather(self.numbers())):
-            for name, value in numbers.items():
-                before, other = first.setdefault(name, (rank, value))
-                if value != other and not (value != value and other != other):  # both may be NaN
-                    key = name.rpartition(".")[2]
-                    raise ConfigError(
-                        f"optimizer: param_groups[...]['{key}'] of {self.kind} is "
-                        f"{other} on rank {before} and {value} on rank {rank}. It must follow from "
-                        "the whole gradient, and not from a rank's part of it or from what only "
-                        "one rank knows: use parallel=ddp, or another optimizer. This step is not "
-                        "saved"
-                    )
 
     def wanted(self, saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """Return tensors to load a saved state into, and None for what is no tensor.

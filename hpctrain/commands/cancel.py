@@ -1,27 +1,22 @@
 """`python -m hpctrain cancel RUN|SWEEP...`: stop runs for good; with --save they save first.
 
-With --save the command waits a while and then tells which runs have saved. Their jobs end soon: the
-batch script cancels its own job (`hpctrain.job.verdict`), so that Slurm shows it as CANCELLED.
-FAILED would be wrong, and COMPLETED would start the jobs that depend on it with `afterok`.
+A job whose run has saved ends soon: the batch script cancels its own job (`hpctrain.job.verdict`),
+so that Slurm shows it as CANCELLED. FAILED would be wrong, and COMPLETED would start the jobs that
+depend on it with `afterok`.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
 import shutil
-import signal
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.disk import is_own
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.lock import is_held_by
 from hpctrain.run_record import is_own_run
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.select import (
@@ -40,8 +35,6 @@ from hpctrain.slurm import queue
 from hpctrain.slurm.queue import me
 from hpctrain.terminal import printable
 
-_SAVE_S = 60.0  # how long to wait for the runs to save
-
 
 @dataclass
 class Step:
@@ -49,8 +42,7 @@ class Step:
 
     run: Facts
     state: State  # before the action
-    # "cancel" (scancel), "signal" (scancel --signal), "terminate" (SIGTERM to a process on this
-    # host), "file" (only the stop request) or "skip".
+    # "cancel" (scancel), "signal" (scancel --signal), "file" (only the stop request) or "skip".
     action: str
     message: str  # the action in words for the user
 
@@ -58,12 +50,8 @@ class Step:
     def label(self) -> str:
         """The name of the run, with its job if Slurm is told."""
         job = f" ({self.run.job_id})" if self.action in ("cancel", "signal") else ""
-        return f"{'worker ' * self.is_worker}{self.run.name}{job}"
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether it is a worker of a search."""
-        return (self.run.path / "worker.json").is_file()
+        is_worker = (self.run.path / "worker.json").is_file()
+        return f"{'worker ' * is_worker}{self.run.name}{job}"
 
 
 def main(argv: list[str]) -> int:
@@ -72,8 +60,8 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain cancel",
         description="Stop runs for good: they leave the queue and are not requeued. A running run "
         "has Slurm's KillWait (usually 30 s) to save a checkpoint; with --save it has as long as "
-        "it needs, and the command waits a minute for the save. To continue a run, use resume or "
-        "the command that started it.",
+        "it needs, and status shows when it has saved. To continue a run, use resume or the "
+        "command that started it.",
     )
     add_arguments(parser, "or --all")
     parser.add_argument("--all", action="store_true", help="every run that is queued or running")
@@ -96,24 +84,17 @@ def main(argv: list[str]) -> int:
     if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
-    if not options.json:
-        for step in plan:
-            print(printable(f"{step.label}: {step.message}"), flush=True)
-        if not plan:
-            print("nothing is queued or running")
-    asked = [step for step in plan if options.save and step.action in ("signal", "file")]
-    saving = [step for step in asked if not step.is_worker]
-    results = _wait_for_saves(saving)
     if options.json:
         steps = [
             {"run": str(step.run.path), "job_id": step.run.job_id, "action": step.action}
-            | ({"result": results[step.run.path]} if step.run.path in results else {})
             for step in plan
         ]
         print(json.dumps(steps))
         return 0
-    for step in saving:
-        print(printable(f"{step.label}: {results[step.run.path]}"))
+    for step in plan:
+        print(printable(f"{step.label}: {step.message}"))
+    if not plan:
+        print("nothing is queued or running")
     return 0
 
 
@@ -131,36 +112,6 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
     return others + [worker for each in searches for worker in in_queue(each)]
 
 
-def _wait_for_saves(steps: list[Step]) -> dict[Path, str]:
-    """Wait for the saves, of which the run directories tell; return the results in words."""
-    end, pause = time.monotonic() + _SAVE_S, 0.1
-    results: dict[Path, str] = {}
-    while True:
-        for step in steps:
-            if step.run.path not in results and (result := _result(step)):
-                results[step.run.path] = result
-        if len(results) == len(steps) or time.monotonic() > end:
-            break
-        time.sleep(pause)
-        pause = min(2.0, 1.5 * pause)
-    late = f"has not saved after {_SAVE_S:g} s; status shows when it has"
-    return {step.run.path: results.get(step.run.path, late) for step in steps}
-
-
-def _result(step: Step) -> str:
-    """Return how the run has ended; "" while it runs."""
-    record = RunDir(step.run.path).read()
-    if record.state == "running":
-        return ""
-    attempt = record.attempt
-    if record.state == "interrupted":
-        what = "its job" if step.action == "signal" else "it"
-        tracked = (step.run.path / "journal").is_dir()
-        when = "when MLflow has the last points, or after tracking.drain_s" if tracked else "now"
-        return f"saved at step {'?' if attempt.step is None else attempt.step}; {what} ends {when}"
-    return " ".join(f"{record.state} meanwhile {attempt.error}".split())
-
-
 def _carry_out(plan: list[Step]) -> None:
     """Write the stop requests, which stay; then call `scancel` once for each kind of action."""
     for step in plan:
@@ -171,10 +122,6 @@ def _carry_out(plan: list[Step]) -> None:
             except OSError as error:
                 why = f"skipped: {step.run.path} cannot be written ({error.strerror})"
                 step.action, step.message = "skip", why
-    for step in plan:
-        if step.action == "terminate":
-            with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
-                os.kill(step.run.attempt.pid, signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
     cancelled = [job for step in plan if step.action == "cancel" for job in _jobs(step.run)]
     queue.cancel(signalled, "--signal=USR2")
@@ -214,7 +161,4 @@ def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[s
         return "cancel", f"cancelled, was {state.name}"
     if run.recorded_state != "running":
         return "skip", "being submitted just now: cancel again in a moment"
-    here = attempt.host == socket.gethostname() and attempt.pid > 1 and not save
-    if here and is_held_by(run.path / "lock", attempt.pid):
-        return "terminate", f"process {attempt.pid} asked to save and stop"
     return "file", f"asked to save and stop, on {attempt.host}, within seconds"

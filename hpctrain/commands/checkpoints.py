@@ -16,8 +16,7 @@ from hpctrain.checkpoint.files.manifest import NOT_HEALTHY, Manifest, checkpoint
 from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
 from hpctrain.metric_names import main_metric
-from hpctrain.runs.chosen_checkpoint import best_step, purged
-from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_arguments, select
 from hpctrain.step_names import step_name, step_of
@@ -109,9 +108,6 @@ def main(argv: list[str]) -> int:
         print_json([row.facts() for row in rows])
     else:
         _show(rows)
-        for run in runs:
-            if text := "" if run.damage else purged(RunDir(run.path)):
-                print(printable(f"{run.name}: {text}"))
     damaged = [run.damage for run in runs if run.damage]
     damaged += [f"{row.path}: {row.problem}" for row in rows if row.problem]
     for problem in damaged:

@@ -1,14 +1,12 @@
 """`python -m hpctrain gc`: list or delete what is not needed any more under `output_dir`.
 
-Kinds of items; those with an option are listed only with this option:
+Kinds of items:
 
     temporary    files of processes that have ended, half-written and half-deleted folders
     sweep        the folder of a sweep, if none of its runs exists any more
-    code         a code snapshot that no run uses    (--code: that only finished runs use)
+    code         a code snapshot that no run uses
     checkpoint   a checkpoint of a finished run, or of a trial that its search has pruned, older
                  than its newest complete one, which is not the best and waits for no evaluation
-    check        the job of a `doctor --nodes` that is over; its findings were printed
-    function     the job of another function that is over, with its results      (--functions)
 
 Nothing of a queued or running run is deleted, and links are never followed.
 """
@@ -21,7 +19,6 @@ import shutil
 import stat
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,7 +29,7 @@ from rich.filesize import decimal
 from hpctrain.checkpoint.files.manifest import OLD, Manifest, checkpoints
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.launch.function_call import code_of, is_check
+from hpctrain.launch.function_call import code_of
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
@@ -67,7 +64,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain gc",
         description="List what can be deleted under output_dir, with sizes and reasons: temporary "
-        "files, sweeps without runs, checks of nodes that are over, unused copies of the code, and "
+        "files, sweeps without runs, unused copies of the code, and "
         "old checkpoints of finished runs and of pruned trials. Nothing is deleted without "
         "--delete. Queued and running runs are never touched.",
     )
@@ -76,13 +73,12 @@ def main(argv: list[str]) -> int:
     )
     add_dir(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    for flag, what in _FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
     options.dir = options.folder or options.dir
     if (options.dir / "run.json").exists() or (options.dir / "sweep.json").exists():
         raise ConfigError(f"{options.dir}: gc looks through a folder of runs, and this is one run")
-    items = list(find(options))
+    items = list(find(options.dir))
     for item in items:
         item.size = _size(item.path)
     for item in items if options.delete else ():
@@ -93,16 +89,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-_FLAGS = {
-    "--code": "also copies of the code that only finished runs use",
-    "--functions": "also the results of submitted functions",
-    "--json": "print JSON, for programs",
-}
-
-
-def find(options: argparse.Namespace) -> Iterator[Item]:
-    """Yield everything that can be deleted with these options, by kind."""
-    folder = Path(os.path.abspath(options.dir))
+def find(output_dir: Path) -> Iterator[Item]:
+    """Yield everything that can be deleted, by kind."""
+    folder = Path(os.path.abspath(output_dir))
     now = time.time()
     found = judged(all_runs(folder))
     runs, states = [run for run, _ in found], {run.path: state for run, state in found}
@@ -112,8 +101,7 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _sweeps(folder, now)
-    yield from _functions(folder, now, everyone=options.functions)
-    yield from _code(folder, runs, states, now, finished_too=options.code)
+    yield from _code(folder, runs, now)
     pruned = _pruned(folder)
     for run in rest:
         if states[run.path].name == "finished" or run.name in pruned:
@@ -162,48 +150,24 @@ def _sweeps(folder: Path, now: float) -> Iterator[Item]:
             yield Item("sweep", Path(entry.path), why)
 
 
-def _functions(folder: Path, now: float, *, everyone: bool) -> Iterator[Item]:
-    """Yield jobs of functions that are over: their last result is an hour old."""
-    for entry in _entries(folder / "functions"):
-        path = Path(entry.path)
-        results = [_age(each, now) for each in _entries(path / "results")]
-        if min(results, default=_age(entry, now) - _YOUNG_SWEEP_S) < _YOUNG_S:
-            continue
-        why = "" if results else ", without a result"
-        if is_check(path):
-            yield Item("check", path, f"a check of nodes that is over{why}")
-        elif everyone:
-            yield Item("function", path, f"its job is over{why}")
-
-
-def _code(
-    folder: Path, runs: list[Facts], states: dict[Path, State], now: float, *, finished_too: bool
-) -> Iterator[Item]:
-    used: dict[str, set[bool]] = defaultdict(set)  # by snapshot: whether its runs are finished
+def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
+    used = {code_of(Path(entry.path)) for entry in _entries(folder / "functions")}
     for run in runs:
         if run.damage:
             return  # a run without a readable config may use any snapshot
-        finished = states[run.path].name == "finished"
-        codes = {run.record.code, *(attempt.code for attempt in run.record.attempts)}
-        for snapshot in filter(None, codes):
-            used[snapshot].add(finished)
-    for entry in _entries(folder / "functions"):
-        if code := code_of(Path(entry.path)):
-            used[code].add(any(_entries(Path(entry.path) / "results")))
+        used |= {run.record.code or "", *(attempt.code for attempt in run.record.attempts)}
     for entry in _entries(folder / "sweeps"):
         try:
             search = SearchFile.of(Path(entry.path))
         except DamageError:
             return  # it may use any snapshot, too
         if search and search.code:  # its workers wait, or train trials of other code
-            used[search.code].add(False)
+            used.add(search.code)
     for entry in _entries(folder / "code"):
         if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
             continue
         if entry.name not in used:
             yield Item("code", Path(entry.path), "no run uses it")
-        elif finished_too and False not in used[entry.name]:
-            yield Item("code", Path(entry.path), "only finished runs use it")
 
 
 def _pruned(folder: Path) -> set[str]:

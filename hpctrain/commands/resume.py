@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import socket
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +35,6 @@ from hpctrain.tracking.pending_upload import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
 _BY_NAME = (*_BY_DEFAULT, "cancelled", "created", "paused")
-_SHOWN = 10  # lines for runs that were left
 _FIXED = ("name", "output_dir")
 
 
@@ -45,9 +43,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain resume",
         description="Submit runs again that have failed, were preempted or are lost. Each run "
-        "continues from its last checkpoint with its frozen config. One that was trained on this "
-        "machine, outside of Slurm, goes on here, unless hydra/launcher=submitit_slurm is given, "
-        "and submitit_local trains any run here. KEY=VALUE changes a config key "
+        "continues from its last checkpoint with its frozen config, on this machine where there "
+        "is no Slurm or hydra/launcher=submitit_local is given. KEY=VALUE changes a config key "
         "that has no effect on the "
         f"result: {', '.join(key for key in changeable() if key not in _FIXED)}.",
     )
@@ -77,24 +74,20 @@ def main(argv: list[str]) -> int:
     trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])
     free = [(run, state) for run, state in found if run.path not in trials]
     chosen = [run for run, state in free if _is_chosen(run, state, named=named)]
-    local = {run.path for run in chosen if _is_local(run, asked)}
-    away = [run for run in chosen if run.submission and run.path not in local]
-    if away and not sbatch.available():
+    local = asked[-1:] == ["submitit_local"]
+    away = [run for run in chosen if run.submission]
+    if away and not (local or sbatch.available()):
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "
             "on the cluster, or train it here with the command that started it, without -m"
         )
     entries = [_entry(run, overrides, options.code) for run in chosen]
-    # Those of Slurm first: the others keep this command busy until they end.
-    for here in (False, True):
-        part = [each for each in entries if (each.run.path in local) is here]
-        if not part:
-            continue
+    if entries:
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
-        folder = Path(part[0].config.output_dir) / "sweeps" / stamp
+        folder = Path(entries[0].config.output_dir) / "sweeps" / stamp
         folder.mkdir(parents=True)
-        sweep = Sweep(folder, local=here)
-        sweep.entries = part
+        sweep = Sweep(folder, local=local)
+        sweep.entries = entries
         sweep.submit()
     taken = {run.path for run in chosen}
     rest = [(run, state) for run, state in found if run.path not in taken]
@@ -135,22 +128,18 @@ def _trials(runs: list[Facts]) -> set[Path]:
 
 
 def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
-    """Print the runs that were not resumed; those that only their names bring back come first."""
-    left = [(run, state) for run, state in rest if state.name in _BY_NAME]
-    for run, state in left[:_SHOWN]:
+    """Print the runs that were not resumed."""
+    for run, state in rest:
+        by_name = state.name in _BY_NAME
+        if not (by_name or everything):
+            continue
+        hint = f"`resume {run.name}` brings it back" if by_name else "not resumed"
+        if state.name == "finished":
+            hint += f" (`resume --branch {run.name} train.max_steps=N` trains it longer)"
         reason = f", {state.reason}" if state.reason else ""
-        line = f"{run.name}: {state.name}{reason}; left. `resume {run.name}` brings it back"
-        print(printable(line))
-    if len(left) > _SHOWN:
-        print(f"… and {len(left) - _SHOWN} more that only their names bring back (see status)")
-    for run, state in rest if everything else ():
-        if state.name not in _BY_NAME:
-            reason = f", {state.reason}" if state.reason else ""
-            longer = f" (`resume --branch {run.name} train.max_steps=N` trains it longer)"
-            hint = longer if state.name == "finished" else ""
-            print(printable(f"{run.name}: {state.name}{reason}; not resumed{hint}"))
-            if state.name == "finished" and (problem := left_behind(run.path)):
-                print(printable(f"{run.name}: {problem}"))
+        print(printable(f"{run.name}: {state.name}{reason}; {hint}"))
+        if state.name == "finished" and (problem := left_behind(run.path)):
+            print(printable(f"{run.name}: {problem}"))
 
 
 def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
@@ -159,12 +148,6 @@ def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
     # Somebody has stopped it, with `hpctrain cancel` or with `scancel`.
     by_slurm = run.ended is not None and run.ended.state.startswith("CANCELLED")
     return state.name in _BY_DEFAULT and run.stop_request is None and not by_slurm
-
-
-def _is_local(run: Facts, asked: list[str]) -> bool:
-    """Return whether a run goes on in this process: it ran on this machine, outside of Slurm."""
-    here = run.record.is_outside_slurm and run.attempt.host == socket.gethostname()
-    return asked[-1] == "submitit_local" if asked else here
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:

@@ -5,18 +5,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
 from hpctrain.console import Cell, Table, shortened
-from hpctrain.runs.chosen_checkpoint import purged
 from hpctrain.runs.code import trained_code
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.terminal import printable
 from hpctrain.tracking.meta import Uploaded
 from hpctrain.tracking.pending_upload import left_behind
 from hpctrain.units import duration
@@ -30,7 +26,7 @@ _COLUMNS = (
 # What is worth the least is left out first where the terminal is narrow; --json has all of it.
 _FIRST_OUT = ("restarts", "node", "metric", "swept", "time", "step", "ETA", "best")
 _URGENT = ("failed", "lost", "damaged", "cancelled")
-_REASON_LEAST = 30  # characters that a reason gets beside the name of its run
+_REASON = 300  # characters of a reason
 _COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -91,11 +87,6 @@ class Row:
         """From which step on the run has trained with other code; "" if it has not."""
         turns = trained_code.turning_points(self.run.record).items()
         return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
-
-    @property
-    def purged(self) -> str:
-        """That the checkpoints of a finished run are gone; "" if they are not."""
-        return purged(RunDir(self.run.path)) if self.state.name == "finished" else ""
 
     def cells(self, shared: str) -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
@@ -167,7 +158,7 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
     drawn = Table(*titles, first_out=[*map(_COLUMNS.index, _FIRST_OUT)])
     for row in shown:
         drawn.add_row(*row.cells(f"{shared} "))
-    told = _reasons(shown, width, swept=_COLUMNS.index("swept") not in drawn.shown(width))
+    told = _reasons(shown, swept=_COLUMNS.index("swept") not in drawn.shown(width))
     lines = [*told[:reasons], *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
@@ -176,7 +167,7 @@ def table(rows: list[Row], where: str, width: int, most: int, reasons: int | Non
 
 def problems(rows: list[Row]) -> list[Text]:
     """Return a line for each of the first problems that a run has beside its state."""
-    kinds = ("upload_problem", "changed_code", "purged")
+    kinds = ("upload_problem", "changed_code")
     found = [(r.run.name, text) for kind in kinds for r in rows if (text := getattr(r, kind))]
     lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:_PROBLEMS]]
     if len(found) > _PROBLEMS:
@@ -184,7 +175,7 @@ def problems(rows: list[Row]) -> list[Text]:
     return lines
 
 
-def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
+def _reasons(rows: list[Row], *, swept: bool) -> list[Text]:
     """Return a line for each run with a reason, the urgent first; others alike share a line."""
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.state.name not in _URGENT):
@@ -194,15 +185,10 @@ def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
             alike.setdefault((row.state.name, text, own), []).append(row)
     lines: list[Text] = []
     for (state, text, _), runs in alike.items():
-        name = printable(runs[0].run.name)
-        who = f"{name}:" if len(runs) == 1 else f"{len(runs)} runs {state}:"
-        room = width - cell_len(who) - 1
-        if room < _REASON_LEAST:
-            lines.append(Cell(who, no_wrap=True))
-            who, room = " ", width - 2
+        who = f"{runs[0].run.name}:" if len(runs) == 1 else f"{len(runs)} runs {state}:"
         style = "yellow" if runs[0].run.record.notes and state not in _URGENT else ""
         style = style or _COLOURS.get(state, "")  # what is wrong with a run is not green
-        lines.append(Cell(f"{who} {shortened(printable(text), room)}", style))
+        lines.append(Cell(f"{who} {shortened(text, _REASON)}", style))
     return lines
 
 

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hpctrain import gone
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
 from hpctrain.config.other_names import OTHER_NAMES
-from hpctrain.config.rules.arguments import signature
+from hpctrain.config.rules.arguments import named, signature, takes_any
 
 
 def explain(error: BaseException, known_keys: Iterable[str]) -> str:
@@ -134,10 +134,10 @@ def _unknown_argument(key: str, section: Mapping[Any, Any]) -> str:
     if target is None:
         return f"unknown key {key}: {place} has no _target_ yet; choose one with {place}=NAME"
     known = signature(str(target))
-    names = [each.name for each in known.parameters] if known else [str(each) for each in section]
+    names = named(known) if known else [str(each) for each in section]
     if name in names:
         return f"unknown key {key}: {target} has this argument, and the config has not; {adds}"
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {place}.{near[0]}? " if near else ""
-    more = f"; {adds}" if known is None or known.anything else ""
+    more = f"; {adds}" if known is None or takes_any(known) else ""
     return f"unknown key {key}: {hint}{target} has {', '.join(names)}{more}"

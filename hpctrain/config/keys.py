@@ -1,7 +1,7 @@
-"""What `python -m hpctrain --help NAME` says of keys: what the schema knows about them.
+"""What `python -m hpctrain --help NAME` says of keys, and of the metrics of a run.
 
---help optimizer         the keys of a section
---help optimizer.lr      one key
+--help optimizer         the keys of a section          --help perf/       a group of metrics
+--help optimizer.lr      one key                        --help metrics     every metric
 --help warmup            the keys that have this word in their name or meaning
 --help keys              every key
 """
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from hpctrain.config.metric_registry import registered
 from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import all_keys, all_members
 from hpctrain.config.schema.key import REQUIRED, Member
@@ -20,40 +21,50 @@ COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
 
 
 def show(names: Sequence[str]) -> None:
-    """Print the chosen keys: a table on a terminal, otherwise one line per key with tabs."""
-    chosen = select([] if [*names] == ["keys"] else names)
-    if sys.stdout.isatty():
-        _print_table(chosen)
-    else:
-        for key in chosen:
-            print("\t".join(row(key)))
+    """Print what is chosen: a table on a terminal, otherwise one line each with tabs.
 
-
-def select(names: Sequence[str]) -> list[Member]:
-    """Return the keys that have one of the names, are in a section of that name, or have the words.
-
-    What is no name is a word: a key that has all of them, in its name or meaning, is chosen, too.
-    If none has, a word may be the name that another tool has for a key; if none is, it is a
-    ConfigError. Without any names all keys are chosen.
+    In the names of metrics, words in capitals stand for what differs from run to run.
     """
-    known = {member.name for member in all_members()}
+    rows: list[tuple[str, ...]]
+    columns: tuple[str, ...]
+    if [*names] == ["metrics"] or all("/" in name for name in names):
+        rows, columns = [*registered()], ("metric", "unit", "meaning")
+        groups = {f"{row[0].partition('/')[0]}/" for row in rows}
+    else:
+        rows, columns = [row_of(key) for key in all_keys()], COLUMNS
+        groups = {member.name for member in all_members() if member.is_section}
+    chosen = _select(rows, groups, [] if [*names] in (["keys"], ["metrics"]) else names)
+    if sys.stdout.isatty():
+        _print_table(columns, chosen)
+    else:
+        print("\n".join("\t".join(row) for row in chosen))
+
+
+def _select(
+    rows: Sequence[tuple[str, ...]], groups: set[str], names: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return the rows that have one of the names, are in a group of that name, or have the words.
+
+    What is no name is a word: a row that has all of them is chosen, too. If none has, a word may be
+    the name that another tool has for a key; if none is, it is a ConfigError. Without any names all
+    rows are chosen.
+    """
+    known = groups | {row[0] for row in rows}
     words = [name for name in names if name not in known]
     chosen = {name for name in names if name in known}
-    found = {key.name for key in all_keys() if words and all(_has(key, word) for word in words)}
+    found = {row[0] for row in rows if words and all(_has(row, word) for word in words)}
     if words and not found:
         found = {OTHER_NAMES.get(word, "") for word in words}
         if not found <= known:
             raise ConfigError(_unknown(words, sorted(known)))
     chosen |= found
-    within = tuple(f"{name}." for name in chosen)
-    return [
-        key for key in all_keys() if not names or key.name in chosen or key.name.startswith(within)
-    ]
+    within = tuple(name if name.endswith("/") else f"{name}." for name in chosen)
+    return [row for row in rows if not names or row[0] in chosen or row[0].startswith(within)]
 
 
-def _has(key: Member, word: str) -> bool:
-    """Return whether the key has the word, in which blanks, `_` and `-` are the same."""
-    return _plain(word) in _plain(f"{key.name} {key.rule.text} {key.rule.allowed}")
+def _has(row: tuple[str, ...], word: str) -> bool:
+    """Return whether the row has the word, in which blanks, `_` and `-` are the same."""
+    return _plain(word) in _plain(" ".join(row))
 
 
 def _plain(text: str) -> str:
@@ -64,15 +75,15 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
     near = [OTHER_NAMES[word] for word in words if word in OTHER_NAMES]
     near = near or [n for word in words for n in difflib.get_close_matches(word, known, n=1)]
     hint = f"did you mean {' '.join(near)}? " if near else ""
-    top = ", ".join(member.name for member in all_members() if "." not in member.name)
+    top = ", ".join(name for name in known if name.endswith("/") or not {".", "/"} & {*name})
     return (
-        f"{' '.join(words)}: no such key or section, and no key has "
-        f"{'these words' if len(words) > 1 else 'this word'} in its meaning; {hint}the top level "
-        f"has {top}"
+        f"{' '.join(words)}: there is none of this name, and none has "
+        f"{'these words' if len(words) > 1 else 'this word'} in its meaning; {hint}at the top are "
+        f"{top}"
     )
 
 
-def row(key: Member) -> tuple[str, ...]:
+def row_of(key: Member) -> tuple[str, ...]:
     """Return the texts of a key for `COLUMNS`."""
     if key.default == REQUIRED:
         default = "(required)"
@@ -82,15 +93,17 @@ def row(key: Member) -> tuple[str, ...]:
     return key.name, kind, default, key.rule.unit, key.rule.allowed, identity, key.rule.text
 
 
-def _print_table(chosen: list[Member]) -> None:
+def _print_table(columns: Sequence[str], chosen: Sequence[tuple[str, ...]]) -> None:
     from rich.text import Text
 
     from hpctrain.console import Console, Table
 
-    table = Table("key", "value", "default", "meaning", spaced=True)
-    for key in chosen:
-        title, kind, default, unit, allowed, identity, meaning = row(key)
-        value = "\n".join(filter(None, (kind, unit, allowed)))
-        texts = (title, value, default, f"{meaning} [identity]" if identity else meaning)
-        table.add_row(*map(Text, texts))
+    keys = len(columns) == len(COLUMNS)
+    table = Table(*(("key", "value", "default", "meaning") if keys else columns))
+    for row in chosen:
+        if keys:
+            title, kind, default, unit, allowed, identity, meaning = row
+            value = "\n".join(filter(None, (kind, unit, allowed)))
+            row = (title, value, default, f"{meaning} [identity]" if identity else meaning)
+        table.add_row(*map(Text, row))
     Console().print(table)

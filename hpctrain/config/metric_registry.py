@@ -99,13 +99,6 @@ STEP_MS_P50 = _metric(
 )
 STEP_MS_P95 = _metric("perf/step_ms_p95 [ms]", "The 95th percentile of the same times.")
 STEP_MS_MAX = _metric("perf/step_ms_max [ms]", "The largest of the same times.")
-SLOWEST_RANK = _metric(
-    "perf/slowest_rank",
-    "The rank whose own part of the last steps took longest, for which the others have waited: "
-    "its work, its waits for data, and where it was blocked in the user's code. On GPUs the work "
-    "of the GPU itself is not in it. Ranks that differ by less than 5% of the time have no such "
-    "metric.",
-)
 DATA_WAIT_FRACTION = _metric(
     "perf/data_wait_fraction",
     "The part of the time of the steps in which rank 0 has waited for its data.",

@@ -5,12 +5,8 @@ ranks ── degrees ── shares, combinations, divisions, samples, batch size
 
 from collections.abc import Iterator, Sequence
 
-from hpctrain.config.rules import batch_sizes, data_sets
-from hpctrain.config.rules.combinations import (
-    division_problems,
-    own_model_problems,
-    parallel_problems,
-)
+from hpctrain.config.rules import batch_sizes
+from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -62,8 +58,6 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
         return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
-    yield from own_model_problems(config, degrees)
-    yield from data_sets.sampling(config.data)
     yield from batch_sizes.problems(config, degrees)
 
 

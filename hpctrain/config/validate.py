@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
 from hpctrain.config.rules import data_sets, job, metrics, objects, starting_weights
-from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, all_keys
+from hpctrain.config.rules.pairs import refused
+from hpctrain.config.schema import Config, all_keys
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import of_section
 
@@ -32,7 +33,7 @@ def validate_job(config: Config, sections: Sequence[str]) -> None:
     """Check the resources of a job that is no training, in these sections and keys."""
     problems = list(_values(config, sections))
     written = *job.written_secrets(plain(config)), *job.for_a_shell(config)
-    if problems := problems or [*written, *_resources(config)]:
+    if problems := problems or [*written, *job.resources(config)]:
         raise ConfigError("\n".join(problems))
 
 
@@ -51,9 +52,7 @@ def _alone(config: Config) -> Iterator[str]:
     yield from data_sets.problems(config.data)
     yield from job.written_secrets(plain(config))
     yield from data_sets.val_set_problems(config.data)
-    yield from starting_weights.problems(
-        config.checkpoint, config.train, config.parallel, config.precision
-    )
+    yield from starting_weights.problems(config.checkpoint)
     try:
         of_section(config.hardware)
     except ConfigError as error:
@@ -62,34 +61,8 @@ def _alone(config: Config) -> Iterator[str]:
 
 
 def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    train = config.train
     yield from data_sets.between(config.data)
-    if train.max_epochs is None and train.max_steps is None:
-        yield "train.max_epochs and train.max_steps are both null: give one of them"
-    yield from _resources(config)
-    yield from _learning_rate(config.optimizer, config.scheduler)
+    yield from refused(config, "always")
+    yield from job.resources(config)
     yield from metrics.problems(config)
     yield from rank_counts.problems(config, sizes)
-
-
-def _resources(config: Config) -> Iterator[str]:
-    yield from job.monitoring(config.monitor)
-    yield from job.resources(config.launch, config.site, config.network, config.train)
-
-
-def _learning_rate(optimizer: OptimizerConfig, scheduler: SchedulerConfig) -> Iterator[str]:
-    if optimizer.lr_scaling != "none" and optimizer.base_batch_size is None:
-        yield (
-            f"optimizer.lr_scaling={optimizer.lr_scaling} needs optimizer.base_batch_size: the "
-            f"global batch size for which optimizer.lr={optimizer.lr} was chosen"
-        )
-    lengths = {
-        name: length
-        for name in ("warmup_steps", "warmup_epochs")
-        if (length := getattr(scheduler, name))
-    }
-    if lengths and scheduler.kind == "one_cycle" and scheduler._target_ is None:
-        yield (f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself")
-    if len(lengths) > 1:
-        given = " and ".join(f"scheduler.{name}={length}" for name, length in lengths.items())
-        yield f"{given}: give one length of the warm-up and set the others to 0"

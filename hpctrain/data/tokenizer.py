@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpctrain.data.places.origin import load_index, open_origin, read_blocks
+from hpctrain.data.places.origin import Origin, load_index, read_blocks
 from hpctrain.disk import parse_json
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Int64s
@@ -153,6 +153,6 @@ def _spaces_length(token: str) -> int:
 
 def _content(source: str | Path) -> str:
     try:
-        return b"".join(map(bytes, read_blocks(open_origin(source), FILE))).decode()
+        return b"".join(map(bytes, read_blocks(Origin(source), FILE))).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source}/{FILE} cannot be read: {error}") from None

@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from hpctrain import slow
-from hpctrain.doctor.checks import clocks, reach
+from hpctrain.doctor.checks import reach
 from hpctrain.doctor.checks.gpu_health import GpuFacts
-from hpctrain.doctor.finding import Finding, Verdict, bounded, good
+from hpctrain.doctor.finding import Finding, Verdict, bounded, good, judged
 from hpctrain.doctor.probe import Probe
 
 Places = dict[str, list[Finding]]
@@ -19,10 +19,11 @@ _SAME = {
     "cannot communicate, or give other numbers.",
     "InfiniBand": "Ask the administrators to look at the ports of this node (`ibstat`): the other "
     "nodes have more or faster ones.",
-    "code": "Let all nodes see the same file system, or submit with launch.snapshot=git.",
+    "code": "Let all nodes see the same file system; of code in git, jobs have one copy.",
 }
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")
+_SKEW_S = 2.0
 _LOSES = {
     "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
     "processes on it, and exclude the node until then.",
@@ -52,12 +53,12 @@ def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
     lost = {host: found for each in looks for host, found in (each.lost or {}).items()}
-    for judged in (
-        clocks.compared(times) if len(times) > 1 else {},
+    for seen in (
+        clocks(times) if len(times) > 1 else {},
         links({} if mixed else _pairs(looks)),
         reach.judged(lost, places) if lost else {},
     ):
-        for host, finding in judged.items():
+        for host, finding in seen.items():
             places[host].append(finding)
     return places
 
@@ -89,28 +90,9 @@ def _number_of_gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     for host, ranks in by_host.items():
         given = max(each.gpus_given for each in ranks)
         if given and len(ranks) == ranks[0].peers:  # a rank that is missing is named elsewhere
-            yield host, _number(given, ranks)
-
-
-def _number(given: int, ranks: Sequence[Probe]) -> Finding:
-    check = "number of GPUs"
-    seen = {uuid for each in ranks for uuid in each.uuids}
-    if len(seen) >= given:
-        return good(check, f"{len(seen)}")
-    without = [str(each.rank) for each in ranks if not each.uuids]
-    alone = Counter(each.uuids[0] for each in ranks if len(each.uuids) == 1)
-    twice = [str(each.rank) for each in ranks if each.uuids and alone[each.uuids[0]] > 1]
-    found = f"{len(seen)}"
-    cure = DRAIN
-    if twice and not without:
-        found += f": ranks {', '.join(twice)} share one"
-        cure = (
-            "Let Slurm bind the GPUs: take CUDA_VISIBLE_DEVICES out of site.env and site.setup, "
-            "and see --gpu-bind."
-        )
-    elif without and seen:
-        found += f": rank {', '.join(without)} sees none"
-    return Finding(check, "fail", found, f"{given}", cure)
+            seen = len({uuid for each in ranks for uuid in each.uuids})
+            well, cure = seen >= given, f"{DRAIN} Ranks that see the same GPU are named elsewhere."
+            yield host, judged("number of GPUs", well, f"{seen}", f"{given}", cure, "fail")
 
 
 def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
@@ -149,11 +131,11 @@ def _differs(name: str, value: Any, usual: Any) -> Finding:
 def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     for name, loss in _LOSES.items():
         # Of a CPU, these depend on what else runs there, and are only shown.
-        judged = [
+        values = [
             (each, each.figures[name]) for each in looks if name in each.figures and each.gpus
         ]
-        middle = median(value for _, value in judged) if judged else 0.0
-        for each, value in judged:
+        middle = median(value for _, value in values) if values else 0.0
+        for each, value in values:
             finding = bounded(
                 f"rank {each.rank}: {name}",
                 value,
@@ -164,6 +146,22 @@ def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
                 cure=f"This rank {loss}",
             )
             yield each.host, finding
+
+
+def clocks(times: Mapping[str, float]) -> dict[str, Finding]:
+    """Judge the clock of each host, in seconds since 1970 at one moment, against the median."""
+    middle = median(times.values())
+    return {
+        host: judged(
+            "clock",
+            abs(seconds - middle) < _SKEW_S,
+            f"{round(seconds - middle, 1) + 0.0:+.1f} s",
+            f"within {_SKEW_S:g} s",
+            "Ask the administrators to let the clock be set by NTP (`chronyc tracking`): times of "
+            "files and logs cannot be compared.",
+        )
+        for host, seconds in times.items()
+    }
 
 
 def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:

@@ -1,17 +1,14 @@
 """All checks of a login node: versions, Slurm, storage, and the MLflow store."""
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpctrain.config.schema import TrackingConfig
 from hpctrain.doctor.checks import file_systems, installed
-from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.doctor.finding import Finding, good, judged, unknown
 from hpctrain.errors import TrackingError
 from hpctrain.slurm import excluded_hosts
 from hpctrain.tracking import store
-
-_LOCKED_S = 2.0
 
 
 def checked(
@@ -48,38 +45,17 @@ def _excluded(output_dir: str) -> Finding:
 
 
 def mlflow_store(tracking: TrackingConfig) -> Finding:
-    """Check `tracking.uri` without importing mlflow."""
+    """Check `tracking.uri` as a submission does, without importing mlflow."""
     check, uri = "MLflow", str(tracking.uri)
     if not tracking.enabled:
         return good(check, "tracking.enabled=false")
     try:
         store.check_uri(uri)
-        if store.is_server(uri):
-            from hpctrain.tracking import server
-
-            has = server.experiment_id(uri, tracking.experiment) is not None
-            made = "is there" if has else "is made by the first run"
-            return good(check, f"{uri} answers; experiment {tracking.experiment} {made}")
-        store.experiment_id(uri, tracking.experiment)  # it may be deleted, or a stranger's
-        return _sqlite(check, store.sqlite_path(uri))
+        if not store.is_server(uri) and not store.sqlite_path(uri).exists():
+            return good(check, f"{uri} is made by the first run")
+        takes = store.check_store(uri, tracking.experiment)
     except TrackingError as error:
         return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")
-    except OSError as error:
-        cure = "Start the server; `status --upload` uploads what waits in journals until then."
-        return Finding(check, "warn", f"{uri}: {error}", "an answer", cure)
-
-
-def _sqlite(check: str, path: Path) -> Finding:
-    if not path.exists():
-        return good(check, f"{path} is made by the first run")
-    try:
-        with store.opened(path, "ro", _LOCKED_S) as database:
-            said = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
-    except sqlite3.OperationalError as error:
-        return Finding(check, "warn", f"{path}: {error}", "a readable store", "Try again later.")
-    except sqlite3.DatabaseError as error:
-        said = str(error)
-    if said != "ok":
-        cure = "Move the file away; `hpctrain status --upload` writes all runs into a new one."
-        return Finding(check, "fail", f"{path}: {said}", "an intact database", cure)
-    return good(check, f"{path} is intact")
+    cure = "Start the server; `status --upload` uploads what waits in journals until then."
+    said = "takes runs" if takes else "takes no runs now: the log says why"
+    return judged(check, takes, f"{uri} {said}", "a store that takes runs", cure)

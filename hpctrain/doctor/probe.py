@@ -26,6 +26,7 @@ from hpctrain.doctor.checks.gpu_judgements import OTHERS
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
+from hpctrain.rendezvous.cores import cores
 from hpctrain.rendezvous.ranks import RankInfo, gpus_given
 from hpctrain.slurm.excluded_hosts import may_differ
 
@@ -104,7 +105,7 @@ def probe(
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 
-    With `disks` probes are written, which takes a second or more.
+    With `disks` files are written into their folders.
     """
     own = own_gpus(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
@@ -113,7 +114,7 @@ def probe(
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
     if asked.shared:
         findings = [one for one in findings if not one.check.endswith(OTHERS)]
-    findings.append(limits.cores_of_rank(asked.cpus_per_task))
+    findings.append(limits.cpus(len(os.sched_getaffinity(0)), cores(), asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks, nccl)
     versions: dict[str, str] = {}
@@ -152,9 +153,9 @@ def _of_node(
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     yield from infiniband.checked()
-    yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
+    yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-    for one in file_systems.checked("scratch", scratch, speed=disks):
+    for one in file_systems.checked("scratch", scratch, write=disks):
         yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
     if asked.data and "://" not in asked.data:
         yield file_systems.readable(Path(asked.data))

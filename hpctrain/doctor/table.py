@@ -8,15 +8,14 @@ from hpctrain.console import Cell, Console, Table
 from hpctrain.doctor.finding import Finding, Verdict, worst
 
 _STYLES: dict[Verdict, str] = {"pass": "green", "unknown": "dim", "warn": "yellow", "fail": "red"}
-_MIB = 2**20
-# The columns of the table of nodes: the figures, of which the first that a node has counts.
+# The columns of the table of nodes.
 _FIGURES = {
-    "matmul TFLOP/s": ("matmul_tflops",),
-    "memory GB/s": ("memory_gb_s",),
-    "to GPU GB/s": ("to_gpu_gb_s",),
-    "in node GB/s": tuple(f"all_reduce_in_node_{n * _MIB}_bus_gb_s" for n in (256, 8)),
-    "all-reduce GB/s": tuple(f"all_reduce_{n * _MIB}_bus_gb_s" for n in (256, 8)),
-    "latency us": ("all_reduce_latency_us",),
+    "matmul TFLOP/s": "matmul_tflops",
+    "memory GB/s": "memory_gb_s",
+    "to GPU GB/s": "to_gpu_gb_s",
+    "in node GB/s": "all_reduce_in_node_bus_gb_s",
+    "all-reduce GB/s": "all_reduce_bus_gb_s",
+    "latency us": "all_reduce_latency_us",
 }
 
 Places = Mapping[str, Sequence[Finding]]
@@ -49,15 +48,10 @@ def show(places: Places, figures: Figures) -> None:
 
 
 def _show_figures(places: Places, figures: Figures) -> None:
-    def told(host: str, names: Sequence[str]) -> str:
-        own = figures.get(host, {})
-        return next((f"{own[name]:,.4g}" for name in names if name in own), "")
-
-    columns = {head: [told(host, names) for host in places] for head, names in _FIGURES.items()}
-    columns = {head: cells for head, cells in columns.items() if any(cells)}
-    table = Table("node", "verdict", *columns, title="nodes", right=range(2, 2 + len(columns)))
-    for host, *cells in zip(places, *columns.values(), strict=True):
-        verdict = worst(places[host])
+    table = Table("node", "verdict", *_FIGURES, title="nodes", right=range(2, 8))
+    for host, findings in places.items():
+        verdict, own = worst(findings), figures.get(host, {})
+        cells = (f"{own[name]:,.4g}" if name in own else "" for name in _FIGURES.values())
         table.add_row(host, Cell(verdict, _STYLES[verdict]), *cells)
     Console().print(table)
 

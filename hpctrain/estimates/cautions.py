@@ -3,7 +3,6 @@
 Nothing here stops a run. A formula whose figures are not known says nothing.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,19 +21,13 @@ from hpctrain.units import ELEMENT_BYTES, GIB
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
-    """Return the warnings of all runs, each once, with the number of runs if not all have it."""
-    kinds: dict[str, list[str]] = {}
-    found: Counter[str] = Counter()
-    every = list(configs)
-    for config in every:
+    """Return the warnings of all runs, each once."""
+    kinds: dict[str, Config] = {}
+    for config in configs:
         optimizer = config.optimizer._target_, config.optimizer.options, config.optimizer.groups
         sections = config.model, config.launch, config.train, config.parallel, config.precision
-        key = repr((optimizer, *sections, config.hardware, config.data))
-        if key not in kinds:
-            kinds[key] = list(cautions(config))
-        found.update(kinds[key])
-    count = len(every)
-    return [f"{text} ({n} of {count} runs)" if n < count else text for text, n in found.items()]
+        kinds.setdefault(repr((optimizer, *sections, config.hardware, config.data)), config)
+    return [*dict.fromkeys(text for config in kinds.values() for text in cautions(config))]
 
 
 def cautions(config: Config) -> Iterator[str]:
@@ -67,16 +60,13 @@ def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
     per_node = config.launch.tasks_per_node
     if degrees.ranks <= per_node:
         return
-    if degrees.tp > per_node:
-        yield (
-            f"parallel.tp={degrees.tp} spans several nodes of {per_node} ranks: every layer waits "
-            f"for the network; use parallel.tp={per_node} or less, and pp or dp_shard beyond"
-        )
-    if config.parallel.ep > per_node:
-        yield (
-            f"parallel.ep={config.parallel.ep} spans several nodes of {per_node} ranks: every "
-            "layer with experts exchanges its tokens over the network"
-        )
+    within = f"use parallel.tp={per_node} or less, and pp or dp_shard beyond"
+    for key, degree, what in (
+        ("tp", degrees.tp, f"every layer waits for the network; {within}"),
+        ("ep", config.parallel.ep, "layers with experts exchange their tokens over the network"),
+    ):
+        if degree > per_node:
+            yield f"parallel.{key}={degree} spans several nodes of {per_node} ranks: {what}"
 
 
 def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:

@@ -4,9 +4,10 @@ Only the newest runs of `output_dir` are looked at, and their names are read onc
 """
 
 import functools
-import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,15 @@ def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
     The `output_dir` of the config is absolute.
     """
     candidates = _candidates(config.output_dir)
-    wanted = _model_lines(dump(config)) if candidates else ""
-    for path, lines in candidates:
-        if lines == wanted:
+    wanted = _model(dump(config)) if candidates else ""
+    for path, model in candidates:
+        if model == wanted:
             try:
-                yield measured_run(path)
+                found = measured_run(path)
             except (HpctrainError, OSError, ValueError, LookupError, TypeError, AttributeError):
-                continue  # it has too few steps, or it is damaged
+                continue  # it is damaged
+            if found is not None:
+                yield found
 
 
 def like_run(config: Config) -> MeasuredRun | None:
@@ -63,21 +66,19 @@ def _value(config: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
-    """Return the newest runs that have a journal, each with the lines of its model."""
-    found: list[tuple[float, Path]] = []
-    with suppress(OSError), os.scandir(output_dir) as entries:
-        for run in (Path(entry.path) for entry in entries):
-            with suppress(OSError):
-                found.append((Path(run, "journal", "events.jsonl").stat().st_mtime, run))
-    newest = [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
-    return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
+    """Return the newest runs that have a journal, each with the text of its model."""
+    journals = Path(output_dir).glob("*/journal/events.jsonl")
+    newest = [file.parents[1] for file in nlargest(_MOST_RUNS, journals, key=_changed)]
+    return tuple((path, _model(text_of(path / "config.yaml"))) for path in newest)
 
 
-def _model_lines(text: str) -> str:
+def _changed(file: Path) -> float:
+    with suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
+
+
+def _model(text: str) -> str:
     """Return the section `model` of a frozen config, which has the same text for the same model."""
-    lines = text.splitlines()
-    begin = next((i for i, line in enumerate(lines) if line.startswith("model:")), len(lines))
-    end = begin + 1
-    while end < len(lines) and lines[end].startswith((" ", "-")):
-        end += 1
-    return "\n".join(lines[begin:end])
+    found = re.search(r"^model:.*\n([ -].*\n)*", text, re.MULTILINE)
+    return found[0] if found else ""

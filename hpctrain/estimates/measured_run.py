@@ -20,7 +20,6 @@ from pathlib import Path
 from hpctrain.config.frozen import load
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
 from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.units import GIB
@@ -28,8 +27,7 @@ from hpctrain.units import GIB
 ENOUGH_STEPS = 20
 _PAUSES = {"perf/evaluation_s", "perf/checkpoint_s"}
 _OF_STEPS = {
-    *("perf/step_ms_p50", "perf/samples_per_s", "perf/data_wait_fraction"),
-    *("perf/communication_fraction", "perf/mfu_percent", "perf/memory_peak_gib"),
+    *("perf/step_ms_p50", "perf/samples_per_s", "perf/mfu_percent", "perf/memory_peak_gib"),
 }
 
 
@@ -40,14 +38,10 @@ class MeasuredRun:
     path: Path
     config: Config
     ranks: int  # of its last attempt
-    nodes: int  # of its last attempt
-    device: str  # of rank 0, such as CPU; "" if the run is of an older version
     parameters: int | None  # of the model; None if unknown
     steps: int  # that count for the times below
     step_s: float  # median, with the wait for data
     mean_step_s: float
-    data_wait: float  # part of a step
-    communication: float | None  # part of a step waiting for other ranks; None on GPUs or one rank
     mfu: float | None  # as a part of the peak; None if unknown
     peak_bytes: int | None  # of tensors on a GPU; None on CPUs
     startup_s: float  # from the begin of an attempt to its first step, with compilation
@@ -61,44 +55,24 @@ class MeasuredRun:
 
 
 @functools.lru_cache(maxsize=256)
-def measured_run(path: Path) -> MeasuredRun:
-    """Read what a run has measured; a ConfigError if it is no run, or has too few steps."""
-    record = RunRecord.of(path)
-    if not record.state:
-        raise ConfigError(f"{path}: no run directory (it has no run.json)")
-    if not record.attempts:
-        raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
-    config = load(path / "config.yaml")
-    ramp = sum(steps for _, steps in ramp_of(config.train).stages)
-    told = _Told(path, ramp)
-    if told.steps < ENOUGH_STEPS:
-        cure = (
-            f"train longer, or report more often: train.log_every={config.train.log_every}"
-            if config.tracking.enabled
-            else "it ran with tracking.enabled=false, which keeps no measurements"
-        )
-        raise ConfigError(
-            f"{path}: it has measured {told.steps} steps after its first report"
-            f"{' and the ramp of its batch' * bool(ramp)}, and at least {ENOUGH_STEPS} are needed: "
-            f"{cure}"
-        )
-    last = record.attempt
+def measured_run(path: Path) -> MeasuredRun | None:
+    """Return what a run has measured; None if it has too few steps after its first report."""
+    record, config = RunRecord.of(path), load(path / "config.yaml")
+    told = _Told(path, sum(steps for _, steps in ramp_of(config.train).stages))
+    if not record.attempts or told.steps < ENOUGH_STEPS:
+        return None
     batch, steps = (told.number(f"effective.{n}") for n in ("global_batch_size", "steps_per_epoch"))
     parameters = told.number("effective.parameters")
     peak, mfu = told.median("perf/memory_peak_gib"), told.median("perf/mfu_percent")
     return MeasuredRun(
         path=path,
         config=config,
-        ranks=last.world_size,
-        nodes=last.nodes,
-        device=told.params.get("effective.device", ""),
+        ranks=record.attempt.world_size,
         parameters=None if parameters is None else int(parameters),
         steps=told.steps,
         step_s=(told.median("perf/step_ms_p50") or math.nan) / 1000,
         mean_step_s=config.train.global_batch_size
         / (told.median("perf/samples_per_s") or math.nan),
-        data_wait=told.median("perf/data_wait_fraction") or 0.0,
-        communication=told.median("perf/communication_fraction"),
         mfu=None if mfu is None else mfu / 100,
         peak_bytes=None if peak is None else int(peak * GIB),
         startup_s=told.startup_s,

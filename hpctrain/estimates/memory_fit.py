@@ -78,17 +78,6 @@ def on_host(kept: float, ranks: int, mem_gb: float | None) -> Fit:
 STAGED = 64 * GIB  # the memory of a node that copies of a checkpoint may take
 
 
-def staged_bytes(copy: float, kept: float, ranks: int, mem_gb: float | None) -> float:
-    """Return the bytes that `ranks` ranks of a node copy while a checkpoint is written, or 0.
-
-    `copy` are those of their parts. If the copy does not fit beside the bytes that are `kept`, the
-    training waits for the checkpoint.
-    """
-    free = float("inf") if not mem_gb else mem_gb * GIB - kept
-    fits = copy <= STAGED and copy <= OF_FREE * free
-    return copy if fits and copy >= ranks * SMALL_PART else 0.0
-
-
 def worst(*fits: Fit) -> Fit:
     """Return the one that decides."""
     return min(fits, key=lambda one: (one.possible is not False, bool(one.possible), not one.tight))

@@ -67,22 +67,18 @@ def note(config: Config) -> str:
 
 
 def _why_none(config: Config) -> str:
-    if (run := like_run(config)) is not None:
+    other = like_run(config) or next(runs_of_model(config), None)
+    if other is None:
         return (
-            f"train.max_epochs={config.train.max_epochs} of {config.data.path}, but the measured "
-            f"run {run.path.name} had other data, so the steps of an epoch are unknown: give "
-            "train.max_steps, or a number of minutes"
+            f"no run in {config.output_dir} has measured this model (at least {ENOUGH_STEPS} steps "
+            "after its first report); give a number of minutes for the first run, for example "
+            "launch.time_min=30 train.max_steps=100"
         )
-    if (other := next(runs_of_model(config), None)) is not None:
-        reasons = "; ".join(differences(config, other))
-        return (
-            f"no measured run is like this one: {other.path.name} has the same model, but {reasons}"
-        )
-    return (
-        f"no run in {config.output_dir} has measured this model (at least {ENOUGH_STEPS} steps "
-        "after its first report); give a number of minutes for the first run, for example "
-        "launch.time_min=30 train.max_steps=100"
+    reasons = "; ".join(differences(config, other)) or (
+        f"it had other data than {config.data.path}, so the steps of an epoch are unknown: give "
+        "train.max_steps, or a number of minutes"
     )
+    return f"no measured run is like this one: {other.path.name} has the same model, but {reasons}"
 
 
 def _steps(config: Config, run: MeasuredRun) -> int | None:

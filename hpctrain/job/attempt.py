@@ -70,7 +70,7 @@ class Attempt:
             facts = run_page.environment(self._config.site.container.image)
             known = [each.environment for each in self._run.read().attempts]
             before = next((each for each in reversed(known) if each), {})
-            self._code = code = trained_code.changes(self._config, self._run)
+            self._code = code = trained_code.changes(self._run)
             self._run.begin_attempt(
                 environment=facts,
                 host=socket.gethostname(),
@@ -155,7 +155,7 @@ class Attempt:
         if damaged or self._run.read().attempt.first_step != step:
             self._run.add_facts(first_step=step, damaged=sorted(damaged))
             # Other code may have made this checkpoint than those that are damaged.
-            self._code = trained_code.changes(self._config, self._run)
+            self._code = trained_code.changes(self._run)
             self._run.add_facts(code_changed=self._code)
         if self._code:
             log.warning(

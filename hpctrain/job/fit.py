@@ -38,7 +38,7 @@ from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.parallel.precision import default_dtype
 from hpctrain.rendezvous import epochs
 from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.runs.code import modules, trained_code
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
 from hpctrain.runs.state.stop_request import stop_file
@@ -137,7 +137,6 @@ def _fit(
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
     marks.open_page().where = partial(where, ranks.world_size, stacks)
-    before = _MODULES if ranks.worker else frozenset(sys.modules)
     with (
         named_if_late(run.path, ranks, config.parallel.timeout_s),
         lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
@@ -154,7 +153,7 @@ def _fit(
             if attempt and not rollbacks:  # of a rollback the journal tells
                 trainer.began_from = attempt.began_from
             if ranks.is_main:
-                trained_code.record(config, run, modules.loaded(before))
+                trained_code.record(config, run, _MODULES)
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
@@ -167,7 +166,7 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
     try:
         return trainer.fit()
     except MisfitError as error:
-        code = trained_code.changes(config, run)
+        code = trained_code.changes(run)
         changed = f". The code has changed: {code}" if code else ""
         raise MisfitError(
             f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"

@@ -102,18 +102,15 @@ def _train_to_the_end(
     if not again and run.read().state == "finished":
         if ranks.is_main:
             from hpctrain.job.summary import show
-            from hpctrain.runs.chosen_checkpoint import purged
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
-            if changed := trained_code.changes(config, run):
+            if changed := trained_code.changes(run):
                 log.warning(
                     "%s has finished with other code: %s. launch.rerun=all trains it again, and "
                     "keeps this directory under another name; name=OTHER makes another run",
                     *(run.name, changed),
                 )
-            if lost := purged(run):
-                log.warning("%s: %s", run.name, lost)
             _complete_upload(config.tracking, run)
             show(config, run)
         return 0

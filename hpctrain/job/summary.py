@@ -1,8 +1,6 @@
 """The summary at the end of a run: a short table, and where to look further."""
 
 import os
-import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def show(config: Config, run: RunDir) -> None:
         console.print("look further:", highlight=False)
         uri, pages = mask(str(config.tracking.uri)), pages_of(run.path)
         local = uri.startswith("sqlite:///")
-        served = [f"{_mlflow()} ui --backend-store-uri {uri}"] if local else [uri] * (not pages)
+        served = [f"mlflow ui --backend-store-uri {uri}"] if local else [uri] * (not pages)
         for line in (*served, *pages):
             print(f"  {line}")
 
@@ -59,13 +57,6 @@ def pages_of(run: Path) -> tuple[str, ...]:
 def _number(value: float) -> str:
     """Return the value with four decimals; a small one with four digits, so that it is not 0."""
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
-
-
-def _mlflow() -> str:
-    """Return how mlflow of this environment can be called: by name, or by path."""
-    beside, found = Path(sys.executable).with_name("mlflow"), shutil.which("mlflow")
-    same = found and Path(found).resolve() == beside.resolve()
-    return "mlflow" if same else _short(beside)
 
 
 def _short(path: Path) -> str:

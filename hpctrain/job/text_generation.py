@@ -63,7 +63,7 @@ class Generator:
         checkpoint = newest_intact(run.checkpoints)
         if checkpoint is None:
             raise StorageError(f"{run.checkpoints}: there is no checkpoint")
-        trained_code.warn(config, run)
+        trained_code.warn(run)
         model = trained_model(config, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if found := unused_gpu():

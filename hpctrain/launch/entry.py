@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from msgspec.structs import replace
-
 from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.launch.jobs import LocalRunJob, RunJob
@@ -19,9 +17,8 @@ from hpctrain.run_record import RunRecord
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.shared_job import has_others, job_of
-from hpctrain.slurm import queue
-from hpctrain.slurm.queue import Queue, Task, queue_of
+from hpctrain.runs.state.shared_job import job_of
+from hpctrain.slurm.queue import Queue, Task
 
 
 class Status(Enum):
@@ -32,10 +29,8 @@ class Status(Enum):
     DONE = "finished before"
     UNDER_WAY = "{} already"  # the state of its job
     ELSEWHERE = "running elsewhere"
-    LEFT = "{} before"  # its recorded state; launch.rerun=none leaves it
     WOULD_QUEUE = "would be submitted"
     WOULD_RUN = "would run here"
-    WOULD_REPLACE = "would replace {}"  # a job
     NO_ROOM = "no room yet"
     QUEUED = "queued"
     FROZEN = "frozen"
@@ -60,8 +55,6 @@ class Entry:
     # What run.json had when the sweep began; empty for a new run.
     before: RunRecord = field(default_factory=RunRecord)
     again: bool = False  # the run is finished and shall be repeated
-    # Its waiting jobs that shall be cancelled first (launch.rerun=queued).
-    replaces: tuple[str, ...] = ()
     status: Status = Status.OPEN
     detail: str = ""  # of the status
     job: str = ""  # `ARRAYJOB_TASK`, as soon as the run is queued
@@ -111,24 +104,21 @@ class Entry:
 def set_states(entries: list[Entry], jobs: Queue) -> None:
     """Mark the runs that need not be submitted: finished, under way, or given twice.
 
-    The others are OPEN. A finished run that shall be repeated gets `again`, and a waiting run that
-    shall be replaced gets `replaces`. `before` of the runs must have been read after the queue.
+    The others are OPEN. A finished run that shall be repeated gets `again`. `before` of the runs
+    must have been read after the queue.
     """
     seen: set[str] = set()
     for entry in entries:
         entry.mark(Status.OPEN)
-        entry.replaces = ()
         path = os.path.realpath(entry.run.path)
         record = entry.before
-        state, rerun = record.state, entry.config.launch.rerun
+        state = record.state
         task, job = jobs.task_of(record), job_of(entry.run.path, record, jobs)
         if path in seen:
             entry.mark(Status.TWICE)
-        elif state == "finished" and rerun != "all":
+        elif state == "finished" and entry.config.launch.rerun != "all":
             entry.mark(Status.DONE)
         # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
-        elif job and rerun == "queued" and job.state == "PENDING":
-            entry.replaces = (job.id, *job.behind)
         elif job and not (job.is_ending and state in ("failed", "finished")):
             entry.mark(Status.UNDER_WAY, job.state.lower())
             entry.job, entry.behind, entry.task = job.id, job.behind, task
@@ -136,28 +126,4 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
             entry.mark(Status.ELSEWHERE)
         elif state == "finished":
             entry.again = True
-        elif rerun == "none" and record.attempts:
-            entry.mark(Status.LEFT, state)
         seen.add(path)
-    replaced = {os.path.realpath(entry.run.path) for entry in entries if entry.replaces}
-    for entry in entries:
-        if entry.replaces and has_others(entry.before, replaced):
-            entry.mark(Status.UNDER_WAY, "pending, in a job with other runs,")
-            entry.job, entry.behind = entry.replaces[0], entry.replaces[1:]
-            entry.task, entry.replaces = jobs.task_of(entry.before), ()
-
-
-def replace_waiting(todo: list[Entry]) -> list[Entry]:
-    """Cancel the waiting jobs of `launch.rerun=queued`; return what can be submitted now."""
-    replaced = [entry for entry in todo if entry.replaces]
-    if not replaced:
-        return todo
-    queue.cancel_waiting(job for entry in replaced for job in entry.replaces)
-    still = {job.id: job for job in queue_of(entry.before for entry in replaced).values()}
-    for entry in replaced:
-        if job := next((still[id] for id in entry.replaces if id in still), None):
-            entry.mark(Status.UNDER_WAY, job.state.lower())
-            entry.job = job.id
-        elif entry.before.state == "queued":
-            entry.before = replace(entry.before, state="created")
-    return [entry for entry in todo if entry.status is Status.OPEN]

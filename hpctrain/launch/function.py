@@ -25,7 +25,7 @@ from hpctrain.config.validate import validate_job
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
-from hpctrain.launch.function_call import Call, decode, read_results
+from hpctrain.launch.function_call import Call, read_results
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
@@ -144,13 +144,13 @@ class _FunctionJob(LoggedJob):
                 f"{self._folder.name}: rank {min(missing)} has left no result, the job is {state}"
                 f"{why}: see {self._paths.folder}"
             )
-        return [decode(each["value"]) for _, each in found]
+        return [each["value"] for _, each in found]
 
     def answers(self) -> dict[int, Any]:
         """Wait for the end of the job and return the results of those ranks that have left one."""
         self.wait()  # type: ignore[attr-defined]
         found = read_results(self._folder, self._ranks)
-        return {rank: decode(each["value"]) for rank, each in found if "value" in each}
+        return {rank: each["value"] for rank, each in found if "value" in each}
 
     def submission(self) -> Any:
         """Return the call: module, name, args and kwargs."""

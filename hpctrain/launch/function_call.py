@@ -6,7 +6,7 @@
         logs/         output of the ranks
         results/0.json …   {"value": …} or {"error": traceback, "time": …}, one file for each rank
 
-The values are JSON, so no pickle is written or read. `encode` has the types.
+The values are JSON, so no pickle is written or read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpctrain.disk import LARGEST_JSON, parse_json, write_atomically
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.record import Record, read, read_bytes, written
 
-_TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
+_TYPES = "None, bool, int, float, str, and lists and dicts of these"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Call:
         file = folder / "call.json"
         try:
             content = _content(file)
-            args, kwargs = decode(content["args"]), decode(content["kwargs"])
+            args, kwargs = [*content["args"]], {**content["kwargs"]}
             return cls(content["module"], content["function"], args, kwargs)
         except DamageError:
             raise
@@ -115,28 +115,18 @@ class Call:
         args = [encode(value, f"{where} {i + 1}") for i, value in enumerate(self.args)]
         kwargs = {key: encode(value, f"{where} {key}") for key, value in self.kwargs.items()}
         content = {"module": self.module, "function": self.name}
-        return json.dumps(content | {"args": args, "kwargs": {"dict": kwargs}})
+        return json.dumps(content | {"args": args, "kwargs": kwargs})
 
 
 def code_of(folder: Path) -> str:
     """Return the digest of the code's copy that the call in a folder uses; "" if it has none."""
-    return _stored(folder).code or ""
-
-
-def is_check(folder: Path) -> bool:
-    """Return whether the call in a folder is that of `doctor --nodes`, and not one of a user."""
-    return _stored(folder).module.startswith("hpctrain.doctor.")
+    with suppress(FileNotFoundError, DamageError):
+        return read(_Stored, folder / "call.json").code or ""
+    return ""
 
 
 class _Stored(Record, frozen=True):
-    module: str = ""
     code: str | None = None
-
-
-def _stored(folder: Path) -> _Stored:
-    with suppress(FileNotFoundError, DamageError):
-        return read(_Stored, folder / "call.json")
-    return _Stored()
 
 
 def write_result(folder: Path, rank: int, content: dict[str, Any]) -> None:
@@ -164,47 +154,21 @@ def result_file(folder: Path, rank: int) -> Path:  # noqa: D103
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return a value in types of JSON.
+    """Return a value as JSON has it: a tuple is a list, a path and the key of a dict are texts.
 
-    Lists and plain values stay as they are; `{"tuple": […]}`, `{"dict": {…}}`, `{"items": [[KEY,
-    VALUE], …]}` and `{"path": "…"}` are the others. Values of NumPy and torch become numbers and
-    lists. A value of another type is a ConfigError, in which `where` says what the value is.
+    Values of NumPy and torch become numbers and lists. A value of another type is a ConfigError, in
+    which `where` says what the value is.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    for plain in (int, float, str):
-        if isinstance(value, plain):
-            return plain(value)
-    if isinstance(value, list):
-        return [encode(item, where) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encode(item, where) for item in value]}
-    if isinstance(value, dict) and all(type(key) is str for key in value):
-        return {"dict": {key: encode(item, where) for key, item in value.items()}}
-    if isinstance(value, dict):
-        pairs = [[encode(key, where), encode(item, where)] for key, item in value.items()]
-        return {"items": pairs}
-    if isinstance(value, Path):
-        return {"path": str(value)}
-    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
-        return encode(value.tolist(), where)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise ConfigError(f"{where} is a {kind}; allowed are {_TYPES}")
 
+    def plain(other: Any) -> Any:
+        kind = type(other)
+        if isinstance(other, Path):
+            return str(other)
+        if kind.__module__.partition(".")[0] in ("numpy", "torch") and hasattr(other, "tolist"):
+            return other.tolist()
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__}")
 
-def decode(value: Any) -> Any:
-    """Return the value that `encode` was called with."""
-    if isinstance(value, list):
-        return [decode(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tuple":
-        return tuple(decode(item) for item in content)
-    if kind == "dict":
-        return {key: decode(item) for key, item in content.items()}
-    if kind == "items":
-        return {decode(key): decode(item) for key, item in content}
-    if kind == "path":
-        return Path(content)
-    raise ValueError(f"{kind!r}: unknown type of value")
+    try:
+        return json.loads(json.dumps(value, default=plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is no value of JSON ({error}); allowed are {_TYPES}") from error

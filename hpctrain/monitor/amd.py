@@ -7,7 +7,7 @@ The names of functions and keys are those of amdsmi 6.1 to 7.0. A value that a G
 import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 from hpctrain import gpu_driver
 from hpctrain.monitor.gpu_library import Library, NotTold
@@ -30,10 +30,6 @@ class Amd(Library):
     # The command of vLLM's installation guide for ROCm.
     INSTALL = "Install ROCm's package: `python -m pip install /opt/rocm/share/amd_smi`."
     NUMBER, NEVER = "err_code", (2, 3, 10)  # NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM
-    UNSEEN: ClassVar[Mapping[str, str]] = {
-        "Infinity Fabric, throttling, retired pages": "not looked at (`amd-smi xgmi`, `amd-smi "
-        "metric`); a full check measures speed and links"
-    }
 
     def __init__(self, module: Any = None) -> None:
         super().__init__(module)
@@ -47,7 +43,7 @@ class Amd(Library):
                 smi.amdsmi_get_gpu_asic_info(gpu).get("market_name", "AMD GPU")
             ),
             "driver": self._driver,
-            "size": self._size,
+            "size": lambda gpu: self._memory(gpu)[1],
             "memory": self._memory,
             "use": lambda gpu: _number(smi.amdsmi_get_gpu_activity(gpu), "gfx_activity"),
             "power": self._power,
@@ -91,11 +87,6 @@ class Amd(Library):
             return str(self.module.amdsmi_get_gpu_driver_info(gpu)["driver_version"] or "unknown")
         return "unknown"
 
-    def _size(self, gpu: Any) -> int | None:
-        with suppress(*self.errors):
-            return self._memory(gpu)[1]
-        return None
-
     def _memory(self, gpu: Any) -> tuple[int, ...]:
         found = self.module.amdsmi_get_gpu_vram_usage(gpu)
         return tuple(int(MIB * _number(found, key)) for key in ("vram_used", "vram_total"))
@@ -114,14 +105,11 @@ class Amd(Library):
         steps = _number(counted, "energy_accumulator", "power")
         return steps * _number(counted, "counter_resolution") * _MICRO
 
-    def _heat(self, gpu: Any) -> tuple[float, float | None]:
-        """Return the temperature of the hottest place, and its limit."""
-        smi, metric = self.module, self.module.AmdSmiTemperatureMetric
-        place, critical = smi.AmdSmiTemperatureType.HOTSPOT, 0.0
-        now = float(smi.amdsmi_get_temp_metric(gpu, place, metric.CURRENT))
-        with suppress(ValueError, *self.errors):
-            critical = float(smi.amdsmi_get_temp_metric(gpu, place, metric.CRITICAL))
-        return now, critical if 0 < critical < 200 else None
+    def _heat(self, gpu: Any) -> float:
+        """Return the temperature of the hottest place."""
+        smi = self.module
+        place, now = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
+        return float(smi.amdsmi_get_temp_metric(gpu, place, now))
 
     def _clocks(self, gpu: Any) -> Any:
         return self.module.amdsmi_get_clock_info(gpu, self.module.AmdSmiClkType.GFX)

@@ -9,33 +9,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
-READINGS = {
-    "model": "its name",
-    "driver": "the version of the driver",
-    "part": "whether it is a part of a GPU, whose other readings are those of the whole",
-    "mig": "whether it is cut into such parts",
-    "size": "bytes of its memory",
-    "memory": "bytes of it that are in use, and all",
-    "use": "percent of the time",
-    "power": "watts, and their limit or None",
-    "limit": "watts that it may take",
-    "limits": "the same, what its maker lets it take, and the command that changes it",
-    "energy": "joules that were counted",
-    "heat": "degrees Celsius, and those at which it lowers its clock, or None",
-    "clock": "MHz",
-    "top_clock": "the highest MHz",
-    "throttled": "whether heat, and whether the limit of the power lowers its clock",
-    "slowdowns": "what lowers the clock at rest, in words: of its hardware, and of its driver",
-    "ecc": "errors of the memory that were corrected, and that could not be",
-    "ecc_if_on": "the same; None and None where ECC is off, and then whether the card has it on",
-    "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
-    "pcie": "generation and width of the link, as they are and as they could be",
-    "nvlinks": "how many links are up, and all",
-    "processes": "bytes by the number of the process, bytes in use, and all",
-    "bus": "its address, as PCI writes it",
-}
-
-
 # What the import of a maker's module may raise: the library of ROCm may be missing, or another.
 NOT_LOADED = ImportError, OSError, KeyError, AttributeError
 
@@ -55,8 +28,9 @@ class Library:
 
     Attributes:
         errors: What the methods and the readings may raise.
-        readings: The functions by their names, which are those of `READINGS`; each takes what
-            `find` has returned. A maker whose GPUs have no such thing lacks the reading.
+        readings: The functions by their names; each takes what `find` has returned. `Nvidia` has
+            all of them: bytes, percent, watts, joules, MHz, degrees Celsius. A maker whose GPUs
+            have no such thing lacks the reading.
     """
 
     NAME: ClassVar[str]
@@ -64,7 +38,6 @@ class Library:
     INSTALL: ClassVar[str] = ""  # how to get the module
     TOOL: ClassVar[str]  # the program that tells people more
     NCCL_NEEDS_IT: ClassVar[bool] = False  # ranks with GPUs cannot meet where it does not answer
-    UNSEEN: ClassVar[Mapping[str, str]] = {}  # what is not looked at, and why
     NUMBER: ClassVar[str]  # the attribute of its errors that has their number
     NEVER: ClassVar[tuple[int, ...]]  # the numbers of what nobody is told here
     LOST: ClassVar[tuple[int, ...]] = ()  # those of a GPU that has fallen off the bus

@@ -14,7 +14,7 @@ _HEAT = 0x20 | 0x40
 _POWER = 0x04 | 0x80
 _HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
 _SOFT = {0x20: "heat (software)"}
-_MANY_RETIRED, _MOST_LINKS = 60, 18
+_MOST_LINKS = 18
 
 
 class Nvidia(Library):
@@ -30,30 +30,23 @@ class Nvidia(Library):
         nvml = self.module
         self.errors = (nvml.NVMLError, NotTold)
         self.readings = {
-            "model": lambda gpu: _word(nvml.nvmlDeviceGetName(gpu)),
-            "driver": lambda gpu: _word(nvml.nvmlSystemGetDriverVersion()),
+            "model": lambda gpu: nvml.nvmlDeviceGetName(gpu),
+            "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),
+            # Whether it is a part of a GPU, whose other readings are those of the whole.
             "part": lambda gpu: bool(nvml.nvmlDeviceIsMigDeviceHandle(gpu)),
-            "mig": lambda gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
             "size": lambda gpu: self._memory(gpu)[1],
             "memory": self._memory,
             "use": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
             "power": lambda gpu: (nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, self._limit(gpu)),
             "limit": self._limit,
-            "limits": lambda gpu: (
-                self._limit(gpu),
-                nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
-                "nvidia-smi -pl",
-            ),
             "energy": lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
-            "heat": lambda gpu: (
-                nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-                None,
-            ),
+            "heat": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
             "clock": lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
             "top_clock": lambda gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
             "throttled": self._throttled,
             "slowdowns": self._slowdowns,
             "ecc": self._ecc,
+            # The same; None and None where it is off, and whether the card is delivered with it.
             "ecc_if_on": lambda gpu: (
                 self._ecc(gpu)
                 if nvml.nvmlDeviceGetEccMode(gpu)[0]
@@ -63,7 +56,7 @@ class Nvidia(Library):
             "pcie": self._pcie,
             "nvlinks": self._nvlinks,
             "processes": self._processes,
-            "bus": lambda gpu: _word(nvml.nvmlDeviceGetPciInfo(gpu).busId),
+            "bus": lambda gpu: nvml.nvmlDeviceGetPciInfo(gpu).busId,
         }
 
     def open(self) -> None:
@@ -83,6 +76,7 @@ class Nvidia(Library):
         return self.module.nvmlDeviceGetHandleByUUID(last)
 
     def _memory(self, gpu: Any) -> tuple[int, int]:
+        """Return the bytes in use, and all."""
         found = self.module.nvmlDeviceGetMemoryInfo(gpu)
         return found.used, found.total
 
@@ -90,34 +84,29 @@ class Nvidia(Library):
         return float(self.module.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
 
     def _throttled(self, gpu: Any) -> tuple[bool, bool]:
+        """Return whether heat, and whether the limit of the power lowers its clock."""
         reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
         return bool(reasons & _HEAT), bool(reasons & _POWER)
 
     def _slowdowns(self, gpu: Any) -> tuple[list[str], ...]:
+        """Return what lowers the clock at rest, in words: of its hardware, and of its driver."""
         reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
         return tuple([t for bit, t in kind.items() if reasons & bit] for kind in (_HARD, _SOFT))
 
     def _ecc(self, gpu: Any) -> tuple[int, ...]:
+        """Return the errors that were corrected, and that could not be."""
         nvml = self.module
         kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         ask, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
         return tuple(ask(gpu, kind, since) for kind in kinds)
 
     def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
-        nvml = self.module
-        try:
-            corrected, uncorrected, waits, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
-            return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
-        except self.errors:  # GPUs before Ampere retire whole pages
-            causes = (
-                nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-                nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-            )
-            count = sum(len(nvml.nvmlDeviceGetRetiredPages(gpu, cause)) for cause in causes)
-            waits = nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)
-            return f"{count} pages retired", bool(waits), count >= _MANY_RETIRED
+        """Return what was given up; whether a repair waits, and whether it has failed."""
+        corrected, uncorrected, waits, failed = self.module.nvmlDeviceGetRemappedRows(gpu)
+        return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
 
     def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return generation and width of the link, as they are and as they could be."""
         nvml = self.module
         if self._is_c2c(gpu):  # its one lane of PCIe is idle
             raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
@@ -125,16 +114,18 @@ class Nvidia(Library):
         best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
         return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
 
-    def _nvlinks(self, gpu: Any) -> tuple[int, int]:
-        states = list[int]()
+    def _nvlinks(self, gpu: Any) -> int:
+        """Return how many links are up."""
+        up = 0
         for link in range(_MOST_LINKS):
             try:
-                states.append(self.module.nvmlDeviceGetNvLinkState(gpu, link))
+                up += self.module.nvmlDeviceGetNvLinkState(gpu, link)
             except self.errors:  # there are no more
                 break
-        return sum(states), len(states)
+        return up
 
     def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
+        """Return the bytes of each process by its number, the bytes in use, and all."""
         running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)
         memory = {each.pid: each.usedGpuMemory or 0 for each in running}
         used, size = self._memory(gpu)
@@ -147,8 +138,3 @@ class Nvidia(Library):
         with suppress(self.module.NVMLError, AttributeError):  # a driver before 535
             return bool(self.module.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled)
         return False
-
-
-def _word(text: str | bytes) -> str:
-    """Return what NVML says as text; some versions return bytes."""
-    return text.decode() if isinstance(text, bytes) else text

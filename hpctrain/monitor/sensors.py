@@ -82,17 +82,17 @@ class Sensors:
         return self._speeds("node_disk", totals)
 
     def _network(self) -> dict[str, float]:
-        """Return the rates of all interfaces but the loopback; one may vanish at any time."""
-        found = dict[str, float]()
-        for name, counters in psutil.net_io_counters(pernic=True).items():
-            if name != "lo":
-                totals = {"receive": counters.bytes_recv, "transmit": counters.bytes_sent}
-                for key, value in self._speeds("node_network", totals, name).items():
-                    found[key] = found.get(key, 0.0) + value
-        return found
+        """Return the rates of all interfaces but the loopback."""
+        every = psutil.net_io_counters(pernic=True).items()
+        used = [counters for name, counters in every if name != "lo"]
+        totals = {
+            "receive": sum(each.bytes_recv for each in used),
+            "transmit": sum(each.bytes_sent for each in used),
+        }
+        return self._speeds("node_network", totals)
 
-    def _speeds(self, what: str, totals: dict[str, int], device: str = "") -> dict[str, float]:
-        rates = {name: self._rates.of(f"{what}_{device}_{name}", t) for name, t in totals.items()}
+    def _speeds(self, what: str, totals: dict[str, int]) -> dict[str, float]:
+        rates = {name: self._rates.of(f"{what}_{name}", t) for name, t in totals.items()}
         return {
             f"{what}_{name}_megabytes_per_second": rate / _MB
             for name, rate in rates.items()

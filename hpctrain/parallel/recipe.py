@@ -24,7 +24,6 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
 from hpctrain.models.quantized import release
 from hpctrain.parallel import second_gradients
-from hpctrain.parallel.context import check_kernels
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
@@ -76,8 +75,6 @@ def parallelize(
     after the first are for; none if the task says nothing. A model that only evaluates is told
     nothing about training (`trains`).
     """
-    if mesh.degrees.cp > 1 and precision.device.type == "cuda":
-        check_kernels(precision.device, precision.autocast or precision.params)
     recipe = _Recipe(build, config, mesh, precision, loss_parallel, trains)
     schedule, pp = config.parallel.pipeline.schedule, mesh.degrees.pp
     numbers = numbers_of(schedule, pp, mesh.pp_rank) if pp > 1 else [0]

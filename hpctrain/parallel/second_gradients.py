@@ -4,11 +4,10 @@
     loss   = (energies - e)^2 + (forces - f)^2          whose backward goes through both
 
 They work with data parallel (DDP and FSDP2), where `reducing.unused` keeps the parameters until the
-second pass. What torch cannot differentiate twice is refused here.
+second pass. Where torch would give a wrong gradient without an error, it is refused here.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,17 +19,6 @@ from hpctrain.parallel.grad_tensors import collect_grad_tensors
 from hpctrain.parallel.mesh import Mesh
 
 _WHAT = "a gradient that is differentiated again (create_graph=True)"
-# What torch says, and what it means for a config.
-_SAID = {
-    "does not currently support double backward": "the compiler cannot: use train.compile=off",
-    "selective activation checkpoint": (
-        "selective checkpointing cannot: use train.activation_checkpointing=full"
-    ),
-    "marked with @once_differentiable": (
-        "context parallel, expert parallel and statistics over ranks cannot: use parallel.cp=1, "
-        "parallel.ep=1 and train.sync_batchnorm=false"
-    ),
-}
 
 
 def in_backward() -> bool:
@@ -66,15 +54,3 @@ def _watch(text: str, _: nn.Module, __: Any, outputs: Any) -> None:
 def _refuse(text: str, _: torch.Tensor) -> None:
     if is_first():
         raise ConfigError(text)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Say which key is meant by what torch says about such gradients."""
-    try:
-        yield
-    except RuntimeError as error:
-        for said, meaning in _SAID.items():
-            if said in str(error):
-                raise ConfigError(f"the step computes {_WHAT}; {meaning}") from error
-        raise

@@ -7,27 +7,15 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import margin_of
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.plan.budget import budget_of
-from hpctrain.plan.inspecting.sample_shape import samples_of_epoch, task_and_sample
+from hpctrain.plan.inspecting.sample_shape import sample_bytes, samples_of_epoch, task_and_sample
 from hpctrain.plan.layouts import of_command_line
-from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.accuracy import accuracy, memory_accuracy
-from hpctrain.plan.predicting.calibration import calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.plan.predicting.rank_memory import GAPS
-from hpctrain.plan.ranking import (
-    Kind,
-    Ranking,
-    by_cost,
-    on,
-    rank,
-    scaling,
-    sizes_of,
-    smallest,
-)
+from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, sizes_of, smallest
 from hpctrain.units import GIB
 
 
@@ -41,26 +29,22 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    run: MeasuredRun | None = None  # of `--from-run`
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
 
 
 _SIZES = ("parameters", "trainable", "embedding", "active")
-_SCALED = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True)
 class Answer:
     """What `plan` tells."""
 
-    config: Config
+    asked: Query
     estimator: Estimator
     named: Estimate | None
     ranking: Ranking
-    hardware: Hardware | None
-    loader: LoaderRate
     kinds: list[Kind]  # with the smallest number of GPUs that is enough of each
 
     @property
@@ -87,25 +71,34 @@ class Answer:
         return {
             "model": {name: getattr(facts, name) for name in _SIZES} | operations,
             "layouts": [estimate.as_json() for estimate in layouts],
-            "scaling": [
-                {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
-                for one, part in scaling(self.ranking.best)
-            ],
-            "loader": self.loader.as_json(layouts[0] if layouts else None),
+            "loader": self._loader(layouts[0] if layouts else None),
             "hardware": [
-                {
-                    "name": kind.hardware.name,
-                    **(kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why}),
-                }
+                {"name": kind.hardware.name}
+                | (kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why})
                 for kind in self.kinds
             ],
             "assumptions": self.assumptions | {"excluded": self.ranking.excluded},
         }
 
+    def _loader(self, one: Estimate | None) -> dict[str, Any]:
+        """Return what each node has to read for a layout, beside what the storage gives."""
+        size = None if self.asked.shape else sample_bytes(self.asked.config.data)
+        rate, storage = one and one.samples_per_s, None
+        needed = rate * size / one.layout.nodes / 1e6 if one and rate and size else None
+        if (hardware := self.asked.hardware) and hardware.storage_rate:
+            storage = hardware.storage_rate / 1e6
+        return {
+            "bytes_per_sample": size,
+            "needed_mb_per_s": needed,
+            "storage_mb_per_s": storage,
+            "enough": None if needed is None or storage is None else needed <= storage,
+        }
+
     @property
     def assumptions(self) -> dict[str, Any]:
         """What the answer rests on."""
-        estimator, hardware, flops = self.estimator, self.hardware, self.estimator.facts.flops
+        estimator, config, hardware = self.estimator, self.asked.config, self.asked.hardware
+        flops = estimator.facts.flops
         found: dict[str, Any] = {
             "kind": "all figures but the parameters are estimates",
             "budget": estimator.budget.text,
@@ -115,19 +108,17 @@ class Answer:
             else "unknown: the model can be called only with values, so they are left out",
         }
         if hardware is not None:
-            margin = margin_of(self.config.train)
+            margin = margin_of(config.train)
             found |= {
                 "hardware": hardware.title,
                 "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
                 "margin": f"what fits leaves {margin:.0%} of the GPU's memory free; tight leaves "
                 "less",
-                **estimator.efficiencies.on(hardware).assumptions,
+                "prices": ", ".join(map(str, hardware.prices.values())) or "unknown",
+                "efficiencies": str(estimator.efficiencies.on(hardware)),
             }
-            found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
-        if estimator.calibration is not None:
-            found |= estimator.calibration.assumptions
-        if hardware is not None:
-            found["off published runs"] = accuracy(estimator.facts, self.config, hardware)
+            found["unknown"] = ", ".join(hardware.missing) or "nothing of the hardware"
+            found["off published runs"] = accuracy(estimator.facts, config, hardware)
             found["memory off published runs"] = memory_accuracy()
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
         if line := uncompared_line(every):
@@ -144,8 +135,6 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     named_nodes = config.launch.node_numbers.start
-    if (run := asked.run) is not None:
-        hardware = hardware_of(config, hardware, run)
     # Errors of the config, in what decides a plan, come before any work.
     sections = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
     validate_job(config, sections)
@@ -156,32 +145,24 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     task, sample = task_and_sample(config, asked.shape)
     estimator = Estimator.of_config(config, task, sample)
     samples = None if asked.shape else samples_of_epoch(config.data)
-    budget = budget_of(asked.budget, config.train, estimator.facts.tokens, samples)
-    estimator.budget = budget
-    loader = loader_rate(None if asked.shape else config.data, hardware)
+    tokens = estimator.facts.tokens
+    estimator.budget = budget_of(asked.budget, config.train, tokens, samples)
     any_kind = hardware or of_section({"title": "hardware that is not named"})
-    if run is not None:
-        its = Estimator.of_config(run.config, *task_and_sample(run.config))
-        found = its.of(layout_of(run), any_kind)
-        estimator.calibration = calibrated(run, found.time, found.memory, any_kind)
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
-    if asked.named or asked.hardware is None:
+    if asked.named or hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), any_kind)
-        parts = filter(None, ("the layout of the command line", named.mark))
-        named = replace(named, reason="; ".join(parts))
-    looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
         per_node = config.launch.tasks_per_node if named is not None else per_node
         ranking = rank(config, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
-    elif hardware is not None and (looks_around or asked.nodes):
+    elif hardware is not None and (asked.nodes or not asked.named):
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(config, estimator, hardware, per_node)
             ranking = replace(ranking, best=[least.best] if least.best else [])
     kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
-    return Answer(config, estimator, named, ranking, hardware, loader, kinds)
+    return Answer(asked, estimator, named, ranking, kinds)
 
 
 def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:

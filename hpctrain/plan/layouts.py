@@ -91,7 +91,6 @@ def layouts(
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
     least memory. `excluded` gets what is not possible, with the reason.
     """
-    excluded |= _left_out(nodes, facts)
     modes: Sequence[str] = ("none", "selective", "full") if facts.blocks else ("none",)
     for degrees in _degrees(nodes, per_node, facts):
         # torch cannot choose which results of experts to keep.
@@ -162,22 +161,6 @@ def _kind(degrees: Mapping[str, int], zero: int, offload: bool) -> str:
 
 def _label(kind: str, ranks: int) -> str:
     return f"{kind} on {ranks} rank{'s' * (ranks > 1)}"
-
-
-def _left_out(nodes: int, facts: ModelFacts) -> dict[str, str]:
-    """Return the kinds of parallelism that no layout here has, with the reason."""
-    reasons = {}
-    if not facts.experts:
-        reasons["ep"] = "the model has no experts that could be divided"
-    if not (facts.context and facts.tokens):
-        reasons["cp"] = "the model cannot divide its sequences, or its samples have none"
-    elif not facts.divides_by(2):
-        reasons["cp"] = f"{facts.tokens} positions are not divisible by 2 x cp"
-    if nodes == 1:
-        reasons["pp"] = (
-            "a pipeline is looked at across nodes; inside one, tp needs no micro-batches"
-        )
-    return reasons
 
 
 def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:

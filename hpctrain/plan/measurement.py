@@ -1,6 +1,6 @@
 """`plan --measure`: short trainings of the best layouts, and what they measure beside predictions.
 
-best layouts ── short_run ── Sweep: one array for each number of nodes ── wait ── Comparison
+best layouts ── short_run ── Sweep: one array for each number of nodes ── compare ── show
                                 └── Ctrl-C, or a refused job: those in the queue are cancelled
 
 A short training makes 5 steps that start everything, and after a report 20 steps in 4 reports,
@@ -9,90 +9,56 @@ which count. A learning rate that rises over all steps keeps the numbers finite,
 
 import copy
 import dataclasses
-import itertools
 import math
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpctrain.causes import one_line
 from hpctrain.config.schema import Config
-from hpctrain.console import Console, Table
+from hpctrain.console import Console
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.jobs import RunJob
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.sweep import Sweep
-from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.estimator import Estimate
-from hpctrain.plan.predicting.timing import StepTime
-from hpctrain.plan.sentences import command_of
+from hpctrain.plan.printing import Columns, command_of, layout_of, print_rows, seconds
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import stop_request
-from hpctrain.slurm import queue
 from hpctrain.units import GIB
 
-_POLL_S = (1.0, 5.0)  # seconds between two looks at the jobs: at first, and at most
-_ENDED = ("finished", "failed")
 _MOST = 3  # layouts that are measured on each number of ranks
 _REPORT = 5
 STEPS = _REPORT + ENOUGH_STEPS
 _START_S, _SLOWER = 600.0, 3.0  # what the time limit allows beside the predicted time
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """A layout after its job."""
 
     estimate: Estimate  # the layout, and what was predicted
     run: Path
-    job: str  # `ARRAYJOB_TASK`
     found: MeasuredRun | None  # None if its job has failed
     cause: str = ""  # why it has failed, or had smaller micro-batches than planned; else ""
 
-    @property
-    def step_s(self) -> float | None:
-        """The median of the seconds of a step."""
-        return None if self.found is None else self.found.step_s
+    def facts(self) -> dict[str, Any] | None:
+        """Return the object `measured` of a layout; None if its job has failed.
 
-    @property
-    def speed(self) -> Estimate:
-        """The layout with the measured time of a step in place of the predicted one."""
-        time = self.step_s and StepTime(self.step_s, *[math.nan] * 6)
-        return dataclasses.replace(self.estimate, time=time or None)
-
-    @property
-    def step_error(self) -> float | None:
-        """The predicted time of a step divided by the measured one, minus 1."""
-        time = self.estimate.time
-        return time.step_s / self.step_s - 1 if time and self.step_s else None
-
-    @property
-    def peak_error(self) -> float | None:
-        """The predicted memory of tensors divided by the measured peak, minus 1."""
-        peak = self.found and self.found.peak_bytes
-        return self.estimate.memory.tensors / peak - 1 if peak else None
-
-    def as_json(self) -> dict[str, Any] | None:
-        """Return the object `measured` of a layout; None if its job has failed."""
-        if self.found is None:
+        An error is what was predicted divided by what was measured, minus 1.
+        """
+        if (found := self.found) is None:
             return None
-        found = ("steps", "mfu", "data_wait", "communication", "peak_bytes", "step_s")
+        one, peak = self.estimate, found.peak_bytes
+        rate = one.layout.batch.global_size / found.step_s
         return {
-            "run": str(self.run),
-            "job": self.job,
-            **{name: getattr(self.found, name) for name in found},
-            "samples_per_s": self.speed.samples_per_s,
-            "tokens_per_s_per_gpu": self.speed.tokens_per_s_per_gpu,
-            "step_error": self.step_error,
-            "peak_error": self.peak_error,
+            **{name: getattr(found, name) for name in ("steps", "mfu", "peak_bytes", "step_s")},
+            "samples_per_s": rate,
+            "tokens_per_s_per_gpu": rate * one.tokens / one.layout.ranks if one.tokens else None,
+            "step_error": one.time.step_s / found.step_s - 1 if one.time else None,
+            "peak_error": one.memory.tensors / peak - 1 if peak else None,
         }
 
 
@@ -114,44 +80,16 @@ def measure(
     if not groups:
         raise ConfigError("--measure: no layout fits on these nodes; give more with --nodes")
     folder = Path(output_dir) / "measure" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
-    sweep = Sweep(folder / "sweeps" / "layouts", followed=True)
+    sweep = Sweep(folder / "sweeps" / "layouts")
     best = [(one, minutes(group)) for group in groups for one in group]
     for one, limit_min in best:
         _add(sweep, overrides, one, limit_min)
     try:
         sweep.submit()
-        jobs = [job for job in sweep.jobs() if isinstance(job, RunJob)]
-        names = (f"{one.layout.kind}, {one.layout.ranks} ranks" for one, _ in best)
-        wait([*zip(names, jobs, strict=True)])
     except BaseException:
-        _cancel(sweep.entries, folder)
+        _cancel(sweep, folder)
         raise
-    return [_result(one, job) for (one, _), job in zip(best, jobs, strict=True)]
-
-
-def wait(jobs: Sequence[tuple[str, RunJob]]) -> None:
-    """Return when all jobs have ended; each state of a job is said."""
-    pause, states = _POLL_S[0], [""] * len(jobs)
-    while not {*states} <= {*_ENDED}:
-        for i, (name, job) in enumerate(jobs):
-            if states[i] in _ENDED:
-                continue
-            before, states[i] = states[i], _state(job)
-            if states[i] != before:
-                say(f"{name} ({job.job_id}): {states[i]}")
-        time.sleep(pause)
-        pause = min(_POLL_S[1], pause * 1.2)
-
-
-def _state(job: RunJob) -> str:
-    """Return the state of a job in words; one of `_ENDED` if it has ended."""
-    ended, state = job.done(), job.run.read().state
-    if state == "failed" and not ended and job.state == "PENDING":
-        # Out of memory: it would start again with smaller micro-batches, as another layout.
-        job.cancel(check=False)
-    elif not ended:
-        return job.state.lower()
-    return "finished" if state == "finished" else "failed"
+    return [_result(one, entry) for (one, _), entry in zip(best, sweep.entries, strict=True)]
 
 
 def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:
@@ -164,34 +102,28 @@ def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) 
         entry.run = RunDir.of(named, entry.run.data_digest)
 
 
-def _cancel(entries: Sequence[Entry], folder: Path) -> None:
+def _cancel(sweep: Sweep, folder: Path) -> None:
     """Cancel the jobs that are in the queue, and say so."""
-    tasks = {entry.task: entry for entry in entries if entry.task is not None}
-    if not tasks:
-        return
     try:
-        jobs = {task: job.id for task, job in queue.queued({queue.me()}).items() if task in tasks}
-        for task in jobs:
-            with suppress(OSError):
-                stop_request.write(tasks[task].run.path, queue.me())
-        queue.cancel(jobs.values())
+        jobs = [job for job in sweep.jobs() if job.job_id and not job.done()]
+        for job in jobs:
+            job.cancel()
     except HpctrainError as error:
         say(f"{error}; `squeue --me` shows the jobs, and scancel ends them", style="red")
         return
-    ids = ", ".join(jobs.values()) or "nothing, all jobs have ended"
-    say(f"cancelled {ids}; what was measured is in {folder}")
+    if jobs:
+        ids = ", ".join(job.job_id for job in jobs)
+        say(f"cancelled {ids}; what was measured is in {folder}")
 
 
-def _result(estimate: Estimate, job: RunJob) -> Measured:
-    run, made = job.run.path, partial(Measured, estimate, job.run.path, job.job_id)
-    record = job.run.read()
+def _result(estimate: Estimate, entry: Entry) -> Measured:
+    run, record = entry.run.path, entry.run.read()
     if record.state == "finished":
-        try:
-            return made(measured_run(run), _smaller(estimate, record))
-        except ConfigError as error:
-            return made(None, str(error))
+        few = f"it has measured fewer than {ENOUGH_STEPS} steps"
+        found = measured_run(run)
+        return Measured(estimate, run, found, _smaller(estimate, record) if found else few)
     told = one_line(record.attempt.error or record.attempt.reason)
-    return made(None, told or f"the job has ended as {job.state}")
+    return Measured(estimate, run, None, told or f"the run is {record.state or 'lost'}")
 
 
 def _smaller(estimate: Estimate, record: RunRecord) -> str:
@@ -231,7 +163,7 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
     tracking = config.tracking
     tracking.enabled, tracking.upload, tracking.also = True, False, []
     launch = config.launch
-    launch.nodes, launch.wait, launch.rerun = estimate.layout.nodes, False, nothing.launch.rerun
+    launch.nodes, launch.wait, launch.rerun = estimate.layout.nodes, True, nothing.launch.rerun
     launch.time_min = minutes
     return config
 
@@ -244,77 +176,72 @@ def minutes(estimates: Sequence[Estimate]) -> int:
     return math.ceil(min(60 * launch.limit_min, seconds) / 60)
 
 
-class Comparison:
-    """The layouts that were measured; `overrides` are those of the command line.
+def compare(
+    answer: dict[str, Any],
+    estimates: Sequence[Estimate],
+    results: Sequence[Measured],
+    overrides: Sequence[str],
+) -> None:
+    """Add what was measured to the facts of the answer, whose layouts are the estimates.
 
-    They are ranked by nodes and ranks, then by the measured step; a failed one is last.
+    The fastest of each number of nodes and ranks has its command; `overrides` are those of the
+    command line.
     """
-
-    def __init__(self, results: Sequence[Measured], overrides: Sequence[str]) -> None:
-        self._overrides = overrides
-        self.ranked = sorted(results, key=lambda one: (*_size(one), one.step_s or math.inf))
-
-    @property
-    def fastest(self) -> list[Measured]:
-        """The fastest layout of each number of nodes and ranks, of those that were measured."""
-        good = [one for one in self.ranked if one.found is not None]
-        return [next(group) for _, group in itertools.groupby(good, _size)]
-
-    def put_into(self, answer: dict[str, Any], estimates: Sequence[Estimate]) -> None:
-        """Add what was measured to the object that `--json` prints."""
-        by_id = {id(one.estimate): one for one in self.ranked}
-        for entry, estimate in zip(answer["layouts"], estimates, strict=True):
-            one = by_id.get(id(estimate))
-            entry["measured"] = one and one.as_json()
-            entry["note"] = one.cause if one else f"not among the first {_MOST} on its ranks"
-        fastest = [
-            {"ranks": layout.ranks, "overrides": [*layout.overrides], "command": command}
-            for layout, command in map(self._command, self.fastest)
-        ]
-        answer["measurement"] = {"fastest": fastest, "runs": [str(one.run) for one in self.ranked]}
-
-    def _command(self, one: Measured) -> tuple[Layout, str]:
-        layout = one.estimate.layout
-        return layout, command_of(self._overrides, layout.overrides)
-
-    def show(self, console: Console) -> None:
-        """Print the table, and the commands that follow from it."""
-        console.print("\nmeasured beside predicted; an error is that of the prediction")
-        table = Table(
-            *("layout", "ranks", "predicted", "step", "error", "samples/s", "peak", "error")
-        )
-        for one in self.ranked:
-            layout, time = one.estimate.layout, one.estimate.time
-            peak = None if one.found is None else one.found.peak_bytes
-            table.add_row(
-                *(
-                    layout.name,
-                    str(layout.ranks),
-                    _text(None if time is None else time.step_s, "{:.4f} s"),
-                ),
-                *(_text(one.step_s, "{:.4f} s", "failed"), _text(one.step_error, "{:+.1%}")),
-                _text(one.speed.samples_per_s, "{:,.0f}"),
-                *(
-                    "-" if peak is None else f"{peak / GIB:.2f} GiB",
-                    _text(one.peak_error, "{:+.1%}"),
-                ),
-            )
-        console.print(table)
-        for one in filter(lambda one: one.cause, self.ranked):
-            console.print(f"{one.estimate.layout.name}: {one.cause}")
-            if one.found is None:
-                console.print(f"  its log: python -m hpctrain logs {one.run}", soft_wrap=True)
-        for layout, command in map(self._command, self.fastest):
-            console.print(f"\nthe fastest on {layout.ranks} ranks: {layout.name}")
-            console.print(f"  {command}", soft_wrap=True)
-        for one in self.fastest[:1]:
-            console.print("\nfor other sizes, plan takes what a run has measured:")
-            console.print(f"  --from-run {one.run}", soft_wrap=True)
+    by_id = {id(one.estimate): one for one in results}
+    for entry, estimate in zip(answer["layouts"], estimates, strict=True):
+        one = by_id.get(id(estimate))
+        entry["measured"], entry["run"] = (one.facts(), str(one.run)) if one else (None, None)
+        entry["note"] = one.cause if one else f"not among the first {_MOST} on its ranks"
+    good = [one for one in _ranked(answer) if one["measured"]]
+    fastest = [next(group) for _, group in groupby(good, lambda one: (one["nodes"], one["ranks"]))]
+    answer["fastest"] = [
+        {"layout": one["layout"], "ranks": one["ranks"], "overrides": one["overrides"]}
+        | {"command": command_of(overrides, one["overrides"])}
+        for one in fastest
+    ]
 
 
-def _size(one: Measured) -> tuple[int, int]:
-    return one.estimate.layout.nodes, one.estimate.layout.ranks
+def show(console: Console, answer: Mapping[str, Any]) -> None:
+    """Print what was measured, and the commands that follow from it."""
+    rows = _ranked(answer)
+    title = "measured beside predicted; an error is that of the prediction"
+    print_rows(console, title, rows, _COLUMNS)
+    for one in rows:
+        if one["note"]:
+            log = f"; python -m hpctrain logs {one['run']}" * (one["measured"] is None)
+            console.print(f"{one['layout']}: {one['note']}{log}", soft_wrap=True)
+    for one in answer["fastest"]:
+        console.print(f"\nthe fastest on {one['ranks']} ranks: {one['layout']}")
+        console.print(f"  {one['command']}", soft_wrap=True)
 
 
-def _text(value: float | None, form: str, without: str = "-") -> str:
-    return without if value is None else form.format(value)
+def _ranked(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the layouts that had a job by nodes, ranks and step; a failed one is last."""
+
+    def place(one: Mapping[str, Any]) -> tuple[int, int, float]:
+        step = one["measured"]["step_s"] if one["measured"] else math.inf
+        return one["nodes"], one["ranks"], step
+
+    return sorted((one for one in answer["layouts"] if one["run"]), key=place)
+
+
+def _measured(name: str, form: str, unit: float = 1, without: str = "") -> Any:
+    """Return what makes a cell of a figure that was measured."""
+
+    def cell(one: Mapping[str, Any]) -> str:
+        value = (one["measured"] or {}).get(name)
+        return without if value is None else form.format(value / unit)
+
+    return cell
+
+
+_COLUMNS: Columns = {
+    "layout": layout_of,
+    "ranks": lambda one: str(one["ranks"]),
+    "predicted": lambda one: seconds(one["step_s"]),
+    "step": _measured("step_s", "{:.4f} s", without="failed"),
+    "error": _measured("step_error", "{:+.1%}"),
+    "samples/s": _measured("samples_per_s", "{:,.0f}"),
+    "peak": _measured("peak_bytes", "{:.2f} GiB", GIB),
+    "error of peak": _measured("peak_error", "{:+.1%}"),
+}

@@ -7,12 +7,7 @@ import argparse
 import gc
 import json
 import logging
-import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-from rich.text import Text
 
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
@@ -20,7 +15,6 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import time_limit
 from hpctrain.estimates.cautions import cautions
-from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
@@ -48,21 +42,11 @@ def main(argv: list[str]) -> int:
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
-    if len(given.from_run) > 1:
-        raise ConfigError("--from-run: give one run, that which is most like the plan")
-    run = _measured(given.from_run[0]) if given.from_run else None
-    asked_budget = given.budget is not None and not (run or given.measure)
-    if hardware is None and nodes is not None and asked_budget:
-        raise ConfigError(
-            f"--budget={given.budget} with --nodes={given.nodes} and without hardware: times and "
-            "costs are unknown; add hardware=NAME, or leave --nodes out for all known GPUs"
-        )
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.parallel.precision import default_dtype
+    from hpctrain.plan import measurement, printing
     from hpctrain.plan.answer import Query, answer
-    from hpctrain.plan.measurement import Comparison, measure
-    from hpctrain.plan.printing import show
 
     # What was imported stays, so no collection needs to look at it, which would take seconds.
     gc.freeze()
@@ -77,10 +61,10 @@ def main(argv: list[str]) -> int:
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(config, hardware, nodes, given.sample_shape, given.budget, layout),
-        *(run, given.measure, per_node or 0),
+        *(given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
-    alone = nodes is not None or run is not None or given.measure
+    alone = nodes is not None or given.measure
     others = () if alone else (load(name, folders) for name in known(folders))
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
@@ -89,36 +73,22 @@ def main(argv: list[str]) -> int:
     warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
-    console = Console()
-    body: dict[str, Any] = {}
-    if given.json:
-        body = {**found.as_json(), "warnings": warnings}
-    else:
-        show(console, found, trained)
-        for text in warnings:
-            console.print(Text(f"warning: {text}", "yellow"))
+    console, facts = Console(), found.as_json() | {"warnings": warnings}
+    if not given.json:
+        printing.show(console, found, facts, trained)
     exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
     if given.measure:
         try:
-            results = measure(found.layouts, given.overrides, config.output_dir)
+            results = measurement.measure(found.layouts, given.overrides, config.output_dir)
         except KeyboardInterrupt:
             return _INTERRUPTED  # it has told what was cancelled
-        compared = Comparison(results, trained)
-        exit_code = 0 if compared.fastest else LaunchError.exit_code
-        if given.json:
-            compared.put_into(body, found.layouts)
-        else:
-            compared.show(console)
+        measurement.compare(facts, found.layouts, results, trained)
+        exit_code = 0 if facts["fastest"] else LaunchError.exit_code
+        if not given.json:
+            measurement.show(console, facts)
     if given.json:
-        print(json.dumps(referenced(body), indent=1))
+        print(json.dumps(referenced(facts), indent=1))
     return exit_code
-
-
-def _measured(run: str) -> MeasuredRun:
-    try:
-        return measured_run(Path(os.path.abspath(run)))
-    except ConfigError as error:
-        raise ConfigError(f"--from-run {error}") from error
 
 
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
@@ -134,8 +104,8 @@ def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     if not sbatch.available():
         raise LaunchError(
             "--measure submits jobs, but sbatch is not on the PATH: call it on a login node of a "
-            "Slurm cluster. Without one, train some steps (train.max_steps=40 train.log_every=5), "
-            "and give the run to plan --from-run"
+            "Slurm cluster. Without one, train some steps (train.max_steps=40), whose report has "
+            "the time of a step"
         )
 
 
@@ -149,8 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
     add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
     add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
-    text = "a run directory whose measured times replace the assumed ones"
-    add("--from-run", action="append", default=[], metavar="RUN", help=text)
     text = "submit the best three layouts as an array of short jobs, wait, and compare"
     add("--measure", action="store_true", help=text)
     add("--json", action="store_true", help="print one object")

@@ -1,237 +1,178 @@
-"""The answer for a reader: the first sentences, and the tables below them."""
+"""The answer for a reader: a sentence and a command first, then what `--json` has, as tables."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
 
-from hpctrain.config.advice import HOST_GB_PER_GPU
-from hpctrain.config.schema import LoRAConfig
+from rich.text import Text
+
 from hpctrain.console import Console, Table
 from hpctrain.plan.answer import Answer
 from hpctrain.plan.budget import number
-from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.predicting.estimator import Estimate
-from hpctrain.plan.ranking import Kind, currencies, scaling
-from hpctrain.plan.sentences import (
-    big,
-    by_ranks,
-    command_of,
-    costs,
-    known,
-    needs,
-    sentences,
-)
-from hpctrain.units import readable
+from hpctrain.units import duration, readable
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
+# The names of columns, with what makes their cells of the facts of a layout.
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 
-def show(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
-    """Print what a beginner asks first, then the tables, and what they rest on."""
-    _print_first(console, answer, overrides)
-    if answer.layouts and answer.hardware:
-        _print_layouts(console, answer.layouts)
-        _print_scaling(console, scaling(answer.ranking.best))
-    if answer.kinds:
-        _print_hardware(console, answer.kinds)
-    if answer.named is not None:
-        _print_memory(console, answer.named)
-    console.print()
-    _print_model(console, answer.estimator.facts, answer.config.train.lora)
-    if answer.layouts and answer.hardware:
-        console.print(answer.loader.text(answer.layouts[0]))
-    _print_excluded(console, answer.ranking.excluded)
-    console.print("\nassumptions")
-    for name, text in answer.assumptions.items():
-        console.print(f"  {name}: {text}", soft_wrap=True)
-
-
-def _print_first(console: Console, answer: Answer, overrides: Sequence[str]) -> None:
-    """Print the sentences, and the commands that take the layouts."""
-    size = f"{big(answer.estimator.facts.parameters)} parameters"
-    named, hardware, layouts, kinds = answer.named, answer.hardware, answer.layouts, answer.kinds
-    if hardware is None and named is not None:
-        most = max((kind.hardware.memory_bytes or 0 for kind in kinds), default=math.inf)
-        console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
-    elif hardware is not None and layouts:
-        _print_summaries(console, size, layouts, overrides)
-    elif hardware is not None:
-        console.print(f"no layout of {size} on {hardware.title} is possible")
-    if one := kinds[0].best if kinds else None:
-        cheapest = one.price and one.time and len(currencies(kinds)) == 1
-        which = "the cheapest" if cheapest else "that of the fewest GPUs"
-        gpus = "no published run covers" if one.assumed else "published runs cover"
-        console.print(f"of the hardware that {gpus} {which}: {sentences(size, one)[0]}")
-
-
-def _print_summaries(
-    console: Console, size: str, layouts: list[Estimate], overrides: Sequence[str]
+def show(
+    console: Console, answer: Answer, facts: Mapping[str, Any], overrides: Sequence[str]
 ) -> None:
-    """Print the first layout of each number of ranks in a sentence, and the command that takes it.
+    """Print what a beginner asks first, then the tables, and what they rest on."""
+    for line in _first(answer, overrides):
+        console.print(line, soft_wrap=True)
+    if layouts := facts["layouts"]:
+        if (hardware := answer.asked.hardware) is not None:
+            of_ranks = groupby(layouts, itemgetter("ranks"))
+            rows = [one for _, alike in of_ranks for one in islice(alike, _MOST)]
+            print_rows(console, f"estimates on {hardware.title}; --json has all", rows, _ALL)
+        parts = {name: _bytes(value) for name, value in layouts[0]["memory"].items()}
+        _print_facts(console, f"memory of a rank, {layouts[0]['layout']}", parts)
+    if kinds := facts["hardware"]:
+        what = "the smallest number of GPUs that is enough, of each kind, the cheapest first"
+        print_rows(console, what, [one for one in kinds if one["fits"] is not False], _OF_KINDS)
+        for one in kinds:
+            if one["fits"] is False:
+                console.print(f"not possible on {one['name']}: {one['reason']}", soft_wrap=True)
+    excluded, found = facts["assumptions"]["excluded"], facts["assumptions"]
+    _print_facts(console, "model", facts["model"])
+    _print_facts(console, "loader", facts["loader"])
+    # One line for a kind, that on the most ranks.
+    _print_facts(console, "excluded", {name.partition(" ")[0]: excluded[name] for name in excluded})
+    _print_facts(console, "assumptions", {n: found[n] for n in found if n != "excluded"})
+    for text in facts["warnings"]:
+        console.print(Text(f"warning: {text}", "yellow"))
+
+
+def command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
+    """Return the command that submits the run; `others` replace values of the same keys."""
+    names = {text.partition("=")[0] for text in others}
+    kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in names]
+    return shlex.join(["python", "-m", "hpctrain", "-m", *kept, *others])
+
+
+def _first(answer: Answer, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield the sentence of the first layout of each number of ranks, and the command it takes.
 
     After that of the command line comes only what is faster on as many ranks.
     """
-    first = layouts[0]
-    for place, (one, *_) in enumerate(by_ranks(layouts)):
-        begin = ""
-        if place and first.layout.named and one.layout.ranks == first.layout.ranks:
-            if first.fits and first.order <= one.order:
-                continue
-            begin = "faster: " if first.fits and first.time else "instead: "
-        sentence, *others = sentences(size, one)
-        for line in (*[""] * bool(place), begin + sentence, *others):
-            console.print(line)
-        if one.fits is not False:  # a command has no line breaks, so that it can be copied
-            console.print(f"  {command_of(overrides, one.layout.overrides)}", soft_wrap=True)
+    size = f"{_big(answer.estimator.facts.parameters)} parameters"
+    named, hardware, layouts = answer.named, answer.asked.hardware, answer.layouts
+    if hardware is None and named is not None:
+        needed = f"{readable(named.memory.total)} on each rank as {named.layout.label}"
+        yield f"{size} need {needed}; hardware=NAME shows layouts that fit"
+    elif not layouts:
+        yield f"no layout of {size} on {hardware and hardware.title} is possible"
+    elif hardware is not None:
+        ranks = groupby(layouts, lambda one: (one.layout.named, one.layout.ranks))
+        for one in (next(alike) for _, alike in ranks):
+            begin = ""
+            if named is not None and one is not named and one.layout.ranks == named.layout.ranks:
+                if named.fits and named.order <= one.order:
+                    continue
+                begin = "faster: " if named.fits and named.time else "instead: "
+            yield f"{begin}{_sentence(size, one)}"
+            if one.fits is not False:  # a command has no line breaks, so that it can be copied
+                yield f"  {command_of(overrides, one.layout.overrides)}"
+    if first := answer.kinds[0].best if answer.kinds else None:
+        yield f"the first of the known GPUs: {_sentence(size, first)}"
 
 
-def _print_model(console: Console, facts: ModelFacts, lora: LoRAConfig) -> None:
-    """Print the sizes of the model."""
-    others = [f"{facts.trainable:,} trained", f"{facts.embedding:,} in embeddings"]
-    if lora.quantize:
-        others.append(f"{facts.adapted:,} packed in 4 bits, those of train.lora.match")
-    if facts.active != facts.parameters:
-        others.append(f"{facts.active:,} used by a token")
-    console.print(f"model: {facts.parameters:,} parameters ({', '.join(others)})")
-    if (flops := facts.flops) is None:
-        console.print("FLOPs: unknown, the model can be called only with values")
-        return
-    text = f"FLOPs of a sample: {_si(flops.forward)} forward, {_si(flops.training)} in training"
-    if flops.tokens:
-        text += f"; {_si(flops.training / flops.tokens)} for each of its {flops.tokens:,} tokens"
-    console.print(f"{text} ({flops.convention})")
-
-
-def _print_memory(console: Console, estimate: Estimate) -> None:
-    """Print the memory of a layout by part."""
-    layout, batch, memory = estimate.layout, estimate.layout.batch, estimate.memory
-    console.print(
-        f"\n{layout.label}: global batch {batch.global_size} = dp {batch.shares} x accumulate "
-        f"{batch.accumulate} x {batch.micro}"
-    )
-    table = Table("memory of the rank that needs most", "")
-    for name, value in vars(memory).items():
-        if name != "host" or memory.host:
-            away = memory.host and name in ("parameters", "gradients", "optimizer")
-            table.add_row(name + " (host)" * bool(away), known(value))
-    console.print(table)
-    if memory.activations is None:
-        console.print("the activations are unknown, so the total is at least this")
-    if memory.host:
-        ranks = layout.config.launch.tasks_per_node
-        console.print(
-            f"each node keeps {readable(estimate.host_of_node)} of {ranks} ranks in its host "
-            f"memory, and needs {HOST_GB_PER_GPU} GiB for each rank beside it (launch.mem_gb)"
-        )
-    if estimate.staged:
-        console.print(
-            f"each node copies {readable(estimate.staged)} into its host memory for a checkpoint "
-            "that is written while the training goes on"
-        )
-
-
-def _print_layouts(console: Console, estimates: list[Estimate]) -> None:
-    """Print the best layouts of each number of ranks."""
-    first = estimates[0]
-    amounts, price = costs(first, lambda each: f"{each.amount:g}"), first.price
-    told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
-    console.print(f"\nestimates on {first.hardware.title}{told}")
-    shown = [one for alike in by_ranks(estimates) for one in alike[:_MOST]]
-    _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
-    if more := len(estimates) - len(shown):
-        console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
-
-
-def _print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
-    """Print what is not possible, each layout once, on the most ranks; one line for a reason."""
-    names: dict[str, list[str]] = {}
-    for name in {name.partition(" ")[0]: name for name in excluded}.values():
-        names.setdefault(excluded[name], []).append(name)
-    for reason, (*others, last) in names.items():
-        layouts = [*(name.partition(" ")[0] for name in others), last]
-        console.print(f"excluded: {', '.join(layouts)}: {reason}")
-
-
-def _print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
-    """Print what more nodes give, if there are several numbers of them."""
-    if not rows:
-        return
-    console.print("\nscaling with the same global batch, the fastest layout of each")
-    after = {"efficiency": [f"{part:.1%}" for _, part in rows]}
-    names = ("nodes", "ranks", "layout", "step", "hours", "cost")
-    _print_estimates(console, [one for one, _ in rows], names, after=after)
-
-
-def _print_hardware(console: Console, rows: list[Kind]) -> None:
-    """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    units, found = currencies(rows), [kind.best for kind in rows]
-    unit = f", in {min(units)}" if len(units) == 1 else ""
-    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
-    before = {
-        "hardware": [
-            kind.hardware.name + " *" * bool(kind.best and kind.best.assumed) for kind in rows
-        ],
-        "GPUs": [str(one.layout.ranks) if one else "-" for one in found],
-        "layout": [_name(one) if one else "not possible" for one in found],
-    }
-    prices = [one and one.price for one in found]
-    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in prices]
-    after = {"prices of": [date.strip() for date in dates]}
-    names = ("hours", "GPU-hours", "kWh", "cost", "spot")
-    _print_estimates(console, found, names, before, after)
-    for why, alike in groupby((kind for kind in rows if not kind.best), lambda kind: kind.why):
-        those = ", ".join(kind.hardware.name for kind in alike)
-        console.print(f"not possible on {those}: {why}", soft_wrap=True)
-
-
-def _print_estimates(
-    console: Console,
-    rows: Sequence[Estimate | None],
-    names: Sequence[str],
-    before: Mapping[str, list[str]] = {},
-    after: Mapping[str, list[str]] = {},
-    keys: int = 1,
-) -> None:
-    """Print a table; a column of which nothing is known is left out."""
-    cells = {name: ["" if one is None else _CELLS[name](one) for one in rows] for name in names}
-    columns = {n: c for n, c in {**before, **cells, **after}.items() if {*c} - {"", "unknown"}}
-    table = Table(*columns, right=range(1, len(columns)), keys=keys)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    console.print(table)
-
-
-def _name(one: Estimate) -> str:
-    """Return the name of a layout, with a mark if it was compared with nothing."""
-    return one.layout.name + " *" * bool(one.uncompared)
-
-
-def _step(one: Estimate) -> str:
+def _sentence(size: str, one: Estimate) -> str:
+    """Return what a layout is, whether it fits, and what the budget takes."""
+    fits = {True: "fit", False: "do not fit", None: "may fit"}[one.fits]
+    there = f"{one.layout.ranks} x {one.hardware.title} as {one.layout.kind}"
+    limit = one.hardware.memory_bytes
+    room = f"needs {readable(one.memory.total)} of {_bytes(limit)} per GPU"
+    found = f"{size} {fits}{' barely' * one.fit.tight} on {there}: each {one.fit.reason or room}"
     if one.time is None:
+        return f"{found}; how long a step takes is unknown"
+    if one.hours is None:
+        return f"{found}; a step takes {number(one.time.step_s)} s (--budget tells hours and cost)"
+    parts = [duration(3600 * one.hours), f"{number(one.gpu_hours)} GPU-hours"]
+    if price := one.hardware.price_per_hour:
+        parts.append(f"about {number(one.cost(price))} {price.currency}")
+    return f"{found}; {one.budget.text} take {', '.join(parts)}"
+
+
+def print_rows(
+    console: Console, title: str, rows: Sequence[Mapping[str, Any]], columns: Columns
+) -> None:
+    """Print a table of facts; a column of which nothing is known is left out."""
+    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
+    known = {name: column for name, column in cells.items() if {*column} - {"", "unknown"}}
+    table = Table(*known, right=range(1, len(known)))
+    for row in zip(*known.values(), strict=True):
+        table.add_row(*row)
+    console.print(f"\n{title}")
+    console.print(table)
+
+
+def seconds(value: float | None) -> str:
+    """Return the time of a step for a reader."""
+    if value is None:
         return "unknown"
-    seconds = one.time.step_s
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+    return f"{value:.3f} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
-_CELLS: dict[str, Callable[[Estimate], str]] = {
-    "layout": _name,
-    "nodes": lambda one: str(one.layout.nodes),
-    "ranks": lambda one: str(one.layout.ranks),
-    "memory": lambda one: (
-        f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
-        f"{' tight' * one.fit.tight}{' does not fit' * (one.fits is False)}"
-    ),
-    "host of a node": lambda one: readable(one.host_of_node) if one.host_of_node else "",
-    "step": _step,
-    "tok/s/GPU": lambda one: f"{rate:,.0f}" if (rate := one.tokens_per_s_per_gpu) else "unknown",
-    "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
-    "hours": lambda one: number(one.hours),
-    "GPU-hours": lambda one: number(one.gpu_hours),
-    "kWh": lambda one: number(one.kwh),
-    "cost": lambda one: number(one.cost(one.price)),
-    "spot": lambda one: number(one.cost(one.hardware.spot)),
+def layout_of(one: Mapping[str, Any]) -> str:
+    """Return the name of a layout, with a mark if it was compared with nothing."""
+    return f"{one['layout']}{'' if one['compared'] else ' *'}"
+
+
+def _print_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
+    console.print(f"\n{title}")
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) and value is not True else value
+        shown = number(value) if isinstance(value, float) or value is None else shown
+        console.print(f"  {name}: {shown}", soft_wrap=True)
+
+
+def _memory(one: Mapping[str, Any]) -> str:
+    least, memory = one["memory"]["activations"] is None, one["memory"]
+    word = " does not fit" if one["fits"] is False else " tight" * one["tight"]
+    return f"{'>' * least}{readable(memory['total'])}{word}"
+
+
+def _host(one: Mapping[str, Any]) -> str:
+    kept = one["memory"]["host"] * one["ranks"] // one["nodes"]
+    return readable(kept) if kept else ""
+
+
+_LAYOUT: Columns = {"layout": layout_of, "ranks": lambda one: str(one["ranks"])}
+_BILL: Columns = {
+    "hours": lambda one: number(one["hours"]),
+    "GPU-hours": lambda one: number(one["gpu_hours"]),
+    "kWh": lambda one: number(one["kwh"]),
+    "cost": lambda one: number(one["cost"]),
+    "spot": lambda one: number(one["spot_cost"]),
+    "in": lambda one: one["currency"] or "",
+}
+_ALL: Columns = {
+    **_LAYOUT,
+    "memory": _memory,
+    "host of a node": _host,
+    "step": lambda one: seconds(one["step_s"]),
+    "tok/s/GPU": lambda one: number(one["tokens_per_s_per_gpu"]),
+    "MFU": lambda one: "unknown" if one["mfu"] is None else f"{one['mfu']:.1%}",
+    **_BILL,
+}
+_OF_KINDS: Columns = {
+    "hardware": lambda one: one["name"] + " *" * (not one["gpu_compared"]),
+    **_LAYOUT,
+    **_BILL,
 }
 
 
-def _si(number: float) -> str:
-    return f"{big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"
+def _bytes(value: float | None) -> str:
+    return "unknown" if value is None else readable(value)
+
+
+def _big(value: float) -> str:
+    """Return a number with three digits and a letter for thousands, millions and so on: 8.03B."""
+    power = next((n for n in range(5) if value < 999.5 * 1000**n), 4)
+    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'B', 'T')[power]}"

@@ -1,14 +1,10 @@
-"""The layouts that fit, best first, with the reason; the hardware on which a run fits; more nodes.
-
-In a row of `scaling` the global batch stays the same (strong scaling), so each rank gets less of
-it. Efficiency is the speed of a GPU as a part of that on the smallest number of nodes.
-"""
+"""The layouts that fit, best first, and the hardware on which a run fits."""
 
 import copy
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import NamedTuple
@@ -65,8 +61,7 @@ def rank(
                 lacking.append((estimates[-1].memory.total, f"{name} {excluded[name]}"))
                 continue
             # What is tight comes only where nothing leaves more room.
-            fastest = min(possible, key=lambda one: (one.fit.tight, one.order))
-            found.append(replace(fastest, reason=_reason(fastest)))
+            found.append(min(possible, key=lambda one: (one.fit.tight, one.order)))
     found.sort(key=lambda one: (one.layout.ranks, one.order))
     return Ranking(found, excluded, min(lacking, default=(0.0, ""))[1])
 
@@ -111,24 +106,24 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
     What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    lacks = other = few_samples = ""
+    why, whole_batch = "", config.train.global_batch_size
     whole = per_node or hardware.gpus_per_node or 1
     few = sizes_of(hardware, None, per_node)[:-2]
     for size in (*few, *((nodes, whole) for nodes in _NODES)):
         ranks = math.prod(size)
-        if ranks > (size_of_batch := config.train.global_batch_size) * whole:
-            few_samples = f"; train.global_batch_size={size_of_batch} is too small for more"
+        if ranks > whole_batch * whole:
+            why += f"; train.global_batch_size={whole_batch} is too small for more"
             break
         least = estimator.least(config, ranks)
         if (fit := on_gpu(least, hardware.memory_bytes, complete=False)).possible is False:
-            lacks = f"each of {ranks} GPUs {fit.reason}"
+            why = f"each of {ranks} GPUs {fit.reason}"
             continue
         found = rank(config, estimator, hardware, [size])
         if roomy := [each for each in found.best if each.has_room]:
             return Kind(hardware, roomy[0])
         tight = tight or next(iter(found.best), None)
-        lacks, other = found.lacks or lacks, next(reversed(found.excluded.values()), other)
-    return Kind(hardware, tight, "" if tight else (lacks or other) + few_samples)
+        why = found.lacks or why or next(reversed(found.excluded.values()), "")
+    return Kind(hardware, tight, "" if tight else why)
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
@@ -137,22 +132,18 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     Those with an unknown or assumed speed come behind those that published runs cover.
     """
     found = [*kinds]
-    several = len(currencies(found)) > 1
+    prices = [kind.hardware.price_per_hour for kind in found if kind.best]
+    several = len({price.currency for price in prices if price}) > 1
 
     def cost(kind: Kind) -> tuple[bool, bool, bool, float]:
         if (one := kind.best) is None:
             return True, True, True, 0.0
-        known = one.price and one.time and not several
-        amount = one.price.amount * one.time.step_s if one.price and one.time and known else 1.0
-        last = one.assumed or one.time is None
-        return False, last, not known, amount * one.layout.ranks
+        price, amount = kind.hardware.price_per_hour, 1.0
+        if known := price is not None and one.time is not None and not several:
+            amount = price.amount * one.time.step_s
+        return False, one.assumed or one.time is None, not known, amount * one.layout.ranks
 
     return sorted(found, key=cost)
-
-
-def currencies(kinds: Iterable[Kind]) -> set[str]:
-    """Return the currencies of the prices."""
-    return {kind.best.price.currency for kind in kinds if kind.best and kind.best.price}
 
 
 def on(config: Config, hardware: Hardware) -> Config:
@@ -162,46 +153,3 @@ def on(config: Config, hardware: Hardware) -> Config:
     if unknown and changed.precision.compute != "fp64":
         changed.precision.compute = "bf16"
     return changed
-
-
-def _reason(estimate: Estimate) -> str:
-    layout, degrees = estimate.layout, estimate.layout.degrees
-    mode, parallel = layout.config.train.activation_checkpointing, layout.config.parallel
-    parts, offload = f"{layout.batch.accumulate} micro-batches", parallel.fsdp.offload
-    reasons = {
-        WHY.get(layout.kind.partition("+")[0], ""): True,
-        f"tensor parallel of {degrees.tp} inside a node divides wide layers": degrees.tp > 1,
-        f"context parallel of {degrees.cp} divides each sequence": degrees.cp > 1,
-        f"the experts are divided over {parallel.ep} ranks": parallel.ep > 1,
-        "what the optimizer needs is in the memory of the host, which is slow": offload,
-        f"a pipeline of {degrees.pp} stages sends little between nodes": degrees.pp > 1,
-        f"{mode} activation checkpointing makes room": mode != "none",
-        f"{parts} keep its stages busy": degrees.pp > 1,
-        f"{parts} make room": degrees.pp == 1 and layout.batch.accumulate > 1,
-        f"it is tight: it {estimate.fit.reason}": estimate.fit.tight,
-        estimate.mark: True,
-    }
-    return "; ".join(text for text, holds in reasons.items() if text and holds)
-
-
-WHY = {
-    "single": "one GPU holds everything, so nothing is sent",
-    "ddp": "each GPU holds the whole model, so only gradients are sent",
-    "zero1": "the optimizer state is divided, parameters are gathered once a step",
-    "zero2": "gradients are divided too, parameters are gathered once a step",
-    "zero3": "parameters are divided too, which takes the least memory",
-    "hsdp": "each node has a replica, so that parameters are gathered inside a node",
-}
-
-
-def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
-    """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
-    fastest: dict[int, Estimate] = {}
-    timed = (one for one in estimates if one.time is not None)
-    for one in sorted(timed, key=lambda one: (-one.layout.ranks, one.order)):
-        fastest.setdefault(one.layout.nodes, one)
-    if len(fastest) < 2:
-        return []
-    rows = [fastest[nodes] for nodes in sorted(fastest)]
-    rates = [(one.samples_per_s or 0.0) / one.layout.ranks for one in rows]
-    return [(one, rate / rates[0]) for one, rate in zip(rows, rates, strict=True)]

@@ -21,9 +21,9 @@ def threads(ranks: RankInfo, cpus_per_task: int, env: Mapping[str, str] = os.env
     """Return the number of torch's threads for this rank; None when the environment says it.
 
     Under Slurm a rank has got the cores that it has asked for. Elsewhere 1, the default, means its
-    share of the cores that there are. OMP_NUM_THREADS counts, unless torchrun has set it by itself.
+    share of the cores that there are. OMP_NUM_THREADS counts; torchrun sets it to 1.
     """
-    if "OMP_NUM_THREADS" in env and not _set_by_torchrun(ranks, env):
+    if "OMP_NUM_THREADS" in env:
         return None
     if ranks.launcher == "slurm":
         return cpus_per_task
@@ -45,14 +45,3 @@ def _siblings(system: Path, cpu: int) -> str:
         return (topology / "thread_siblings_list").read_text()
     except OSError:
         return str(cpu)
-
-
-def _set_by_torchrun(ranks: RankInfo, env: Mapping[str, str]) -> bool:
-    """Return whether torchrun was started without OMP_NUM_THREADS: it sets 1 for its ranks then."""
-    if ranks.launcher != "torchrun" or env["OMP_NUM_THREADS"] != "1":
-        return False
-    try:
-        variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
-    except OSError:  # nobody can tell
-        return False
-    return not any(each.startswith(b"OMP_NUM_THREADS=") for each in variables)

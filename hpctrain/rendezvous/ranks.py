@@ -5,8 +5,8 @@
 Ranks are started by `srun`, `torchrun` or submitit's local executor; a process without any of them
 is a single rank. A batch script and an `salloc` shell have `SLURM_NTASKS` set as well, although
 nobody has started those tasks. So a Slurm rank is recognised by `SLURM_STEP_ID`, and its world size
-is that of the step, not of the job. What a person starts in a shell, a notebook or a batch script
-is no rank even if the variables of a step have come there (`_is_by_hand`).
+is that of the step, not of the job. What is typed in a shell of `srun --pty bash` has the variables
+of a step, too; if that has several tasks, `HPCTRAIN_LAUNCHER=single` says that the others are idle.
 
 This module does not import torch, because the login node and error messages need it quickly.
 """
@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from hpctrain.run_record import AttemptKey
 
 # Slurm counts the steps of srun from 0; the shell of `salloc` and the like have the last numbers.
 _SPECIAL_STEPS = 0xFFFFFFF0
-_NO_RANKS = re.compile(rb"slurmstepd: \[.*\.(batch|interactive|extern)\]")
 _ALONE = "HPCTRAIN_LAUNCHER=single trains with this process alone"
 
 
@@ -115,7 +113,8 @@ class RankInfo:
 
     def host(self, rank: int) -> str:
         """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""
-        return host_of(rank, self.world_size, self.hosts)
+        # Every node has the same number of ranks.
+        return self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
@@ -141,7 +140,7 @@ class RankInfo:
         return readers[launcher](env)
 
     def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
-        """Return how many tasks of the allocation, or of the step of a shell, nobody has started.
+        """Return how many tasks of the allocation nobody has started.
 
         It is more than 0 only for a single process in a batch script, a shell or a notebook, which
         would leave the nodes of the other tasks idle.
@@ -150,7 +149,7 @@ class RankInfo:
             return 0
         if "SLURM_JOB_ID" not in env:
             return 0
-        return max(0, _number(env, "SLURM_NTASKS", _number(env, "SLURM_STEP_NUM_TASKS", 1)) - 1)
+        return max(0, _number(env, "SLURM_NTASKS", 1) - 1)
 
 
 def gpus_given(asked: int, env: Mapping[str, str] = os.environ) -> int:
@@ -164,59 +163,25 @@ def gpus_given(asked: int, env: Mapping[str, str] = os.environ) -> int:
     return int(given) if given.isdecimal() else asked
 
 
-def host_of(rank: int, ranks: int, hosts: Sequence[str]) -> str:
-    """Return the node of one of so many ranks; "" if nobody knows the nodes."""
-    # Every node has the same number of ranks.
-    return hosts[rank * len(hosts) // ranks] if hosts else ""
-
-
 def _detect(env: Mapping[str, str]) -> str:
     # torchrun inside an srun step (one agent per node) is usual, srun inside torchrun is not.
     if "TORCHELASTIC_RUN_ID" in env or ("RANK" in env and "WORLD_SIZE" in env):
         return "torchrun"
     if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
         return "submitit-local"
-    return "slurm" if _is_step(env) and not _is_by_hand(env) else "single"
+    return "slurm" if _is_step(env) else "single"
 
 
 def _is_step(env: Mapping[str, str]) -> bool:
-    return "SLURM_STEP_ID" in env and "SLURM_PROCID" in env
-
-
-def _is_by_hand(env: Mapping[str, str]) -> bool:
-    """Return whether a person, or a batch script, has started this process of a step, not srun.
-
-    `srun --pty bash` of four tasks leaves one shell: the shells of the others have no terminal, and
-    end. What is typed there has the variables of all four. `srun python` and `srun bash script` are
-    ranks, also with `--pty`: only a shell with a terminal gives a command a process group of its
-    own. A job that was submitted in such a shell keeps its variables, in the batch script too.
-    """
-    if hasattr(sys, "ps1") or _number(env, "SLURM_STEP_ID") >= _SPECIAL_STEPS:
-        return True  # Python's own prompt, a notebook, or the shell of `salloc`
-    variable = f"SLURM_STEP_ID={env['SLURM_STEP_ID']}".encode()
-    pid, group = os.getpid(), os.getpgrp()
-    while pid and variable in _of_process(pid, "environ").split(b"\0"):
-        fields = _of_process(pid, "stat").rpartition(b")")[2].split()
-        parent, own_group, session, terminal = map(int, fields[1:5])
-        if terminal and session == pid and own_group != group:
-            return True
-        pid, group = parent, own_group
-    return _NO_RANKS.match(_of_process(pid, "cmdline")) is not None
-
-
-def _of_process(pid: int, name: str) -> bytes:
-    """Return a file of /proc; nothing where it is not ours, such as the daemons of Slurm."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
+    """Return whether srun has started this process, or a shell in its step, but not `salloc`."""
+    return "SLURM_PROCID" in env and 0 <= _number(env, "SLURM_STEP_ID", -1) < _SPECIAL_STEPS
 
 
 def _from_torchrun(env: Mapping[str, str]) -> RankInfo:
     world_size = _number(env, "WORLD_SIZE")
     local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size)
     rank = _number(env, "RANK")
-    if "TORCHELASTIC_RUN_ID" not in env and _is_step(env) and not _is_by_hand(env):
+    if "TORCHELASTIC_RUN_ID" not in env and _is_step(env):
         # A task of srun may start ranks itself, but the variables of another program fit no task.
         task, tasks = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS", 1)
         if world_size < 1 or world_size % tasks or rank * tasks // world_size != task:

@@ -3,16 +3,18 @@
 report RUN                 bars, figures and notes      --json       all numbers, a list of runs
 report SWEEP               best runs, parameters        --html FILE  one page without network access
 report SWEEP --over seed   mean and interval
+report --compare RUN RUN   what differs, and where they part
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hpctrain.console import Console, print_json
 from hpctrain.errors import ConfigError
-from hpctrain.report import run_tree, sweep_tree
+from hpctrain.report import compare_tree, run_tree, sweep_tree
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.tree import Section, as_json
 from hpctrain.report.views import output, terminal_view
@@ -25,21 +27,14 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     if options.html:
         output.check("--html", options.html)
-    paths = select.select(options.dir, options.runs, several=True)
-    if not paths:
-        raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
-    accounts = read(paths)
-    sweep = select.one_sweep(options.dir, options.runs)
-    search = Standing.of(sweep, (each.facts for each in accounts))
-    one = len(accounts) == 1 and not (options.over or search)
-    if one:
-        title, sections = accounts[0].name, _one(accounts[0], options)
+    paths = select.select(options.dir, options.runs, several=not options.compare)
+    if options.compare:
+        title, sections = compare_tree.compared(paths)
+        told: Any = as_json(sections)
     else:
-        title, sections = f"{len(accounts)} runs", _several(accounts, options, search)
+        title, sections, told = _report(paths, options)
     if options.json:
-        told = [as_json(run_tree.tree(account)) for account in accounts]
-        more = {} if one else as_json(sections)
-        print_json({**more, "runs": told} if more else told)
+        print_json(told)
     else:
         Console().print(terminal_view.show(title, sections))
     if options.html:
@@ -47,6 +42,21 @@ def main(argv: Sequence[str]) -> int:
 
         output.write(options.html, html_view.page(title, sections))
     return 0
+
+
+def _report(paths: Sequence[Path], options: argparse.Namespace) -> tuple[str, list[Section], Any]:
+    """Return a title, what people are told, and what programs are."""
+    if not paths:
+        raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
+    accounts = read(paths)
+    sweep = select.one_sweep(options.dir, options.runs)
+    search = Standing.of(sweep, (each.facts for each in accounts))
+    told = [as_json(run_tree.tree(account)) for account in accounts if options.json]
+    if len(accounts) == 1 and not (options.over or search):
+        return accounts[0].name, _one(accounts[0], options), told
+    sections = _several(accounts, options, search)
+    more = as_json(sections)
+    return f"{len(accounts)} runs", sections, {**more, "runs": told} if more else told
 
 
 def _one(account: RunAccount, options: argparse.Namespace) -> list[Section]:
@@ -93,6 +103,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         metavar="NAME",
         help="compare runs by this metric (default: the one of their config); with --over several",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="show what differs between two runs, and the first step at which they part",
     )
     parser.add_argument(
         "--over", metavar="KEY", help="mean and interval over the values of a key, such as seed"

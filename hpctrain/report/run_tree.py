@@ -28,7 +28,6 @@ _STANDS = {  # of the states that do not go on "is"
 }
 _LONGEST = 300  # characters of a reason; `logs` and --json have all of it
 _LEAST_PART_S = 0.0005  # a shorter one is shown as 0
-_UNITS = {"seconds": "s", "gpu_hours": "GPU-hours", "kwh": "kWh", "cost": ""}
 
 
 def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
@@ -36,23 +35,19 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
 
     Seconds are those of the allocations, and the parts of `time` add up to `allocated`.
     """
-    said = verdict(account)
     metrics = sorted(account.history.metrics.items())
     for_programs = [
         Fact("run", account.name),
         Fact("path", str(account.facts.path)),
         Fact("state", account.state.name),
         Fact("reason", account.state.reason),
-        Fact("verdict", said),
         Fact("as_of", account.now),
-        Fact("in_progress", bool(account.spans and account.spans[-1].runs)),
         Fact("swept", account.swept),
         Fact("step", account.step),
-        Fact("samples", account.samples),
         Fact("metrics", {name: each.last() for name, each in metrics}),
     ]
     return [
-        Sentences("", "", [f"{said} As of {_date(account.now)}."]),
+        Sentences("", "", [f"{verdict(account)} As of {_date(account.now)}."]),
         Facts("", [*for_programs, *_about(account)]),
         Bars("Where the time went", "time", [*_parts(account)]),
         Sentences("Notes", "notes", notes(account)),
@@ -97,9 +92,8 @@ def _about(account: RunAccount) -> Iterator[Fact]:
     def fact(name: str, text: object, link: str = "") -> Fact:
         return Fact("", None, name, str(text), link)
 
-    path, record = account.facts.path, account.facts.record
+    path = account.facts.path
     yield fact("command", command(account))
-    yield fact("overrides", " ".join(f"`{mask(each)}`" for each in record.overrides))
     made = text_of(path / "artifacts" / "model.txt").partition("\n")[0][:_LONGEST].strip()
     yield fact("model", made.removeprefix("model ") or account.value("model._target_", ""))
     for content in account.history.data.values() or [account.value("data.path", "")]:
@@ -165,21 +159,15 @@ def _figures(account: RunAccount) -> Iterator[Fact]:
         return
     usage, best, (cost, currency) = account.usage, account.best, account.cost or (None, "")
     share, queue_s = account.goodput, account.queue_s
-    yield Fact("", None, "allocated", duration(account.time["allocated"]))
     yield Fact("queue_s", queue_s, "in the queue", duration(queue_s) if queue_s else "")
     yield Fact("goodput", share, "goodput", "" if share is None else f"{100 * share:.1f}%")
     yield number("gpu_hours", account.gpu_hours, "GPU-hours", "{:.3g}")
-    yield number("idle_gpu_hours", account.idle_gpu_hours, "GPU-hours idle", "{:.3g}")
+    yield number("idle_gpu_hours", usage.idle_gpu_hours(), "GPU-hours idle", "{:.3g}")
     name = "" if account.gpu_hours else "core-hours"
     yield number("core_hours", account.core_hours, name, "{:.3g}")
     yield number("kwh", account.kwh, "energy", "{:.3g} kWh")
     yield number("cost", cost, "cost", "{:.2f} " + currency)
     yield Fact("currency", currency or None)
-    per = account.per
-    yield Fact("per", per)
-    for what, costs in per.items():
-        each = (f"{value:.3g} {_UNITS[name] or currency}" for name, value in costs.items() if value)
-        yield Fact("", None, f"per {what}", ", ".join(each))
     yield number(
         "gpu_utilization_percent", usage.mean("utilization_percentage"), "GPU use", "{:.0f}%"
     )

@@ -91,7 +91,7 @@ def _without(sweep: Sweep, settings: Sequence[Setting]) -> list[list[str]]:
     found = {each.name: [label(each.swept), cause(each)] for each in sweep.others}
     for setting in settings:
         for name, reason in setting.missing.items():
-            found.setdefault(name, [setting.label, reason])
+            found.setdefault(name, [label(setting.values) or "all runs", reason])
     return [[name, *cells] for name, cells in found.items()]
 
 

@@ -1,12 +1,10 @@
 """Which checkpoint of a run is meant: the newest, that of a step, or the best."""
 
 import math
-from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.checkpoint.files.manifest import checkpoints, damage, newest_intact
-from hpctrain.config.frozen import load
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import StorageError
 from hpctrain.run_record import BestValue, RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.step_names import step_name, step_of
@@ -42,20 +40,6 @@ def best_step(path: Path, record: RunRecord) -> int:
     return best.step if best else 0
 
 
-def purged(run: RunDir) -> str:
-    """Return that a finished run has lost its checkpoints; "" if not, or if it has kept none."""
-    record = run.read()
-    if record.state != "finished" or not record.reached or checkpoints(run.checkpoints):
-        return ""
-    with suppress(ConfigError):  # the config may be gone, too
-        if not (load(run.config_file).checkpoint.at_end or record.best):
-            return ""
-    return (
-        f"it has saved at step {record.reached}, and its checkpoints are gone, as where a site "
-        "deletes old files; without a copy, launch.rerun=all trains it again"
-    )
-
-
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
     """Return the folder of a checkpoint whose digests are verified, or raise a StorageError.
 
@@ -76,7 +60,7 @@ def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = Fals
             raise StorageError(f"{checkpoint} is not intact: {problem}")
     if checkpoint is None or not checkpoint.is_dir():
         steps = sorted(map(step_of, checkpoints(run.checkpoints)))
-        listed = ", ".join(map(str, steps)) or "; ".join(filter(None, ("none", purged(run))))
+        listed = ", ".join(map(str, steps)) or "none"
         which = "no checkpoint" + ("" if step is None else f" of step {step}")
         raise StorageError(f"{run.path}: {which}; there are: {listed}")
     return checkpoint

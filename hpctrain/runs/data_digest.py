@@ -194,13 +194,7 @@ def _split(key: str, split: str, path: str, index: Index, *, is_evaluation: bool
         return index.split(split).count
     except DataError as error:
         cures = []
-        asked = str((index.provenance.get("options") or {}).get("split", ""))
-        if re.search(rf"(^|[:,]){re.escape(split)}=", asked):
-            cures.append(
-                f"data_prep was given `--split {asked}`, but no sample went to {split!r}: give it "
-                f"more samples, or choose by file names, `--split file:{split}=PATTERN,…`"
-            )
-        elif is_evaluation and len(index.splits) == 1:
+        if is_evaluation and len(index.splits) == 1:
             cures.append("write it with `--split train=0.9,val=0.1` of data_prep")
         elif len(index.splits) > 1:
             cures.append("choose one of them")

@@ -150,9 +150,9 @@ def may_start_again(config: Config, run: RunDir, folders: Sequence[Path] | None 
     """Return whether the directory must be archived, so that the run can start at step 0.
 
     A run that has checkpoints of the code as it is goes on: the same command, typed again after a
-    preemption, must not throw away what it has trained. The modules are found as `modules.find`
-    does. Checkpoints that are gone without `train.from_scratch`, or a process that holds the run,
-    are a StorageError.
+    preemption, must not throw away what it has trained. The modules are found as
+    `modules.on_disk` does. Checkpoints that are gone without `train.from_scratch`, or a process
+    that holds the run, are a StorageError.
     """
     if not config.train.from_scratch:
         refuse_lost_checkpoints(config, run)
@@ -175,7 +175,7 @@ def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> s
     record = run.read()
     if record.attempt.misfit:
         return "has checkpoints of another model"
-    if code := trained_code.changes(config, run, folders):
+    if code := trained_code.changes(run, folders):
         return f"has checkpoints of other code ({code})"
     if trained_code.turning_points(record):
         return "has gone on with other code"

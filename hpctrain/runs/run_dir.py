@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 import uuid
@@ -50,7 +49,6 @@ from hpctrain.run_record import Attempt, Progress, RunRecord
 from hpctrain.step_names import step_of
 from hpctrain.tracking import samples
 
-_HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
 _LONGEST_HOLDER = 300
 
 
@@ -231,12 +229,6 @@ class RunDir:
         with open_regular(lock) as file:
             holder = file.read(_LONGEST_HOLDER).decode(errors="replace").strip()
         holder = holder or "another process"
-        match = _HOLDER.fullmatch(holder)
-        if match and match["host"] == socket.gethostname() and not Path("/proc", match[1]).exists():
-            return InUseError(
-                f"{self.path} is in use, but not by {holder}, which has ended: a process that it "
-                f"has started, or another user's, locks it (`fuser -v {lock}` names it)"
-            )
         return InUseError(f"{self.path} is in use by {holder}: wait for it, or stop it")
 
     def is_locked(self) -> bool:

@@ -16,7 +16,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +102,6 @@ class Search:
         self._settings = msgspec.structs.replace(self._settings, sweeps=texts)
         self._space = {key: distribution(each) for key, each in swept.items()}
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]
-        if self._settings.metric != config.metric:
-            self._fixed.append(f"metric={self._settings.metric}")
         self._storage = settings["storage"]
         for problem in written_secrets({"hydra.sweeper.storage": self._storage}):
             raise ConfigError(
@@ -269,19 +266,14 @@ class Search:
         """Submit the workers; return whether the search is over, for which `launch.wait` waits."""
         for note in notes([Entry([], config, RunDir(folder))], True):
             say(note, style="yellow")
-        found = Found.of(folder)
-        nowhere = folder / "workers" / "array-0"
-        text = worker_arrays.script(config, nowhere, 1, found.pythonpath)
-        with suppress(UnreachableError):  # busy: the submission waits longer
-            say(f"a worker: {sbatch.expected_start(text, config)}")
-        sent = worker_arrays.submit_missing(folder, found, config, first=True)
+        sent = worker_arrays.submit_missing(folder, Found.of(folder), config, first=True)
         say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
         if not config.launch.wait:
             name = shlex.quote(str(folder))
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
             return False
         pause = _POLL_S[0]
-        while not (found := Found.of(folder)).ended:
+        while not Found.of(folder).ended:
             try:
                 if not worker_arrays.live(folder) and not Found.of(folder).ended:
                     raise LaunchError(
@@ -317,8 +309,6 @@ class Search:
         parts: list[Any] = [plain, space, self._settings.direction]
         if len(self._settings.rungs) > 1:
             parts.append(self._settings.rungs)
-        if self._settings.metric != config.metric:
-            parts.append(self._settings.metric)
         text = reference(json.dumps(parts, sort_keys=True, default=str))
         return f"{config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -58,7 +58,6 @@ class Settings(Record, frozen=True, kw_only=True):
             key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
             for key, value in given.items()
         }
-        metric = given.get("metric") or metric
         rate = given["max_failure_rate"]
         for key, fits, allowed in (
             ("direction", given["direction"] in _DIRECTIONS, f"minimize or maximize {metric}?"),

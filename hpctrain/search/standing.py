@@ -6,6 +6,7 @@ run directories ──── state, step, time ───┴── Standing
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -56,29 +57,16 @@ class Standing:
         return cls(found, {run.name: run for run in runs}, workers, sweep)
 
     def rungs(self) -> list[dict[str, Any]]:
-        """Return how many trials are on the way to each rung, and what became of those there."""
-        found, rows = self.found, []
-        for number, rung in enumerate(found.rungs, 1):
-            to_it = [trial.state for trial in found.trials if trial.rung == number - 1]
-            there = [trial for trial in found.trials if trial.rung >= number]
-            at_rest = [trial.state for trial in there if trial.rung == number]
+        """Return how many trials have reached each rung, and the best value there."""
+        rows, best = [], max if self.found.direction == "maximize" else min
+        for number, rung in enumerate(self.found.rungs, 1):
+            there = [trial for trial in self.found.trials if trial.rung >= number]
             # A rung of which the step is not known before is the last one.
             values = [trial.values.get(rung or trial.step, math.nan) for trial in there]
-            best = max if found.direction == "maximize" else min
-            rows.append(
-                {
-                    "rung": number,
-                    "step": rung,
-                    "waiting": to_it.count("waiting") + to_it.count("promoted"),
-                    "training": to_it.count("training"),
-                    "failed": to_it.count("failed"),
-                    "reached": len(there),
-                    "promoted": sum(trial.goal > number for trial in there),
-                    "paused": at_rest.count("paused"),
-                    "pruned": at_rest.count("pruned"),
-                    "best": best(filter(math.isfinite, values), default=None),
-                }
-            )
+            promoted = sum(trial.goal > number for trial in there)
+            found = best(filter(math.isfinite, values), default=None)
+            counts = {"rung": number, "step": rung, "reached": len(there), "promoted": promoted}
+            rows.append({**counts, "best": found})
         return rows
 
     @property
@@ -154,9 +142,10 @@ class Standing:
 
     @property
     def title(self) -> str:
-        """What is searched, and how many trials have begun."""
-        found = self.found
-        begun = f"{len(found.trials)} of {found.n_trials} trials"
+        """What is searched, and how many trials have begun, by their state."""
+        found, states = self.found, Counter(trial.state for trial in self.found.trials)
+        counts = "".join(f", {count} {state}" for state, count in sorted(states.items()))
+        begun = f"{len(found.trials)} of {found.n_trials} trials{counts}"
         return f"search {found.study}: {begun}, {found.direction} {found.metric}"
 
     @property

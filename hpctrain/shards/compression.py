@@ -34,7 +34,7 @@ LEVELS = {
 }
 """The levels of each codec, and its default level."""
 _PLUGINS = ("lz4", "zstd")
-CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 2**20
 _MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
 
 
@@ -44,7 +44,7 @@ class Compression:
 
     codec: str = "none"
     level: int | None = None
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int = _CHUNK_BYTES
 
     def __post_init__(self) -> None:
         if self.codec not in LEVELS:

@@ -27,7 +27,6 @@ one clears; a writer that raises leaves nothing.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,6 @@ from hpctrain.shards.shard import NONE, shard_name, write_shard
 from hpctrain.shards.types import Array
 
 MAX_BYTES = 256 * 2**20
-_KEPT = 2**20  # bytes of an array; smaller ones are copied, so that they can be joined
 _LOOK_BYTES = 2**20  # bytes of samples, at least, that go into the statistics together
 _LOOK_FIELD = 2**12  # bytes of each field, at least
 
@@ -87,12 +85,11 @@ class ShardFiles:
         self.fields = self._checked(fields) if fields is not None else {}
         self._splits: dict[str, _Split] = {}
 
-    def add(self, split: str, batch: ArrayBatch, *, lasting: bool = False) -> None:
+    def add(self, split: str, batch: ArrayBatch) -> None:
         """Append a copy of samples to `split`.
 
         A field is (n, *shape); a variable-length one is a `Ragged` or a list of n arrays
-        (length, *shape). `lasting` says that nobody writes into these arrays again: they are then
-        kept instead of copied, but for parts of a much larger array.
+        (length, *shape).
         """
         if batch and not any(len(value) for value in batch.values()):
             return
@@ -112,7 +109,7 @@ class ShardFiles:
                 stop = max(stop, start + 1)  # a sample larger than a shard is a shard
             if stop > start:
                 state.append(
-                    {name: _part(value, start, stop, lasting) for name, value in rows.items()},
+                    {name: _part(value, start, stop) for name, value in rows.items()},
                     int(ends[stop - 1]) - before,
                 )
                 start, before = stop, int(ends[stop - 1])
@@ -240,26 +237,9 @@ def _joined(parts: list[Any]) -> Array | Ragged:
     return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
-def _part(value: Array | Ragged, start: int, stop: int, lasting: bool) -> Array | Ragged:
-    """Return the samples `start` to `stop`, in native byte order, in arrays that nobody changes."""
-    if isinstance(value, Ragged):
-        rows = value.rows(start, stop)
-        return Ragged(_own(rows.values, lasting), rows.offsets)
-    return _own(value[start:stop], lasting)
-
-
-def _own(array: Array, lasting: bool) -> Array:
-    keep = lasting and array.nbytes >= _KEPT and 2 * array.nbytes > _held(array)
-    return np.array(
-        array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if keep else True
-    )
-
-
-def _held(array: Array) -> float:
-    """Return the bytes of memory that stay allocated as long as this array does."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    base: Any = array.base
-    if isinstance(base, memoryview) and isinstance(base.obj, mmap):
-        return 0  # a mapped file: the system can free its pages
-    return array.nbytes if base is None else np.inf  # memory of another library
+def _part(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:
+    """Return a copy of the samples `start` to `stop`, in native byte order."""
+    rows = value.rows(start, stop) if isinstance(value, Ragged) else value[start:stop]
+    array = rows.values if isinstance(rows, Ragged) else rows
+    own = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    return Ragged(own, rows.offsets) if isinstance(rows, Ragged) else own

@@ -40,7 +40,7 @@ is written last, so a folder with an `index.json` is a finished data set.
       "provenance": {                  for people and for data_prep, never part of the digest
         "command": "python -m data_prep …", "created": "2026-01-31T12:00:00+00:00",
         "versions": {"hpctrain": "0.1.0", …}, "options": {…},
-        "source": {"digest": "xxh3_128:…", …}
+        "source": {"name": "images", "files": 5000, …}
       }
     }
 

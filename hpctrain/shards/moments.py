@@ -21,8 +21,6 @@ from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
 BLOCK = 2**17  # values of a block: their float64 copy stays in the cache
-BYTES_BLOCK, ROW = 2**18, 256  # the same for 8-bit integers; 256 · 255² < 2**24 is exact in float32
-_ONES = np.ones(ROW, np.float32)
 _PIVOT = 64  # the pivot is the mean of every 64th value
 MOST_CLASSES = 1000  # of a field
 _MOST_COUNTS = 2**20  # classes of all fields together
@@ -58,12 +56,9 @@ class Moments:
         if values.dtype.kind == "f" or values.ndim != 1 or isinstance(samples, Ragged):
             self.classes = None
         flat = values.reshape(-1)
-        block = BYTES_BLOCK if flat.dtype.itemsize == 1 else BLOCK
-        wide = np.empty(
-            min(-(-flat.size // ROW) * ROW, block), np.float32 if block != BLOCK else float
-        )
-        for start in range(0, flat.size, block):
-            self._add(flat[start : start + block], wide)
+        wide = np.empty(min(flat.size, BLOCK))
+        for start in range(0, flat.size, BLOCK):
+            self._add(flat[start : start + BLOCK], wide)
 
     def _add(self, values: Array, wide: Array) -> None:
         if values.dtype == np.float16:
@@ -81,8 +76,8 @@ class Moments:
         self.high = high if self.high is None else max(self.high, high)
         if self.classes is not None:
             self._add_classes(_counts(values, low, high, self.most))
-        moments = _of_bytes if wide.dtype == np.float32 else _of_values
-        self._combine(values.size, *moments(values, wide))
+        moments = _of_bytes(values, low) if values.itemsize == 1 else _of_values(values, wide)
+        self._combine(values.size, *moments)
 
     def merge(self, other: Self) -> None:
         """Add the statistics of the samples that follow."""
@@ -165,17 +160,12 @@ def _of_values(values: Array, wide: Array) -> tuple[float, float]:
     return pivot + sum_ / values.size, max(square, 0.0) if square == square else square
 
 
-def _of_bytes(values: Array, wide: Array) -> tuple[float, float]:
-    """Do the same as `_of_values` for 8-bit integers; `wide` is float32."""
-    count = values.size
-    wide = wide[: -(-count // ROW) * ROW]
-    wide[count:] = 0
-    np.copyto(wide[:count], values)
-    rows = wide.reshape(-1, ROW)
-    # For such short rows BLAS uses no threads, which would spin when the cores are busy.
-    sum_ = int(np.vecdot(rows, _ONES).sum(dtype=np.float64))
-    squares = int(np.vecdot(rows, rows).sum(dtype=np.float64))
-    return sum_ / count, (squares * count - sum_ * sum_) / count
+def _of_bytes(values: Array, low: int) -> tuple[float, float]:
+    """Do the same as `_of_values` for 8-bit integers, of which `low` is the least."""
+    table = np.bincount(values.astype(np.int64) - low)
+    which = np.arange(low, low + len(table))
+    sum_, squares = int(table @ which), int(table @ which**2)
+    return sum_ / values.size, (squares * values.size - sum_ * sum_) / values.size
 
 
 def _counts(values: Array, low: int, high: int, most: int) -> dict[int, int] | None:

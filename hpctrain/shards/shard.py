@@ -5,7 +5,6 @@ offsets of the datasets. It makes a compressed file in memory. So ordinary write
 disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is computed meanwhile.
 """
 
-import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +23,10 @@ FORMAT = "hpctrain-shard"
 VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
 STEP = 2**20  # bytes that are written, and then digested while the cache has them
-_AHEAD = 2**24  # bytes, at least, that are written before the disk is told to begin
 _IMAGE_STEP = 2**24  # bytes by which a file in memory grows
 MANY = 1024  # more datasets than these are aligned only if they are as large as a page
 
 NONE = Compression()
-_libc = ctypes.CDLL(None)
 
 
 def shard_name(split: str, number: int) -> str:
@@ -74,7 +71,7 @@ class _Output:
     def __init__(self, descriptor: int, sync: bool) -> None:
         self._descriptor, self._sync = descriptor, sync
         self._digest = xxhash.xxh3_128()
-        self.size = self._begun = 0
+        self.size = 0
 
     def write(self, data: memoryview) -> None:
         """Write bytes."""
@@ -83,10 +80,6 @@ class _Output:
             while left:
                 left = left[os.write(self._descriptor, left) :]
             self._digest.update(step)
-            self._begun += len(step)
-            if self._sync and self._begun >= _AHEAD:
-                _begin_to_disk(self._descriptor, self.size + start + len(step) - self._begun)
-                self._begun = 0
         self.size += len(data)
 
     def keep(self, stop: int | None = None) -> None:
@@ -105,12 +98,6 @@ class _Output:
         if self._sync:
             os.fsync(self._descriptor)
         return self.size, f"xxh3_128:{self._digest.hexdigest()}"
-
-
-def _begin_to_disk(descriptor: int, start: int) -> None:
-    """Let the system begin to write the bytes from `start` on, if it can: fsync waits less."""
-    if hasattr(_libc, "sync_file_range"):
-        _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(0), 2)
 
 
 def _write_contiguous(

@@ -211,20 +211,6 @@ def cancel(ids: Iterable[str], *options: str) -> None:
         raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")
 
 
-def cancel_waiting(ids: Iterable[str]) -> None:
-    """Cancel the array tasks that wait; those that have begun meanwhile go on.
-
-    A refusal, or no answer of the controller, is a LaunchError, and nothing is cancelled.
-    """
-    ids = list(ids)
-    # `scancel --state=PENDING 12_1` cancels all waiting tasks of array 12, as they are one record
-    # (Slurm 22.05). An update gives these tasks records of their own. Our jobs have this value.
-    for job in jobs_of(ids):
-        if ask("scontrol", "update", f"JobId={job}", "Requeue=1") is None:
-            raise LaunchError(f"scontrol cannot update {job}: nothing was cancelled")
-    cancel(ids, "--state=PENDING")
-
-
 def jobs_of(ids: Iterable[str]) -> list[str]:
     """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
     arrays: dict[str, list[int]] = defaultdict(list)

@@ -301,4 +301,4 @@ class LoadedRun:
         code = [str(folder) for folder in kept.pythonpath] if kept else []
         sys.path += [folder for folder in code if folder not in sys.path]
         if RankInfo.from_env().is_main:
-            trained_code.warn(self.config, self._run)
+            trained_code.warn(self._run)

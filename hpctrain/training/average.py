@@ -17,7 +17,6 @@ from hpctrain.distributed.tensors import local
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 _HALF = (torch.bfloat16, torch.float16)
-_PART = 2**24  # elements of half precision that are converted at a time
 
 
 class Average:
@@ -41,11 +40,13 @@ class Average:
     def update(self) -> None:
         """Take in the parameters after a step."""
         if self._decay is not None:
-            for part in self._parts():
-                averages = [average for average, _ in part]
-                values = [own.to(average.dtype) for average, own in part]
+            pairs = list(zip(self._local, self._own(), strict=True))
+            if alike := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
+                averages, values = map(list, zip(*alike, strict=True))
                 torch._foreach_lerp_(averages, values, 1 - self._decay)
-                del values  # before the next ones are made
+            for average, own in pairs:
+                if average.dtype != own.dtype:  # one after the other: each takes a copy
+                    average.lerp_(own.to(average.dtype), 1 - self._decay)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -81,25 +82,6 @@ class Average:
 
     def _own(self) -> list[torch.Tensor]:
         return [_local(parameter) for parameter in self._model.parameters]
-
-    def _parts(self) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Yield averages and parameters, of which few elements at a time have another dtype."""
-        part: list[tuple[torch.Tensor, torch.Tensor]] = []
-        converted = 0
-        for average, own in zip(self._local, self._own(), strict=True):
-            size = own.numel() if own.dtype != average.dtype else 0
-            pieces = [(average, own)]
-            if size > _PART:  # to cut costs as much time as the average of a small parameter
-                count = -(-size // _PART)
-                pieces = [*zip(average.chunk(count), own.chunk(count), strict=True)]
-            for piece in pieces:
-                converted += size // len(pieces)
-                if part and converted > _PART:
-                    yield part
-                    part, converted = [], size // len(pieces)
-                part.append(piece)
-        if part:
-            yield part
 
 
 def _copied(parameter: torch.Tensor) -> torch.Tensor:

@@ -9,21 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.bench import step_times
-from hpctrain.bench.bench import main
+from hpctrain.bench.bench import _limit, main
+from hpctrain.bench.parts import Part, step_seconds
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.bench_figures import Figures, Part, quantile
 from tests.conftest import ROOT
-
-CURES = {"data": "more threads"}
 
 
 def part(rate: float, p50: float = 10.0) -> Part:
     return Part(rate, p50, p50)
-
-
-def figures(**parts: Part) -> Figures:
-    return Figures({"ranks": 2}, parts)
 
 
 def test_the_figures_of_steps() -> None:
@@ -35,28 +28,22 @@ def test_the_figures_of_steps() -> None:
     assert found.mb_per_s == pytest.approx(10.0)
     assert found.mfu_percent == pytest.approx(100 * 1e9 / 0.11 / 1e11)
     assert Part.of(seconds, 64, step_flops=1e9).mfu_percent is None  # the hardware is unknown
-    assert [quantile([3.0, 1.0, 2.0, 4.0], each) for each in (0.0, 0.5, 0.95)] == [1.0, 2.0, 4.0]
 
 
 def test_what_limits() -> None:
-    assert figures(data=part(100)).limit(CURES) == ""
-    assert "take: more threads." in figures(data=part(100), compute=part(200)).limit(
-        {"data": "more threads"}
+    fast, slow, compute = part(1000), part(100), part(200)
+    assert _limit({"data": slow}, "more threads") == ""
+    assert "times what the steps take: more threads." in _limit(
+        {"data": slow, "compute": compute}, "more threads"
     )
-    assert "Computing limits" in figures(data=part(1000), compute=part(200)).limit(
-        {"data": "more threads"}
-    )
-    sent = part(1000, 5.0)
-    assert "50% of a step" in figures(compute=part(200), communication=sent).limit(
-        {"data": "more threads"}
-    )
-    assert figures(compute=part(200)).limit(CURES) == "Computing limits."  # no loader was measured
+    for parts in ({"data": fast, "compute": compute}, {"compute": compute}):
+        assert _limit(parts, "more threads") == "Computing limits."
 
 
 def test_warm_up_is_not_measured() -> None:
     calls: list[int] = []
-    found = step_times.measured(lambda: calls.append(1), torch.device("cpu"), 3, 7)
-    assert (len(found), len(calls)) == (7, 10)
+    found = step_seconds(lambda: calls.append(1), torch.device("cpu"), 7)
+    assert (len(found), len(calls)) == (7, 12)
     assert min(found) >= 0
 
 
@@ -82,7 +69,6 @@ def test_a_benchmark(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--comm-only"], "one rank sends nothing"),
         (["--steps=2"], "at least 5"),
         (["--against=a.json"], "no option of bench"),
         (["--stesp=2"], "no option of bench"),
@@ -115,6 +101,6 @@ def test_two_ranks(digits: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert list(found["parts"]) == ["data", "compute", "communication", "whole"]
+    assert list(found["parts"]) == ["data", "compute", "whole"]
     assert found["setup"]["ranks"] == 2
     assert list((tmp_path / "runs").iterdir()) == []

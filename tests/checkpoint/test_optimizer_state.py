@@ -22,7 +22,6 @@ from tests.training.optimizers import (
     Lion,
     Nested,
     Prodigy,
-    RankNumber,
     RowWise,
     ScheduleFree,
 )
@@ -163,28 +162,3 @@ def test_what_nobody_asks_for_is_named(tmp_path: Path) -> None:
         saved(nn.Sequential(nn.Linear(2, 2)), torch.optim.AdamW).load_latest()
     with pytest.raises(ConfigError, match=r"state of torch\.optim\.adamw\.AdamW, and this run has"):
         saved(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.SGD).load_latest()
-
-
-def differing(folder: Path) -> str:
-    training = build(Cell("conv", 2))
-    optimizer = RankNumber(training.model.parameters, lr=0.1)
-    saved = checkpointer_of(training, folder)
-    saved._optimizer._optimizer = optimizer
-    optimizer.begin(optimizer.param_groups[0])
-    saved.save(1, {})
-    optimizer.spoilt = True  # type: ignore[attr-defined]
-    optimizer.begin(optimizer.param_groups[0])
-    try:
-        saved.save(2, {})
-    except ConfigError as error:
-        return f"{error} {sorted(path.name for path in folder.iterdir())}"
-    return ""
-
-
-def test_a_number_that_differs_between_ranks_is_named(tmp_path: Path) -> None:
-    for said in run_ranks(differing, 2, tmp_path):
-        assert (
-            "param_groups[...]['own'] of tests.training.optimizers.RankNumber is 0.0 on rank"
-            in said
-        )
-        assert said.endswith("['step-00000001']")

@@ -12,8 +12,6 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.saving import proof
 from hpctrain.checkpoint.saving.proof import prove
 from hpctrain.errors import StorageError
-from hpctrain.estimates.memory_fit import staged_bytes
-from hpctrain.units import GIB
 from tests.ranks import run_ranks
 from tests.steps import here, make
 
@@ -117,10 +115,3 @@ def test_what_a_node_has_left(tmp_path: Path) -> None:
     (group.parent / "memory.current").write_text("3000000\n")
     (group.parent / "memory.stat").write_text("inactive_file 500000\n")
     assert cgroup.memory_left(*files) == 1_500_000
-
-
-def test_plan_counts_the_copy_where_it_has_room() -> None:
-    assert staged_bytes(2e9, 0, 8, None) == 2e9
-    assert staged_bytes(1e9, 0, 8, None) == 0, "a rank writes its part at once"
-    assert staged_bytes(70 * GIB, 0, 8, None) == 0
-    assert staged_bytes(2e9, 3 * GIB, 8, 5) == 0, "half of what is free is too little"

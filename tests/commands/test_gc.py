@@ -1,11 +1,9 @@
 """What `hpctrain gc` lists and deletes, and what `hpctrain status --checkpoints` lists."""
 
-import argparse
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,10 +26,8 @@ from tests.made_runs import (
 from tests.search.made_search import make_search
 
 
-def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
-    given: dict[str, Any] = {"code": False, "functions": False}
-    options = argparse.Namespace(**({"dir": folder} | given | flags))
-    return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(options)}
+def found(folder: Path) -> set[tuple[str, str]]:
+    return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(folder)}
 
 
 def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
@@ -79,23 +75,20 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         ("code", "code/unused"),
     }
     assert found(folder) == safe
-    asked = {("code", f"code/{letter * 16}") for letter in "ac"}
-    assert found(folder, code=True) == safe | asked
 
     before = sorted(folder.rglob("*"))
     shown = run_module("hpctrain", "gc", cwd=tmp_path).stdout
     assert "nothing was deleted: add --delete" in shown
     assert sorted(folder.rglob("*")) == before
-    shown = run_module("hpctrain", "gc", "--delete", "--code", cwd=tmp_path).stdout
-    assert "deleted: 9, " in shown
+    shown = run_module("hpctrain", "gc", "--delete", cwd=tmp_path).stdout
+    assert "deleted: 7, " in shown
     assert found(folder) == set()
     assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
         "step-00000030",
         "step-00000040",
     ]
     assert sorted(path.name for path in (folder / "code").iterdir()) == [
-        "b" * 16,
-        "d" * 16,
+        *("a" * 16, "b" * 16, "c" * 16, "d" * 16),
         "link",
         "new",
     ]
@@ -118,25 +111,6 @@ def test_old_checkpoints_of_pruned_trials(tmp_path: Path, no_slurm: None, *, ove
     assert found(tmp_path) == old, "a trial that is paused may be promoted"
     (tmp_path / "sweeps" / "digits.optuna").unlink()
     assert found(tmp_path) == set(), "what has become of the trial is not known"
-
-
-def test_jobs_of_functions_that_are_over(tmp_path: Path, no_slurm: None) -> None:
-    folder = tmp_path / "functions"
-    ours = "hpctrain.doctor.measures.node_job"
-    for name, module in (
-        *(("check", ours), ("new", ours), ("waits", ours)),
-        *(("own", "my_code"), ("lost", "my_code")),
-    ):
-        (folder / name / "results").mkdir(parents=True)
-        (folder / name / "call.json").write_text(json.dumps({"module": module}))
-        if name not in ("waits", "lost"):
-            old(folder / name / "results" / "0.json")
-    (folder / "new" / "results" / "1.json").touch()  # another rank has just ended
-    for name in ("check", "new", "own", "lost"):
-        os.utime(folder / name, (0, 0))
-    assert found(tmp_path) == {("check", "functions/check")}
-    own = {("function", "functions/own"), ("function", "functions/lost")}
-    assert found(tmp_path, functions=True) == {("check", "functions/check")} | own
 
 
 def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:

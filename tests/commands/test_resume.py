@@ -16,7 +16,6 @@ from hpctrain.commands import resume as resume_command
 from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts
 from tests import cluster, forkserver
 from tests.cluster import Paced
 from tests.conftest import NET, Completed, run_json, run_module, runs
@@ -81,14 +80,12 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
     (run / "checkpoints").rename(tmp_path / "gone")
     assert "train.from_scratch=true" in resume(run.name, code=6).stderr
     (tmp_path / "gone").rename(run / "checkpoints")
-    # It was trained on this machine, so it goes on here, although there is a Slurm.
-    facts = Facts.read(run)
-    goes_on_here = [resume_command._is_local(facts, asked) for asked in ([], ["submitit_slurm"])]
-    assert goes_on_here == [True, False]
+    # It goes on here on demand, although there is a Slurm.
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
+    here = "hydra/launcher=submitit_local"
     no_sbatch["PATH"] = f"{tmp_path}:{no_sbatch['PATH']}"
-    told = resume("train.log_every=5", "launch.tasks_per_node=2", "--json").stdout
+    told = resume("train.log_every=5", "launch.tasks_per_node=2", here, "--json").stdout
     assert not (tmp_path / "asked").exists()
     assert [entry["state"] for entry in json.loads(told)] == ["finished"]
     after = run_json(run)

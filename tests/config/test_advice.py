@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.advice import _CURES, _overrides, changed, cures
+from hpctrain.config.advice import changed, cures, table
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
 from hpctrain.hardware import Hardware, load
@@ -69,6 +68,8 @@ def prefixes(name: str) -> list[str]:
 def test_each_key_that_a_text_names_exists_and_takes_the_value() -> None:
     files = [*(ROOT / "hpctrain").rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]
     found = [(file, text) for file in files for text in texts(file)]
+    for file in (ROOT / "hpctrain/config").rglob("*.yaml"):
+        found += [(file, text) for text in re.findall(r'"([^"]*)"', file.read_text())]
     for page in (ROOT / "docs").glob("*.md"):
         spans = re.findall(r"`([^`\n]+)`", page.read_text())
         found += [(page, span) for span in spans if not span.startswith(("hpctrain.", "data."))]
@@ -107,7 +108,7 @@ def estimator(base: dict[str, Config]) -> Estimator:
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:
-    """Return what plan says of a config, by the names of `_Cure.lowers`."""
+    """Return what plan says of a config, by the names of `Cure.lowers`."""
     found = estimator.of(Layout(config, int(config.launch.nodes), ()), hardware)
     assert found.time is not None
     batch = config.train.global_batch_size
@@ -124,13 +125,13 @@ def test_plan_agrees_that_each_cure_lowers_what_it_should(
     for name, config in base.items():
         ranks = config.asked_world_sizes.start
         before = figures(estimator, config, hardware)
-        for cure in {cure for kind in _CURES.values() for cure in kind}:
-            overrides = _overrides(cure, config, Degrees.of(config.parallel, ranks), ranks, 2)
+        for cure in {cure for kind in table().values() for cure in kind}:
+            overrides = cure.allowed(config, ranks)
             if overrides and cure.lowers:
                 after = figures(estimator, changed(config, overrides), hardware)
                 assert after[cure.lowers] < before[cure.lowers], (name, overrides, cure.lowers)
             judged |= {cure} if overrides else set()
-    assert judged == {cure for kind in _CURES.values() for cure in kind}
+    assert judged == {cure for kind in table().values() for cure in kind}
 
 
 def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
@@ -138,7 +139,7 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
     assert text.startswith("`data.workers=")
     assert "`data.threads" not in text
     # Beside train.accumulate there is no train.micro_batch_size, and a global batch is divided.
-    assert "micro_batch_size" not in cures("memory", base["zero1"], 8)
-    assert "micro_batch_size=" in cures("memory", base["ddp"], 8)
+    assert "micro_batch_size" not in cures("room", base["zero1"], 8)
+    assert "micro_batch_size=" in cures("room", base["ddp"], 8)
     assert cures("communication", base["one"], 1) == ""
-    assert cures("memory", base["ddp"], 7) == ""
+    assert cures("states", base["ddp"], 7) == ""

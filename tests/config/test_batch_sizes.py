@@ -40,7 +40,8 @@ def stage(size: int, **length: int) -> dict[str, int]:
         ),
         (
             {"train.micro_batch_size": "auto"},
-            "train.micro_batch_size=auto with train.batch_size_ramp: give a number",
+            "train.micro_batch_size=auto with train.batch_size_ramp=[{'global_batch_size': 8, "
+            "'steps': 2}, {'global_batch_size': 20, 'steps': 2}]: give a number",
         ),
     ],
 )

@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.rules.combinations import (
-    division_problems,
-    own_model_problems,
-    parallel_problems,
-)
+from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 
@@ -30,7 +26,6 @@ def problems(ranks: int, model: dict[str, Any] | None = None, **given: Any) -> l
     return [
         *parallel_problems(config, degrees),
         *division_problems(config, degrees),
-        *own_model_problems(config, degrees),
     ]
 
 
@@ -86,7 +81,7 @@ def test_degrees_fill_what_is_left() -> None:
             2,
             None,
             {"parallel__tp": 2, "parallel__device": "cpu", "train__compile": "blocks"},
-            "train.compile=blocks with tp 2 on CPUs: torch fails; use off",
+            "train.compile=blocks with parallel.device=cpu and parallel.tp=2: torch fails; use off",
         ),
         (
             8,
@@ -100,33 +95,43 @@ def test_degrees_fill_what_is_left() -> None:
             PIPELINE | {"parallel__pipeline__blocks": [1, 2]},
             "blocks=[1, 2] has 3 blocks, but model.layers=4 gives 4 blocks, such as [2, 2]",
         ),
-        (2, {"heads": 4, "tied": True}, PIPELINE, "parallel.pp=2 with model.tied=true: the first"),
-        (2, None, {"parallel__ep": 2}, "ep=2: the model has no experts; model.experts=8 gives it"),
+        (2, {"heads": 4, "tied": True}, PIPELINE, "Transformer and model.tied=true: the first"),
+        (2, None, {"parallel__ep": 2}, "null: it has no experts; model.experts=8 gives it"),
         (
             2,
             {"heads": 4, "experts": 8},
             {"parallel__plan": {"head": "colwise"}},
-            "parallel.plan={'head': 'colwise'}: a model with experts divides itself",
+            "model.experts=8: a model with experts divides itself",
         ),
-        (2, OTHER, {"parallel__ep": 2}, "parallel.ep=2: hpctrain.models.MLP has no experts; use 1"),
+        (
+            2,
+            OTHER,
+            {"parallel__ep": 2},
+            "=hpctrain.models.MLP: it has no experts; use 1",
+        ),
         (
             2,
             OTHER,
             {"parallel__tp": 2},
-            "parallel.tp=2: hpctrain.models.MLP has no plan for tensor",
+            "MLP and parallel.plan={}: it has no plan for tensor",
         ),
         (
             2,
             OTHER,
             PIPELINE,
-            "parallel.pp=2: hpctrain.models.MLP has no plan for pipeline parallel",
+            "parallel.pp=2 with model._target_=hpctrain.models.MLP: it has no plan for pipeline",
         ),
-        (2, None, {"parallel__tp": 2, "precision__compute": "fp8"}, "fp8 with tp 2: use bf16"),
+        (
+            2,
+            None,
+            {"parallel__tp": 2, "precision__compute": "fp8"},
+            "fp8 with parallel.tp=2: use bf16",
+        ),
         (
             4,
             None,
             {"parallel__tp": 2, "train__compression__kind": "topk"},
-            "dp_replicate 2 x dp_shard 1 x cp 1 x tp 2 x pp 1 = 4: it needs whole replicas (DDP)",
+            "train.compression.kind=topk with parallel.tp=2: it needs whole replicas (DDP)",
         ),
     ],
 )

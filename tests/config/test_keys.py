@@ -99,9 +99,9 @@ def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("data.stagedir", "did you mean data.stage_dir?"),
         ("trian", "did you mean train?"),
-        ("xyz", "xyz: no such key or section, and no key has this word in its meaning; the top "),
+        ("xyz", "xyz: there is none of this name, and none has this word in its meaning; at the"),
         ("fast_dev_run", "did you mean debug=fast?"),
-        ("warmup xyz", "warmup xyz: no such key or section, and no key has these words in its"),
+        ("warmup xyz", "warmup xyz: there is none of this name, and none has these words in its"),
     ],
 )
 def test_an_unknown_name(name: str, hint: str) -> None:

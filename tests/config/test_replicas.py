@@ -32,12 +32,12 @@ def test_good(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (TOPK | LOCAL, "train.compression.kind=topk and train.local_sgd.every=8: give one of them"),
+        (TOPK | LOCAL, "kind=topk with train.local_sgd.every=8: replicas send no gradients"),
         (
             TOPK | {"parallel.dp_shard": 2},
-            "train.compression.kind=topk with dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 x pp 1 = 4",
+            "train.compression.kind=topk with parallel.dp_shard=2: it needs whole replicas (DDP)",
         ),
-        (LOCAL | {"parallel.dp_shard": 4}, "train.local_sgd.every=8 with dp_replicate 1 x dp_"),
+        (LOCAL | {"parallel.dp_shard": 4}, "train.local_sgd.every=8 with parallel.dp_shard=4: "),
         (TOPK | {"parallel.fsdp.offload": True}, "kind=topk with parallel.fsdp.offload=true"),
         (LOCAL | {"parallel.sync": "every"}, "train.local_sgd.every=8 with parallel.sync=every"),
         (TOPK | {"precision.reduce": "bf16"}, "kind=topk with precision.reduce=bf16: use null"),

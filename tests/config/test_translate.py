@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 import yaml
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.translate.foreign import load, translate
-from hpctrain.config.translate.translation import Translation, read
+from hpctrain.config.translate.translation import Translation
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from tests.conftest import make_composer, run_module
@@ -38,7 +36,7 @@ def with_folder(folder: Path) -> Composer:
 
 @pytest.fixture
 def composed(folder: Path, with_folder: Composer) -> Composed:
-    """Compose a translation in both of its forms, which must give the same valid config."""
+    """Compose a translation, which must give a valid config."""
 
     def call(
         made: Translation, *more: str, ranks: int | None = None, base: str = "digits"
@@ -46,12 +44,9 @@ def composed(folder: Path, with_folder: Composer) -> Composed:
         name = f"translated{len(os.listdir(folder / 'experiment'))}"
         (folder / "experiment" / f"{name}.yaml").write_text(made.yaml("Translated"))
         where = ["data.path=/data", "output_dir=/runs"]
-        line = shlex.split(shlex.join(made.overrides()))
-        first = with_folder.typed([f"experiment={base}", *where, *line, *more])
-        second = with_folder.typed([f"experiment=[{base},{name}]", *where, *more])
-        assert plain(first) == plain(second)
-        validate(first, ranks)
-        return first
+        config = with_folder.typed([f"experiment=[{base},{name}]", *where, *more])
+        validate(config, ranks)
+        return config
 
     return call
 
@@ -167,26 +162,26 @@ use_cpu: false
 """
 
 
-def made_of(content: dict[str, Any] | str, folder: Path, ranks: int | None = None) -> Translation:
+def made_of(content: dict[str, Any] | str, folder: Path) -> Translation:
     """Translate a config of DeepSpeed, or the text of one of Accelerate."""
     is_text = isinstance(content, str)
     file = folder / ("accelerate.yaml" if is_text else "ds.json")
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    return translate(load(file), file, ranks)
+    return translate(load(file), file)
 
 
 def test_zero_2_with_offload_and_a_decay(composed: Composed, tmp_path: Path) -> None:
-    made = made_of(ZERO_2, tmp_path, ranks=4)
-    config = composed(made, ranks=4)
+    made = made_of(ZERO_2, tmp_path)
+    config = composed(made, "train.global_batch_size=32", ranks=4)
     parallel, train = config.parallel, config.train
     assert (parallel.dp_shard, parallel.zero, parallel.fsdp.offload) == (-1, 2, True)
     assert (config.precision.compute, config.precision.reduce) == ("bf16", "fp32")
-    assert (train.global_batch_size, train.accumulate, train.max_steps) == (32, 2, 1000)
+    assert (train.accumulate, train.max_steps) == (2, 1000)
     assert train.activation_checkpointing == "full"
     assert (config.scheduler.kind, config.scheduler.warmup_steps) == ("linear", 100)
     assert config.optimizer.lr == 2e-5
     assert "no counterpart" in made.left["scheduler.params.warmup_min_lr=1e-06"]
-    assert "host's memory" in made.left["zero_optimization.offload_optimizer.device=cpu"]
+    assert "x the number of ranks" in made.left["train_micro_batch_size_per_gpu=4"]
 
 
 def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
@@ -204,31 +199,22 @@ def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
     [
         ({"zero_optimization": {"stage": 3}}, {"parallel": "zero3", "precision": "fp32"}),
         ({"zero_optimization": {"stage": 0}}, {"parallel": "ddp", "train.clip_norm": None}),
-        (
-            {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
-            {"parallel.fsdp.reshard_after_forward": 4},
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "mics_shard_size": 4}},
-            {"parallel.dp_shard": 4, "parallel.dp_replicate": -1},
-        ),
         # DeepSpeed's Adam is AdamW unless adam_w_mode is false.
         (
             {"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.8, 0.999]}}},
             {
                 "optimizer._target_": "torch.optim.AdamW",
                 "optimizer.weight_decay": 0.0,
-                "optimizer.options": {"betas": [0.8, 0.999]},
+                "optimizer.options.betas": [0.8, 0.999],
             },
         ),
         (
             {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.002}}}
-            | {"steps_per_print": 2000, "fp16": {"enabled": True}},
+            | {"fp16": {"enabled": True}},
             {
                 "scheduler": "constant",
                 "scheduler.warmup_steps": 1000,
                 "optimizer.lr": 0.002,
-                "train.log_every": 2000,
                 "precision.compute": "fp16",
             },
         ),
@@ -241,7 +227,7 @@ def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
         ),
         (
             {"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}},
-            {"optimizer._target_": "torch.optim.SGD", "optimizer.options": {"momentum": 0.9}},
+            {"optimizer._target_": "torch.optim.SGD", "optimizer.options.momentum": 0.9},
         ),
         (
             {
@@ -288,11 +274,11 @@ def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
             (
                 "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, "
                 f"fsdp_reshard_after_forward: {reshard}, fsdp_offload_params: {offload}}}",
-                {"parallel": choice},
+                {"parallel": choice, "parallel.fsdp.offload": offload == "true" or None},
             )
             for reshard, offload, choice in (
                 *(("true", "false", "zero3"), ("false", "false", "zero2")),
-                ("true", "true", "offload"),
+                ("true", "true", "zero3"),
             )
         ),
         (
@@ -315,7 +301,7 @@ def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
             "distributed_type: FSDP\nnum_processes: 8\n"
             "parallelism_config: {parallelism_config_dp_replicate_size: 2, "
             "parallelism_config_dp_shard_size: 4, parallelism_config_tp_size: 1}",
-            {"parallel.dp_replicate": 2, "parallel.dp_shard": 4, "parallel.tp": None},
+            {"parallel.dp_replicate": 2, "parallel.dp_shard": 4, "parallel.tp": 1},
         ),
         (
             "distributed_type: FSDP\nnum_processes: 8\nparallelism_config: "
@@ -325,7 +311,7 @@ def test_what_the_trainer_fills_in(composed: Composed, tmp_path: Path) -> None:
         # Accelerate starts one process then.
         (
             "distributed_type: 'NO'\nnum_processes: 8\nnum_machines: 2",
-            {"parallel": "single", "launch.tasks_per_node": 1, "launch.nodes": None},
+            {"parallel": "single", "launch.tasks_per_node": None, "launch.nodes": None},
         ),
     ],
 )
@@ -343,26 +329,24 @@ def test_single_keys(
     composed(made, *more, ranks=ranks, base="stdlib_lm" if divided else "digits")
 
 
-def test_a_config_of_deepspeed_that_one_of_accelerate_names(
-    composed: Composed, tmp_path: Path
-) -> None:
-    automatic = ZERO_2 | {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    made_of(automatic, tmp_path)
-    text = (
-        "mixed_precision: fp16\ndistributed_type: DEEPSPEED\nnum_processes: 4\n"
-        "deepspeed_config: {deepspeed_config_file: ds.json}"
-    )
-    config = composed(made_of(text, tmp_path))
-    assert (config.parallel.zero, config.train.global_batch_size) == (2, 32)
-    assert config.precision.compute == "fp16"
-
-
 @pytest.mark.parametrize(
     ("content", "name", "reason"),
     [
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type=OneBitAdam", "_target_ names"),
-        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type=OneCycle", "scheduler.kind"),
-        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.params.warmup_type=log", "linearly"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type=OneBitAdam", "known are adam, "),
+        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type=OneCycle", "known are none, "),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.params.warmup_type=log", "are linear"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage=4", "known are 0, 1, 2, 3"),
+        ("distributed_type: XLA", "distributed_type=XLA", "known are no, multi_gpu, "),
+        (
+            "distributed_type: FSDP\nnum_machines: 3\nnum_processes: 4",
+            "num_processes=4",
+            "multiple of num_machines",
+        ),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}",
+            "deepspeed_config.deepspeed_config_file=ds.json",
+            "translate this file, too",
+        ),
         (
             {"gradient_cliping": 1.0, "zero_optimization": {"stage": 2}},
             "gradient_cliping=1.0",
@@ -377,12 +361,12 @@ def test_a_config_of_deepspeed_that_one_of_accelerate_names(
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
             "zero_optimization.offload_param.device=nvme",
-            "host's memory",
+            "known are none, cpu",
         ),
         (
             {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
             "train_micro_batch_size_per_gpu=4",
-            "is 4 x gradient_accumulation_steps 2 x the number of ranks: give --ranks N",
+            "is this x gradient_accumulation_steps x the number of ranks",
         ),
         (
             {
@@ -391,7 +375,7 @@ def test_a_config_of_deepspeed_that_one_of_accelerate_names(
                 "gradient_accumulation_steps": 2,
             },
             "train_micro_batch_size_per_gpu=4",
-            "when there are 4 ranks",
+            "is this x gradient_accumulation_steps x the number of ranks",
         ),
         ("distributed_type: 'NO'\nnum_processes: 8", "num_processes=8", "is one process"),
         ("distributed_type: FSDP\nnew_key: 1", "new_key=1", "no counterpart"),
@@ -412,26 +396,7 @@ def test_what_has_no_counterpart_is_named(
     [
         ({"zero_optimisation": {"stage": 1}}, "did you mean zero_optimization.stage?"),
         ({"xyz": 1}, "ds.json: xyz: no counterpart"),
-        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage=4: allowed are 0, 1, 2, 3"),
-        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both enabled"),
-        ({"train_batch_size": "8"}, "train_batch_size=8: it must be a number"),
-        ({"optimizer": {"type": 1.5}}, "optimizer.type=1.5: it must be a text"),
-        (
-            {"zero_optimization": {"offload_param": {"device": "disk"}}},
-            "device=disk: allowed are none, cpu, nvme",
-        ),
-        (
-            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 3}
-            | {"gradient_accumulation_steps": 2},
-            "train_batch_size 32 is not train_micro_batch_size_per_gpu 3 x",
-        ),
-        ("distributed_type: XLA", "distributed_type=XLA: allowed are no, multi_gpu, "),
-        (
-            "distributed_type: 'NO'\ncompute_environment: AMAZON_SAGEMAKER",
-            "allowed are local_machine",
-        ),
         ("num_process: 4", "accelerate.yaml: num_process: no counterpart"),
-        ("distributed_type: FSDP\nnum_machines: 3\nnum_processes: 4", "cannot be divided evenly"),
         ("- 1", "it has no keys"),
     ],
 )
@@ -445,13 +410,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     text = json.dumps(ZERO_2)
     file.write_text(text.replace("{", "{\n  // of DeepSpeed\n  # hjson\n", 1))
-    shown = run_module("hpctrain.config.translate", str(file), "--ranks", "4").stdout
+    shown = run_module("hpctrain.config.translate", str(file)).stdout
     assert shown.startswith("# @package _global_\n# Translated from ds.json\n")
     assert "#   zero_optimization.round_robin_gradients=true: no counterpart" in shown
-    assert yaml.safe_load(shown)["train"]["global_batch_size"] == 32
-    line = run_module("hpctrain.config.translate", str(file), "--overrides")
-    assert "parallel=zero2" in shlex.split(line.stdout)
-    assert "without a counterpart: zero_optimization.round_robin_gradients=true" in line.stderr
+    assert yaml.safe_load(shown)["train"]["accumulate"] == 2
     file.write_text(PLAIN)
     assert "not JSON" in run_module("hpctrain.config.translate", str(file), code=2).stderr
 
@@ -459,10 +421,10 @@ def test_the_command_line(tmp_path: Path) -> None:
 def test_a_file_to_translate_is_a_regular_one_of_at_most_a_mebibyte(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match="not a regular file"):
-        read(tmp_path / "fifo")
+        load(tmp_path / "fifo")
     (tmp_path / "long").write_text(" " * (2**20 + 1))
     with pytest.raises(ConfigError, match="longer than"):
-        read(tmp_path / "long")
+        load(tmp_path / "long")
     (tmp_path / "link").symlink_to("mine")  # the user has named it
     (tmp_path / "mine").write_text("{}")
-    assert read(tmp_path / "link") == "{}"
+    assert load(tmp_path / "link") == {}

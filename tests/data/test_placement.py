@@ -48,7 +48,6 @@ def test_in_place(source, shards):
         assert isinstance(place, Folder)
         place.plan(shards)
         assert place.path(shards[1]) == source / shards[1].path
-        place.release(shards[1])
         place.close()
 
 
@@ -98,11 +97,6 @@ def test_auto_falls_back_to_the_network(source, shards, tmp_path, monkeypatch, c
     assert record.message.endswith(f"Shards are read from {source}")
 
 
-def test_an_unknown_mode(source, shards):
-    with pytest.raises(ConfigError, match=r"data.stage=yes: it is one of none, node, auto"):
-        open_place(source, "yes", shards)
-
-
 # URLs
 
 
@@ -128,6 +122,16 @@ def test_a_url_cannot_be_read_in_place(memory, shards, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="no folder of this node"):
         open_place(memory, "auto", shards, folder=tmp_path / "file")
+
+
+def test_a_url_needs_room_for_all_shards(memory, source, shards, tmp_path, monkeypatch):
+    most = 2 * sum(shard.bytes for shard in shards)  # half of what is free may be used
+    monkeypatch.setattr("hpctrain.data.places.depot.free_bytes", lambda folder: most - 2)
+    with pytest.raises(StorageError, match="of staged shards, and they have"):
+        open_place(memory, "auto", shards, folder=tmp_path)
+    open_place(source, "node", shards, folder=tmp_path).close()
+    monkeypatch.setattr("hpctrain.data.places.depot.free_bytes", lambda folder: most)
+    open_place(memory, "auto", shards, folder=tmp_path).close()
 
 
 def test_no_data_set_at_a_url(memory):

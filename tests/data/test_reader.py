@@ -392,7 +392,7 @@ def test_more_shards_than_can_be_open(many, monkeypatch):
         for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
             assert (rows["x"] == wanted).all()
             assert (rows["y"] == wanted).all()
-    assert len(reader.opened.datasets.layouts) <= 24
+    assert len(reader.opened._datasets.layouts) <= 24
 
 
 def adopted(folder, fields, write, userblock=0):

@@ -142,7 +142,6 @@ def test_a_reader_of_copies_reads_the_same(source, shards, base, budget):
     steps=st.lists(
         st.one_of(
             st.tuples(st.just("path"), st.integers(0, 7)),
-            st.tuples(st.just("release"), st.integers(0, 7)),
             st.tuples(st.just("plan"), st.permutations(range(8)).map(lambda p: p[:4])),
             st.tuples(st.just("again"), st.none()),
         ),
@@ -160,9 +159,6 @@ def test_any_calls_give_right_bytes_within_the_budget(source, budget, steps):
                 path = stage.path(shards[argument])
                 assert right(path, shards[argument])
                 in_use[argument] = path
-            elif what == "release":
-                stage.release(shards[argument])
-                in_use.pop(argument, None)
             elif what == "plan":
                 stage.plan([shards[number] for number in argument])
             else:

@@ -1,7 +1,6 @@
 """Tests that verification finds and names shards that differ from the index in any way."""
 
 import os
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.places import verification as module
-from hpctrain.data.places.placement import Folder
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.places.verification import Verified, verified, verify
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.data.places.verification import check_digest, verify
+from hpctrain.data.sources import watch
+from hpctrain.data.sources.reader import Reader
+from hpctrain.errors import DataError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 
@@ -47,12 +46,7 @@ def edit(path, position=5000):
 
 def test_unchanged_shards_pass(source, shards):
     verify(source, shards)
-    for mode in module.MODES:
-        place = verified(Folder(source), mode, source, shards)
-        assert place.path(shards[0]) == source / shards[0].path
-        place.plan(shards)
-        place.release(shards[0])
-        place.close()
+    assert Reader(source, "train", first_use=True).read(np.arange(8000))["x"][-1] == 7999
 
 
 def test_every_wrong_shard_is_named(source, shards):
@@ -63,18 +57,16 @@ def test_every_wrong_shard_is_named(source, shards):
         verify(source, shards)
     message = str(error.value)
     assert message.startswith("4 of 4 shards are wrong: ")
-    for shard, other in [(shards[0], shards[1]), (shards[1], shards[0])]:
-        assert f"{shard.path} holds what index.json lists as {other.path}" in message
-    assert f"{source}/{shards[2].path} is changed: its digest is xxh3_128:" in message
+    for shard in shards[:3]:
+        assert f"{source}/{shard.path} is changed: its digest is xxh3_128:" in message
     assert f"{source}/{shards[3].path} is truncated: it has 100 bytes" in message
 
 
 def test_the_ranks_share_the_work(source, shards):
     edit(source / shards[1].path)
-    place = Folder(source)
-    assert verified(place, "full", source, shards, rank=0, ranks=2) is place
+    verify(source, shards, 0, 2)
     with pytest.raises(DataError, match="1 of 2 shards are wrong"):
-        verified(place, "full", source, shards, rank=1, ranks=2)
+        verify(source, shards, 1, 2)
 
 
 @settings(
@@ -89,41 +81,39 @@ def test_one_bit_anywhere_is_found(source, shards, data):
         with pytest.raises(DataError, match=f"1 of 4 shards are wrong: shard .*{shard.path}"):
             verify(source, shards)
         with pytest.raises(DataError, match=f"{shard.path} is changed"):
-            Verified(Folder(source)).path(shard)
+            first_use(source, shards.index(shard))
     finally:
         edit(source / shard.path, position)
 
 
-def test_first_use_reads_a_shard_once(source, shards):
-    place = verified(Folder(source), "first_use", source, shards)
+def first_use(source, number, **options):
+    """Read a sample of a shard, which has not been opened before."""
+    return Reader(source, "train", first_use=True, **options).read(np.array([2000 * number]))
+
+
+def test_first_use_reads_a_shard_once(source, shards, monkeypatch):
+    checked = []
+
+    def check(path, shard):
+        checked.append(path)
+        check_digest(path, shard)
+
+    monkeypatch.setattr(watch, "check_digest", check)
+    reader = Reader(source, "train", first_use=True)
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(place.path, list(shards[:3]) * 10))
-    assert paths == [source / shard.path for shard in shards[:3]] * 10
-    for shard in shards:
-        edit(source / shard.path)
-    # The first shard was verified before and is not read again, even in a fork or a pickled copy.
-    place.path(shards[0])
-    child = os.fork()
-    if child == 0:
-        os._exit(place.path(shards[0]) != paths[0])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    pickle.loads(pickle.dumps(place)).path(shards[0])
+        list(pool.map(reader.read, [np.arange(6000)] * 10))
+    assert sorted(checked) == [source / shard.path for shard in shards[:3]]
+    edit(source / shards[3].path)
     for _ in range(2):  # the second call fails too
         with pytest.raises(DataError, match=f"{shards[3].path} is changed"):
-            place.path(shards[3])
+            reader.read(np.array([7999]))
 
 
 def test_first_use_of_a_staged_copy_that_was_edited(source, shards, tmp_path):
     stage = Stage(source, tmp_path)
     path = stage.path(shards[0])
     edit(path)
-    place = Verified(stage)
     with pytest.raises(DataError) as error:
-        place.path(shards[0])
+        first_use(source, 0, place=stage)
     assert str(error.value).startswith(f"{shards[0].path}: shard {path} is changed")
-    place.close()
-
-
-def test_an_unknown_mode(source, shards):
-    with pytest.raises(ConfigError, match=r"data.verify=on: it is one of off, first_use, full"):
-        verified(Folder(source), "on", source, shards)
+    stage.close()

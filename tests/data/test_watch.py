@@ -169,11 +169,11 @@ def test_values_of_a_moment_are_read_again(folder):
     path, row = shards(folder)[0], (np.zeros(1, np.int64),) * 2
     right, found = path.read_bytes(), []
 
-    def action():
+    def action(datasets):
         if not found:
             edit(path)
         out = np.empty((1, 2, 2), np.int64)
-        reader.opened.datasets.spans("image", *row, 1, out)
+        datasets.spans("image", *row, 1, out)
         path.write_bytes(right) if not found else None
         found.append(int(out[0, 0, 0]))
         return found[-1]

@@ -139,29 +139,6 @@ def read_parquet() -> dict[str, Samples]:
     return of_table(parquet.read_table("x.parquet", page_checksum_verification=True))
 
 
-def arrow(kind: str) -> Callable[[], None]:
-    def make() -> None:
-        import pyarrow as pa
-
-        with getattr(pa.ipc, f"new_{kind}")("x.arrow", table().schema) as file:
-            file.write_table(table(), max_chunksize=16)
-
-    return make
-
-
-def read_arrow() -> dict[str, Samples]:
-    import pyarrow as pa
-
-    try:
-        with pa.ipc.open_file("x.arrow") as file:
-            found = file.read_all()
-    except pa.ArrowInvalid:
-        with pa.ipc.open_stream("x.arrow") as file:
-            found = file.read_all()
-    found.validate(full=True)
-    return of_table(found)
-
-
 def make_saved() -> None:
     import datasets
 
@@ -296,8 +273,6 @@ CASES = {
     "netcdf4": Case(make_netcdf, "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
     "csv": Case(make_csv, "x.csv", ("table", "x.csv"), read_csv),
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
-    "arrow": Case(arrow("file"), "x.arrow", ("table", "x.arrow"), read_arrow),
-    "arrow stream": Case(arrow("stream"), "x.arrow", ("table", "x.arrow"), read_arrow),
     "huggingface": Case(
         make_saved, "saved/data-00000-of-00001.arrow", ("huggingface", "saved"), read_saved
     ),

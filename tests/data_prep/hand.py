@@ -58,7 +58,7 @@ class Hand(Source):
                     keys=None if used[0].key is None else [row.key or b"" for row in used],
                     column=[row.split for row in used],
                     file=file,
-                    records=numbers,
+                    records=numbers.__getitem__,
                 )
 
     def misbehave(self) -> None:

@@ -179,8 +179,8 @@ def test_the_result_does_not_depend_on_the_workers(tmp_path, data_prep):
 
 
 ODD = {
-    "text": (["abc"] * 5, "holds strings; text is UTF-8 bytes"),
-    "bytes": (np.array([b"abc"] * 5), "holds strings; text is UTF-8 bytes"),
+    "text": (["abc"] * 5, "holds what no field has: dtype "),
+    "bytes": (np.array([b"abc"] * 5), "holds what no field has: dtype "),
     "complex": (np.zeros(5, complex), "dtype complex128 is not supported; allowed"),
     "unsigned": (np.zeros(5, np.uint64), "dtype uint64 is not supported; allowed"),
     "record": (np.zeros(5, [("a", "i4"), ("b", "f4")]), "is not supported; allowed"),
@@ -188,7 +188,7 @@ ODD = {
     "null": (h5py.Empty("f4"), "is empty (a null dataspace)"),
     "short": (np.zeros(4), "every field has the same number of samples; good has 5, field has 4"),
     "none": (np.zeros((5, 0)), "shape [0] has no elements"),
-    "soft": (h5py.SoftLink("/nowhere"), "is a link to /nowhere, where nothing is"),
+    "soft": (h5py.SoftLink("/nowhere"), "soft is not there; in this file are"),
     "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into other.h5"),
     "broken": (h5py.ExternalLink("gone.h5", "/x"), "a link into gone.h5; the samples"),
 }
@@ -232,13 +232,14 @@ def test_files_that_cannot_be_read(tmp_path, data_prep):
     good = (folder / "run 0.h5").read_bytes()
     path = folder / "other.h5"
     for content, words in {
-        good[:3000]: "is truncated: its header lists more than its 3000 bytes",
-        b"": "is not an HDF5 file",
-        b"hello" * 1000: "is not an HDF5 file",
-        good[:8] + bytes(9000): "is damaged",
+        good[:3000]: "truncated file",
+        b"": "file signature not found",
+        b"hello" * 1000: "file signature not found",
+        good[:8] + bytes(9000): "bad byte number",
     }.items():
         path.write_bytes(content)
-        data_prep.refuses(3, f"{path} {words}", "index", folder, *FIELDS)
+        said = (f"{path} is not readable as HDF5: ", words)
+        data_prep.refuses(3, said, "index", folder, *FIELDS)
     path.unlink()
     os.mkfifo(path)
     assert f"{path} is not a file" in data_prep("index", folder, *FIELDS)[2]
@@ -271,7 +272,8 @@ def test_a_file_that_is_written_to(tmp_path, data_prep):
             timeout=60,
         )
     assert child.returncode == 3
-    assert "run 1.h5 is open for writing in another process" in child.stderr
+    assert "run 1.h5 is not readable as HDF5: " in child.stderr
+    assert "close it where it is written" in child.stderr
 
 
 def test_files_of_another_schema(tmp_path, data_prep):
@@ -281,7 +283,7 @@ def test_files_of_another_schema(tmp_path, data_prep):
         file["y"] = LABELS
     code, _, err = data_prep("index", folder, *FIELDS)
     assert code == 3
-    assert f"{folder}/z.h5: field 'image' is int16[5, 4], there uint8[5, 4]" in err
+    assert f"{folder}/z.h5: field 'image' is int16[5, 4], in run 0.h5 uint8[5, 4]" in err
 
 
 @pytest.mark.parametrize(
@@ -310,14 +312,14 @@ def test_links(tmp_path, data_prep):
     code, _, err = data_prep("index", outside, *FIELDS)
     assert code == 3
     assert f"{outside} is a link to {folder}/run 1.h5: an index lists the file itself" in err
-    code, _, err = data_prep("index", outside, *FIELDS, "--out", tmp_path / "elsewhere")
-    assert f"a link to {folder}/run 1.h5, lies outside of {tmp_path}/elsewhere" in err
+    _, _, err = data_prep("index", outside, *FIELDS, "--out", tmp_path / "elsewhere")
+    assert f"which is {folder}/run 1.h5, lies outside of {tmp_path}/elsewhere" in err
     assert data_prep("index", outside, folder / "link.h5", *FIELDS, "--out", tmp_path)[0] == 0
     paths = [shard.path for shard in Index.load(tmp_path).shards]
     assert paths == ["set/run 1.h5", "set/run 0.h5"]
     assert (Reader(tmp_path, "train").read(np.arange(20))["label"] == LABELS[30:50]).all()
     (folder / "dangling.h5").symlink_to("gone.h5")
-    words = f"is a link to {folder}/gone.h5, which does not exist"
+    words = "dangling.h5 does not exist, or is a link that leads nowhere"
     assert words in data_prep("index", folder / "dangling.h5", *FIELDS)[2]
 
 
@@ -336,15 +338,15 @@ def test_the_index_lies_above_the_files(tmp_path, data_prep):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--field", "x"], "--field 'x': it is NAME=DATASET or NAME=VALUES:OFFSETS"),
-        (["--field", "x=y:"], "--field 'x=y:': it is"),
+        (["--field", "x"], "--field 'x' is not NAME=DATASET or NAME=VALUES:OFFSETS"),
+        (["--field", "x=y:"], "--field x=y:: it is NAME=DATASET"),
         (["--field", "x=y", "--field", "x=z"], "'x' is there twice"),
         (["--field", "mask=y"], "a field cannot be named 'mask'"),
         (["--field", "x=y", "--axis", "z=1"], "--axis 'z=1': it is NAME=K"),
         (["--field", "x=y", "--axis", "x=one"], "--axis 'x=one': it is NAME=K"),
         (["--field", "x=y:z", "--axis", "x=0"], "lie end to end along axis 0"),
         (["--field", "x=y", "--axis", "x=1"], "y has 1 axes, [30]; there is no axis 1"),
-        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 (30, 5"),
+        (["--field", "x=nope"], "nope is not there; in this file are /x/data uint8 (30, 5"),
         (["--field", "x=x"], "x is a group"),
         (["--field", "x=y", "--workers", "0"], "'0' is not a whole number from 1"),
     ],

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.cli import main
-from hpctrain.shards.index import Index
 from tests.data_prep.fuzz_cases import CASES, files
 
 ROOM = 2**26  # bytes that the disk seems to have: a damaged size must not fill the real one
@@ -160,17 +160,16 @@ def room(monkeypatch):
 DIGESTS = {
     **dict.fromkeys(
         ("npy", "hdf5 chunks", "netcdf4"),
-        "38e68cb35b008e10a98405630f9371bb",
+        "c940fb7e875a661530b4cde5b1082784",
     ),
-    "npz deflate": "04313fa72fe7b8ac5c4a8a8a7d27a9b7",
-    "csv": "ee1de70a1b7f1486e5242b18b8fde39b",
-    "parquet": "6f3c9cd5ee515d517c29c7f566986c16",
-    "arrow stream": "6f3c9cd5ee515d517c29c7f566986c16",
-    "huggingface": "7f791af1d298cc4e3fb7f44a2898b855",
-    "webdataset": "a07ec26845eee113c0cbaa31c9852bbc",
-    "png": "3f71cf2bd928e443bb51c83285add385",
-    "txt gz": "df89df647fca467df8e943b35f8ddcf9",
-    "jsonl": "43d85fe5c691ae00be0c67a37f615b27",
+    "npz deflate": "fe60e4f0d7ee2b1de40cb7afb8c35b87",
+    "csv": "4e70bb9e0f721a26a03b937a034d540d",
+    "parquet": "15386423d76a733b05ea88febd03209b",
+    "huggingface": "d40c218f6674a9ac6c774472853ea07e",
+    "webdataset": "6d14a21646b225ca1264e2914185bfe7",
+    "png": "a39b54b577f460bfb1434e12971cdbba",
+    "txt gz": "77db087a2f5586107607f4be7d5981db",
+    "jsonl": "0fff5ecce0ff3a7b5a7a66b356259807",
 }
 
 
@@ -179,8 +178,11 @@ def test_each_format_keeps_its_digest(name):
     with inside_a_folder():
         CASES[name].make()
         assert run(*CASES[name].args, "OUT", "--workers", "1", "--quiet") == (0, "")
-        source = Index.load(Path("OUT")).provenance["source"]
-        assert source["digest"] == f"xxh3_128:{DIGESTS[name]}"
+        digest = xxhash.xxh3_128()
+        for field, values in sorted(written().items()):
+            for value in values:
+                digest.update(f"{field} {value.dtype} {value.shape}".encode() + value.tobytes())
+        assert digest.hexdigest() == DIGESTS[name]
 
 
 def fuzz(examples):
@@ -198,18 +200,6 @@ def fuzz(examples):
         suppress_health_check=list(HealthCheck),
     )
     return quiet(given(data=st.data())(test))
-
-
-def test_an_arrow_schema_that_says_it_is_something_else_is_not_read():
-    """Its type is another, so nothing has verified its offsets, of which one is out of the file."""
-    content = files("arrow")["x.arrow"]
-    with inside_a_folder():
-        check("arrow", damaged(content, [(37, 5), (131, 1)]))
-
-
-def test_an_arrow_column_whose_name_is_no_text_is_refused():
-    with inside_a_folder():
-        check("arrow stream", damaged(files("arrow stream")["x.arrow"], [(128, 5)]))
 
 
 @pytest.mark.filterwarnings("ignore")

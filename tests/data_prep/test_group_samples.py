@@ -152,47 +152,10 @@ def test_shapes_that_are_no_field(recordings, data_prep):
     assert "rec.h5:/rec_4/age of float64; --cast x=DTYPE makes them one" in err
 
 
-@pytest.mark.parametrize("command", ["arrays", "index"])
-def test_it_is_said_that_a_file_has_a_group_per_sample(recordings, data_prep, command):
-    look = {"arrays": ["arrays", "OUT", "--field", "x=rec.h5"], "index": ["index", "rec.h5"]}[
-        command
-    ]
-    code, _, err = data_prep(*look)
-    assert code == 2
-    assert "24 arrays at /rec_*/age, which look like a group per sample" in err
-    assert "`python -m data_prep arrays OUT --field 'NAME=rec.h5:/rec_*/age'` takes each" in err
-    one = {
-        "arrays": ["arrays", "OUT", "--field", "x=rec.h5:/rec_3/eeg"],
-        "index": ["index", "rec.h5", "--field", "x=/rec_3/eeg"],
-    }[command]
-    data_prep.refuses(
-        2,
-        "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample; the file has 24 arrays",
-        *one,
-    )
-    code, out, _ = data_prep(*one, "--axis", "x=0")
-    assert (code, "4 samples" in out) == (0, True)
-
-
 def test_an_index_has_no_patterns(recordings, data_prep):
     code, _, err = data_prep("index", "rec.h5", "--field", "x=/rec_*/eeg")
     assert code == 3
     assert f"`python -m data_prep arrays OUT --field 'NAME={os.getcwd()}/rec.h5:/rec_*/eeg'`" in err
-
-
-def test_variables_are_no_samples(data_prep):
-    with h5py.File("v.h5", "w") as file:
-        for i in range(20):
-            file[f"v{chr(97 + i)}"] = np.arange(5)
-            file[f"run{i}/u"] = np.zeros((100, 2)) + i
-    err = data_prep("arrays", "OUT", "--field", "x=v.h5:va")[2]
-    assert said(err) == []
-    code, _, err = data_prep("arrays", "O2", "--field", "x=v.h5:/run3/u")
-    assert code == 0
-    assert (
-        "note: v.h5:/run3/u has 100 rows, each of which would be a sample; the file has 20" in err
-    )
-    assert (read_back.rows("O2")["x"] == 3).all()
 
 
 @pytest.mark.parametrize("command", ["arrays", "index"])

@@ -124,6 +124,17 @@ def test_images_as_they_are_or_of_one_mode(data_prep, datasets):
     assert [image.tobytes() for image in rows("OUT")["image"]] == content[:3]
 
 
+def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep, datasets):
+    """A reader that does not check the offsets would crash."""
+    datasets.Dataset.from_dict({"t": ["hello", " world"]}).save_to_disk("in")
+    path = Path("in/data-00000-of-00001.arrow")
+    offsets = [np.array([0, 5, end], np.int32).tobytes() for end in (11, 2**30)]
+    assert path.read_bytes().count(offsets[0]) == 1
+    path.write_bytes(path.read_bytes().replace(*offsets))
+    err = data_prep.refused("huggingface", "in", "OUT")
+    assert "data-00000-of-00001.arrow cannot be read as Arrow" in err
+
+
 @pytest.fixture
 def bad(here, datasets, digits):
     _, _, saved = digits

@@ -270,7 +270,7 @@ MOVING = {"save_all": True, "append_images": FRAMES[1:]}
         ({}, encoded(noise(8, 12).astype(np.uint16)[:, :, 0]), "more than 8 bits a channel"),
         ({}, DEEP, r"more than 8 bits a channel \(Pillow's mode RGB\): --mode L16"),
         ({}, deep(6, bytes(16)), r"more than 8 bits a channel \(Pillow's mode RGBA\)"),
-        ({}, encoded(noise(8, 12, 4)), "it has transparent pixels: --background white"),
+        ({}, encoded(noise(8, 12, 4)), "it has transparent pixels: --mode RGBA keeps them"),
         ({}, png((50_000, 50_000), 8, 2, [bytes(6)] * 10), "its header says 50000 x 50000 pixels"),
         ({}, encoded(FRAMES[0], "PNG", **MOVING), "it is an animation of 3 images; save each"),
         ({}, encoded(FRAMES[0], "WEBP", **MOVING), "it is an animation of 3 images; save each"),
@@ -334,8 +334,6 @@ def test_transparent_pixels():
     pixels = noise(8, 12, 4)
     content = encoded(pixels)
     assert (Pixels(mode="RGBA").sample(content) == pixels.transpose(2, 0, 1)).all()
-    white = Pixels(background="white").sample(encoded(pixels * np.array([1, 1, 1, 0], np.uint8)))
-    assert (white == 255).all()
     hole = encoded(Image.new("P", (12, 8)), transparency=0)
     for kept in (Pixels(), Pixels(encoded=True)):
         with pytest.raises(Unusable, match="transparent pixels"):
@@ -345,15 +343,6 @@ def test_transparent_pixels():
         opaque = encoded(solid, kind, **({"lossless": True} if kind == "WEBP" else {}))
         assert Pixels(encoded=True).sample(opaque).tobytes() == opaque
         assert (Pixels().sample(opaque) == solid[..., :3].transpose(2, 0, 1)).all()
-
-
-def test_the_loader_sees_what_is_stored_decoded():
-    """Transparent pixels are laid over a colour, also with --encoded."""
-    pixels = noise(8, 12, 4)
-    over = {"background": "#3080ff"}
-    kept = Pixels(encoded=True, **over).sample(encoded(pixels))
-    read = decode(Ragged(kept, np.array([0, len(kept)])))
-    assert (read[0] == Pixels(**over).sample(encoded(pixels))).all()
 
 
 @pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB"])
@@ -396,8 +385,8 @@ def test_resizing(shape):
     cropped = Pixels(size=(32, 48)).sample(content).astype(int)
     assert np.abs(cropped[0] - 255 * (0.5 + (y - 0.5) * 32 * scale / shape[0])).mean() < 4
     assert np.abs(cropped[1] - 255 * (0.5 + (x - 0.5) * 48 * scale / shape[1])).mean() < 4
-    padded = Pixels(size=(32, 48), resize="pad", background="blue").sample(content)
-    inner = np.argwhere((padded[2] != 255) | (padded[0] != 0))
+    padded = Pixels(size=(32, 48), resize="pad").sample(content)
+    inner = np.argwhere(padded[2] != 0)
     (top, left), (bottom, right) = inner.min(0), inner.max(0) + 1
     assert abs((bottom - top) / (right - left) - shape[0] / shape[1]) < 0.15 * shape[0] / shape[1]
     assert max((bottom - top) / 32, (right - left) / 48) == 1
@@ -423,8 +412,6 @@ def test_resizing(shape):
         (["src", "--split", "column:folder"], 3, "not in a folder for its split and its class"),
         (["src", "--size", "8x"], 2, "--size '8x': height and width in pixels"),
         (["src", "--size", "0"], 2, "--size '0'"),
-        (["src", "--max-pixels", "50"], 3, "its header says 8 x 12 pixels; --max-pixels is 50"),
-        (["src", "--background", "blurple"], 2, "a colour such as white"),
         (["src", "--encoded", "--mode", "L"], 2, "with --encoded the loader decides it"),
         (["src", "--encoded", "--size", "8", "--mode", "L16"], 2, "the loader decodes 8 bits"),
         (["src", "--mode", "CMYK"], 2, "invalid choice"),

@@ -1,5 +1,7 @@
 """`data_prep sample` writes scikit-learn's digits and the source of the standard library."""
 
+import sysconfig
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,8 @@ def test_tokens_of_the_standard_library(tmp_path):
         (["stdlib", "--train-bpe", "300", "--split", "file:train=*"], "needs NAME=FRACTION"),
     ],
 )
-def test_tokens_that_cannot_be_made(tmp_path, data_prep, arguments, said):
+def test_tokens_that_cannot_be_made(tmp_path, data_prep, monkeypatch, arguments, said):
     name, *options = arguments
+    (tmp_path / "mine.py").write_text("import this")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     data_prep.refuses(2, said, "sample", name, tmp_path / "OUT", *options, "--quiet")

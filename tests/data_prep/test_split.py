@@ -47,9 +47,8 @@ def test_a_split_that_stays_empty_is_said(data_prep, tmp_path):
     code, printed, _ = data_prep("text", *files, tmp_path / "OUT", "--split", split)
     assert code == 0
     assert printed.splitlines()[1] == (
-        "no sample went to val (--split train=0.9,val=0.1): a hash of each sample decides, and 3 "
-        "samples are few. Choose by the names of the files (--split file:val=PATTERN,train=*), or "
-        "give more samples (text: --documents lines)"
+        "no sample went to val (--split train=0.9,val=0.1); `column:` or `file:` chooses, where a "
+        "hash of each of few samples decides"
     )
     by_file = "file:val=2*,train=*"  # the way out that the line names
     code, printed, _ = data_prep("text", *files, tmp_path / "B", "--split", by_file)

@@ -64,7 +64,7 @@ def test_a_null_value_that_would_be_rounded_is_refused():
         (b"n,w\n1,a\n".decode().encode("utf-16-le"), [], "a.csv is not UTF-8: byte 1 is 0x00"),
         (b"n,w\n1,a\0\n", ["--header", "x,y"], "a.csv is not UTF-8: byte 7 is 0x00"),
         (b"n,w\n1," + b"a" * 2**23, [], "a row has more than 4.2 MB of text, or a quote in it is"),
-        (b'n,w\n"a,1\n', [], "column 'n' has no value: no row has 2 values, as the header has;"),
+        (b'n,w\n"a,1\n', [], "column 'n' has no value in the first rows that have 2, as the"),
         (b"n\n1\n", ["--split", "column:z"], "a.csv: --split column:z: table has no such column"),
         (b"n\n1.5\n", ["--stratify", "n"], "a.csv: --stratify 'n': it is a field with one whole"),
     ],

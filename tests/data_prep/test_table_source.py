@@ -1,4 +1,4 @@
-"""`data_prep table` converts CSV, Parquet and Arrow files."""
+"""`data_prep table` converts CSV and Parquet files."""
 
 import datetime as dt
 import gzip
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
+from pyarrow import parquet
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
@@ -76,20 +76,14 @@ COLUMNS = pa.table(
 )
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_each_type(data_prep, name):
-    table = COLUMNS
-    if name == "a.arrow":
-        feather.write_feather(table, name, compression="uncompressed")
-    else:
-        table = table.drop_columns(["f16"])
-        parquet.write_table(table, name)
-    assert data_prep("table", name, "OUT")[0] == 0
+def test_each_type(data_prep):
+    table = COLUMNS.drop_columns(["f16"])
+    parquet.write_table(table, "a.parquet")
+    assert data_prep("table", "a.parquet", "OUT")[0] == 0
     expected = {
         "i8": "int8",
         "u32": "uint32",
         "u64": "int64",
-        "f16": "float16",
         "f32": "float32",
         "flag": "uint8",
         "text": "uint8[*]",
@@ -201,7 +195,6 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
     assert "row 2: column 'x': 18446744073709551615 is beyond int64" in err
 
 
-@pytest.mark.parametrize("size", ["1MB", "2KB"])
 @pytest.mark.parametrize(
     ("row", "text", "words"),
     [
@@ -215,14 +208,14 @@ def test_large_unsigned_integers_are_not_made_negative(data_prep):
         (1200, ",1,w", "column 'n' is null; --null n=VALUE gives such rows a value"),
     ],
 )
-def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch, size, row, text, words):
+def test_csv_has_the_types_of_its_first_rows(data_prep, monkeypatch, row, text, words):
     """Later rows of another type or another length are named, in all blocks and pieces."""
     monkeypatch.setattr(csv_files, "BLOCK", 3000)
     lines = ["n,x,word", *(f"{i},{i}.5,w{i}" for i in range(2000))]
     lines[row] = text
     lines.insert(5, "")  # an empty line does not count as a row
     Path("a.csv").write_text("\n".join(lines))
-    command = ["table", "a.csv", "OUT", "--shard-size", size, "--workers", "1"]
+    command = ["table", "a.csv", "OUT", "--workers", "1"]
     assert data_prep.refused(*command).startswith(f"data_prep: a.csv: row {row}: {words}")
     if "column 'x'" in words:  # also if it is not read at its place in the file
         err = data_prep.refused(*command, "--columns", "x", "--overwrite")
@@ -237,10 +230,8 @@ def test_csv_that_is_no_utf8_later(data_prep):
     content = "a,b\n" + "x,1\n" * 300_000
     Path("a.csv").write_bytes(content.encode() + b"\xff,1\nlast,2\n")
     command = ["table", "a.csv", "OUT", "--workers", "1"]
-    for size in ("1MB", "256MiB"):  # the place is that in the file, also if the file is cut
-        err = data_prep.refused(*command, "--shard-size", size)
-        assert "a.csv is not UTF-8: byte 1,200,004 is 0xff" in err
-        assert not Path("OUT").exists()
+    assert "a.csv is not UTF-8: byte 1,200,004 is 0xff" in data_prep.refused(*command)
+    assert not Path("OUT").exists()
 
 
 def test_csv_with_quotes_is_not_cut(data_prep):
@@ -310,14 +301,12 @@ def bad(here):
     content = Path("good.parquet").read_bytes()
     Path("cut.parquet").write_bytes(content[:-20])
     Path("hole.parquet").write_bytes(content[:4] + b"\xff" * 60 + content[64:])
-    feather.write_feather(table, "good.feather")
-    Path("cut.feather").write_bytes(Path("good.feather").read_bytes()[:300])
     struct = pa.array([{"a": ["b"]}], pa.struct([("a", pa.list_(pa.string()))]))
     parquet.write_table(pa.table({"s": struct, "x": [1]}), "struct.parquet")
     parquet.write_table(pa.table({"d": [Decimal("1.5")], "x": [1]}), "decimal.parquet")
     parquet.write_table(pa.table({"n": pa.nulls(2)}), "null.parquet")
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((3, 2, 2)))
-    feather.write_feather(pa.table({"t": tensors}), "tensor.feather")
+    parquet.write_table(pa.table({"t": tensors}), "tensor.parquet")
     Path("good.csv").write_text("x,y\n1,a\n")
     Path("swapped.csv").write_text("y,x\na,1\n")
     Path("empty.csv").write_text("")
@@ -329,6 +318,7 @@ def bad(here):
     Path("open.csv").write_text('x,y\n1,"a\n2,b\n')
     Path("cut.csv.gz").write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 1000)[:-12])
     Path("text.csv.xz").write_text("x")
+    Path("x.feather").write_text("x")
     (here / "void").mkdir()
 
 
@@ -340,19 +330,31 @@ def bad(here):
         (["text.csv.xz"], 2, "text.csv.xz: table reads *.csv, *.csv.gz"),
         (["cut.parquet"], 3, "cut.parquet cannot be read as Parquet"),
         (["hole.parquet"], 3, "hole.parquet cannot be read as Parquet"),
-        (["cut.feather"], 3, "cut.feather is damaged or incomplete"),
+        (
+            ["x.feather"],
+            2,
+            "x.feather: table reads *.csv, *.csv.gz, *.tsv, *.tsv.gz, *.parq",
+        ),
         (["struct.parquet"], 3, "the column 's' is struct<a: list<element: string>>, which no"),
         (["struct.parquet"], 3, "`flatten()` of pyarrow's tables"),
         (["decimal.parquet"], 3, "'d' is decimal128(2, 1): no field holds such numbers; `cast`"),
-        (["tensor.feather"], 3, "the column 't' is extension<arrow.fixed_shape_tensor"),
+        (["tensor.parquet"], 3, "the column 't' is extension<arrow.fixed_shape_tensor"),
         (["null.parquet"], 3, "the column 'n' is null, which no field can hold"),
         (["good.parquet", "other.parquet"], 3, "'x' is int64 in good.parquet, double in other.p"),
         (["good.parquet", "less.parquet"], 3, "'y' is double in good.parquet, no such column in"),
         (["good.parquet", "good.csv"], 3, "good.parquet and good.csv are of different formats"),
         (["good.csv", "swapped.csv"], 3, "swapped.csv has the columns y, x; good.csv has x, y"),
         (["empty.csv"], 3, "empty.csv cannot be read as CSV: Empty CSV file"),
-        (["header.csv"], 3, "header.csv: column 'x' has no value: no row has 2 values, as the"),
-        (["null.csv"], 3, "null.csv: column 'x' has no value in its first rows; --cast x=DTYPE gi"),
+        (
+            ["header.csv"],
+            3,
+            "column 'x' has no value in the first rows that have 2, as the",
+        ),
+        (
+            ["null.csv"],
+            3,
+            "null.csv: column 'x' has no value in the first rows that",
+        ),
         (["twice.csv"], 3, "twice.csv has more than one column 'x'"),
         (["latin.csv"], 3, "latin.csv is not UTF-8: byte "),
         (["semi.csv"], 2, "there is a column 'x;y'"),
@@ -380,18 +382,6 @@ def test_bad_input(data_prep, bad, here, args, code, words):
     err = data_prep.refused("table", *args[:at], "OUT", *args[at:], "--workers", "1", code=code)
     assert words in err
     assert not (here / "OUT" / "index.json").exists()
-
-
-def test_arrow_whose_offsets_lead_out_of_it_is_refused(data_prep):
-    """A reader that does not check the offsets would crash."""
-    batch = pa.record_batch([pa.array(["hello", " world"])], ["t"])
-    with pa.OSFile("a.arrow", "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
-    content = Path("a.arrow").read_bytes()
-    offsets = [np.array([0, 5, end], np.int32).tobytes() for end in (11, 2**30)]
-    assert content.count(offsets[0]) == 1
-    Path("a.arrow").write_bytes(content.replace(*offsets))
-    assert "a.arrow cannot be read as Arrow" in data_prep.refused("table", "a.arrow", "OUT")
 
 
 def test_parquet_that_says_utf8_and_is_not(data_prep):

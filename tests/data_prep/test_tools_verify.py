@@ -64,7 +64,7 @@ def _digest(content):
 
 
 def problems(folder, **kwargs):
-    return {(p.shard, p.problem) for p in verify(DataSet(folder), **kwargs).problems}
+    return {*verify(DataSet(folder), **kwargs)}
 
 
 def test_a_sound_data_set(folder, data_prep):
@@ -91,10 +91,6 @@ def test_every_problem_is_named(folder, data_prep):
     assert lines[1].startswith(f"{names[1]}: is truncated: it has 5000 bytes, index.json lists")
     assert lines[2].startswith(f"{names[2]}: its content has the digest xxh3_128:")
     assert lines[3].startswith(f"{names[4]}: is damaged: ")
-    code, out, _ = data_prep("inspect", folder, "--verify", "--json")
-    found = json.loads(out)
-    assert code == 3
-    assert [p["shard"] for p in found["problems"]] == [*names[:3], names[4]]
 
 
 def test_shards_that_are_swapped(folder):
@@ -111,19 +107,16 @@ def test_shards_that_are_swapped(folder):
 def test_a_shard_of_another_schema(folder):
     name = "val-00000.h5"
     with h5py.File(folder / name, "r+") as file:
-        file.attrs["count"] = np.int64(7)
-        del file["x"]
-        file["x"] = np.ones((3, 9), np.float32)
         del file["id"]
         file["id"] = h5py.ExternalLink("train-00000.h5", "/id")
-        file["text/offsets"][...] = [0, 9, 5, 15]
     relist(folder, name)
-    found = {problem for shard, problem in problems(folder) if shard == name}
-    assert found == {
-        "its count is 7, the index says 3",
-        "'x' is float32 [3, 9], the index lists float64 [3, 8]",
-        "'id' is a link into train-00000.h5; the index's digest does not cover that",
-    }
+    ((_, problem),) = problems(folder)
+    assert problem.startswith("'id' is a link into train-00000.h5; the samples must lie in the")
+    with h5py.File(folder / name, "r+") as file:
+        del file["x"]
+        file["x"] = np.ones((3, 9), np.float32)
+    relist(folder, name)
+    assert problems(folder) == {(name, "'x' is float32 [3, 9], the index says float64 [3, 8]")}
 
 
 def test_offsets_that_do_not_ascend(folder):
@@ -135,18 +128,13 @@ def test_offsets_that_do_not_ascend(folder):
     assert problems(folder) == {(name, "is damaged: the offsets of 'text' go back")}
 
 
-def test_a_missing_dataset_and_another_link(folder):
+def test_a_missing_dataset(folder):
     name = "val-00000.h5"
     with h5py.File(folder / name, "r+") as file:
-        del file["x"]
         del file["text"]
         file["text"] = np.arange(3)
     relist(folder, name)
-    assert problems(folder) == {
-        (name, "there is no dataset 'x'; the index lists it"),
-        (name, "there is no dataset 'text/offsets'; the index lists it"),
-        (name, "there is no dataset 'text/values'; the index lists it"),
-    }
+    assert problems(folder) == {(name, "has no dataset 'text/offsets'; the index lists it")}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +146,8 @@ def test_statistics_that_are_not_those_of_the_data(folder, key, value):
     edited(folder, content)
     ((shard, problem),) = problems(folder)
     assert shard == ""
-    assert problem.startswith(f"split 'train', field 'x': it lists {key} {value}, the data has ")
+    assert problem.startswith("its statistics of split 'train', field 'x' are Statistics(")
+    assert f"{key}={value}, " in problem.partition("; the data has ")[0].replace(")", ", ")
 
 
 def test_compressed_shards_are_read(folder):
@@ -176,11 +165,9 @@ def test_compressed_shards_are_read(folder):
     data = DataSet(folder)
     assert problems(folder) == set()
     (shard,) = data.index.split("val").shards
-    with OpenShard(folder / name, shard, data.index.fields) as opened:
-        assert opened.rows("id", 1, 3).tolist() == [1, 2]
-        assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
-        assert opened.layout("id").startswith("chunks of 2, gzip, ")
-        assert "zstd" in opened.layout("x")
+    opened = OpenShard(folder / name, shard, data.index.fields)
+    assert opened.rows("id", 1, 3).tolist() == [1, 2]
+    assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
 
 
 def test_no_data_set(tmp_path, data_prep):

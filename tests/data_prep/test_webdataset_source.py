@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.sources import webdataset
 from hpctrain.data.sources.images import decode
 from tests.data_prep import read_back
 from tests.data_prep.pictures import encoded
@@ -210,8 +209,8 @@ def test_a_tar_that_ends_without_its_end(data_prep):
         (["0.tar", "--field", "x="], 2, "--field 'x='"),
         (["0.tar", "--field", "x=png,cls"], 2, "with extensions of one kind"),
         (["0.tar", "--field", "x=flac"], 2, "or any as EXT:bytes"),
-        (["0.tar", "--field", "x=meta.pyd"], 2, "members .meta.pyd hold pickles, which run code"),
-        (["pyd.tar"], 2, "pyd.tar: members .pyd hold pickles, which run code when they"),
+        (["0.tar", "--field", "x=meta.pyd"], 2, "with extensions of one kind"),
+        (["pyd.tar"], 2, "pyd.tar: the first sample has members .pyd, and .pyd has no field by"),
         (["0.tar", "--field", "x=png:nope"], 2, "with extensions of one kind"),
         (["0.tar", "--field", "x=png", "--field", "x=cls"], 2, "--field x is there twice"),
         (["0.tar", "--field", "x=webp"], 3, "sample '0': it has no member .webp for 'x'"),
@@ -232,10 +231,3 @@ def test_what_cannot_be(data_prep, args, code, words):
     at = next((i for i, arg in enumerate(args) if arg.startswith("--")), len(args))
     assert words in data_prep.refused("webdataset", *args[:at], "OUT", *args[at:], code=code)
     assert not Path("OUT/index.json").exists()
-
-
-def test_a_member_that_claims_too_much_is_not_read(data_prep, monkeypatch):
-    monkeypatch.setattr(webdataset, "MAX_MEMBER", 1000)
-    write("0.tar", [IMAGE, ("1.png", b"\0" * 1001)])
-    err = data_prep("webdataset", "0.tar", "OUT", "--workers", 1)[2]
-    assert "member '1.png': its header says 1001 bytes; at most 1000 are read" in err

@@ -1,7 +1,6 @@
 """Tests of `doctor` on a login node."""
 
 import json
-import math
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,37 +8,28 @@ from pathlib import Path
 import pytest
 
 from hpctrain.doctor import login
-from hpctrain.doctor.checks import file_systems
-from hpctrain.doctor.checks.scheduler import partition_findings
+from hpctrain.doctor.checks import file_systems, scheduler
 from hpctrain.doctor.command import main, settings
 from hpctrain.doctor.finding import Finding
 from hpctrain.errors import ConfigError
-from hpctrain.slurm.partition_limit import minutes
-
-SINFO = """\
-batch*|up|2:00:00|3|idle
-batch*|up|2:00:00|1|down*
-long|up|7-00:00:00|2|mixed
-closed|inact|infinite|9|idle"""
 
 
 def verdicts(findings: Iterator[Finding] | list[Finding]) -> dict[str, str]:
     return {each.check: each.verdict for each in findings}
 
 
-def test_partitions() -> None:
-    def found(*overrides: str) -> dict[str, str]:
-        return verdicts(partition_findings(SINFO, settings(overrides)[0]))
+def test_what_slurm_would_do_with_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, _ = settings([f"output_dir={tmp_path}", "launch.time_min=180"])
 
-    assert found("launch.nodes=3") == {"partition batch": "pass", "time limit of batch": "pass"}
-    assert found("launch.nodes=4")["partition batch"] == "warn"
-    assert found("launch.time_min=180")["time limit of batch"] == "fail"
-    assert found("site.partition=long", "launch.time_min=180")["time limit of long"] == "pass"
-    assert found("site.partition=closed") == {"partition closed": "fail"}
-    missing = next(partition_findings(SINFO, settings(["site.partition=gpu"])[0]))
-    assert missing.verdict == "fail"
-    assert "batch, closed, long" in missing.cure
-    assert [minutes(text) for text in ("30:00", "1-00:00:00", "infinite")] == [30, 1440, math.inf]
+    def found(beyond: str, start: str) -> list[str]:
+        monkeypatch.setattr(scheduler, "beyond_partition", lambda launch, partition: beyond)
+        monkeypatch.setattr(scheduler.sbatch, "expected_start", lambda script, config: start)
+        return [
+            each.verdict for each in (next(scheduler._partition(config)), scheduler._job(config))
+        ]
+
+    assert found("", "to start at 2026-01-01T00:00:00 on nodes n1") == ["pass", "pass"]
+    assert found("the partition allows 120 minutes", "not now, it will wait") == ["fail", "warn"]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison
 from hpctrain.doctor.checks import (
-    clocks,
     file_systems,
     gpu_health,
     gpu_judgements,
@@ -122,22 +121,12 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "pfw",
         of("throttling", ([], []), (["heat"], []), ([], ["heat"])),
     ),
-    "temperature": (
-        "pfw",
-        of("temperature", (84, 100), (101, 100), (86, None)),
-    ),
     "other processes": (
         "pwf",
         of("other processes", *(({}, n * GIB, 80 * GIB) for n in (1, 9, 60))),
     ),
-    "MIG": ("pw", of("MIG", (False,), (True,))),
-    "power limit": (
-        "pw",
-        of("power limit", (700, 700, ""), (300, 700, "")),
-    ),
     "NUMA": ("w", of("NUMA", ("00000000:17:00.0",))),
     "PCIe": ("wp", of("PCIe", ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
-    "NVLink": ("wp", of("NVLink", (0, 18), (12, 18))),
     "rank 0: matmul_tflops": ("fwp", lambda _: [*of_speed(40), *of_speed(70), *of_speed(90)]),
     "link to other nodes": (
         "pppfpppwpppp",
@@ -180,15 +169,14 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "fpp",
         lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
     ),
-    "clock": ("ppw", lambda _: [*clocks.compared({"a": 0.0, "b": 0.3, "c": 99.0}).values()]),
+    "clock": ("ppw", lambda _: [*comparison.clocks({"a": 0.0, "b": 0.3, "c": 99.0}).values()]),
     "output_dir": (
-        "fwpfwppwpppwwww",
+        "fwpfwppwp",
         lambda _: [
             *(file_systems.free_space("output_dir", n * GIB, 100 * GIB) for n in (0, 5, 50)),
             *(file_systems.free_inodes("output_dir", n, 10**6) for n in (10, 5000, 10**5)),
             file_systems.free_inodes("output_dir", 0, 0),  # btrfs, for example
-            *file_systems.judged("output_dir", file_systems.Probe(1e9, 0.001, 0.0, False)),
-            *file_systems.judged("output_dir", file_systems.Probe(1e6, 1.0, 120.0, False)),
+            *(file_systems.locks("output_dir", why) for why in ("it has none", "")),
         ],
     ),
     "scratch": ("fw", lambda folder: [*of_scratch(folder, "node"), *of_scratch(folder, "auto")]),

@@ -20,7 +20,9 @@ WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
 @pytest.fixture
 def measured(reference: Callable[..., Path]) -> MeasuredRun:
     like_runs._candidates.cache_clear()
-    return measured_run(reference(*WORDS))
+    found = measured_run(reference(*WORDS))
+    assert found is not None
+    return found
 
 
 def config_of(composer: Composer, run: MeasuredRun, *words: str) -> Config:
@@ -29,11 +31,10 @@ def config_of(composer: Composer, run: MeasuredRun, *words: str) -> Config:
 
 
 def test_what_a_run_has_measured(measured: MeasuredRun) -> None:
-    assert (measured.ranks, measured.nodes, measured.device) == (1, 1, "CPU")
-    assert (measured.parameters, measured.samples_per_epoch) == (85_002, 22 * 64)
+    assert (measured.ranks, measured.parameters) == (1, 85_002)
+    assert measured.samples_per_epoch == 22 * 64
     assert measured.steps == 39  # the first five are not counted
     assert 0 < measured.step_s < measured.startup_s
-    assert 0 <= measured.data_wait < 1
     assert measured.peak_bytes is None
 
 
@@ -73,7 +74,7 @@ def test_smaller_batches_of_a_ramp_take_less(measured: MeasuredRun, composer: Co
     [
         (["model.hidden=[8]"], "has measured this model (at least 20 steps"),
         (["precision=bf16"], "has the same model, but precision.compute is bf16, and there fp32"),
-        (["data.repeat=2"], "had other data, so the steps of an epoch are unknown"),
+        (["data.repeat=2"], "so the steps of an epoch are unknown"),
     ],
 )
 def test_refused(measured: MeasuredRun, composer: Composer, words: list[str], text: str) -> None:
@@ -90,7 +91,4 @@ def test_a_run_without_enough_steps(measured: MeasuredRun, tmp_path: Path) -> No
     lines = journal.read_text().splitlines(keepends=True)
     third = next(i for i, line in enumerate(lines) if '"step":15' in line)
     journal.write_text("".join(lines[:third]))
-    with pytest.raises(ConfigError, match="it has measured 5 steps after its first report"):
-        measured_run(run)
-    with pytest.raises(ConfigError, match="no run directory"):
-        measured_run(tmp_path)
+    assert measured_run(run) is None

@@ -203,9 +203,9 @@ def _thaw(training: Training) -> None:
 
 
 KILLS = (
-    Event("SIGKILL of rank 0", _kill(0), fast=True),
+    Event("SIGKILL of rank 0", _kill(0)),
     Event("SIGKILL of rank 1", _kill(1), fast=True),
-    Event("SIGKILL of all", _all, fast=True),
+    Event("SIGKILL of all", _all),
     Event("SIGKILL of the launcher", _kill(launcher=True), fast=True),
 )
 EVENTS = (
@@ -229,7 +229,7 @@ EVENTS = (
     Event("read-only folder at a save", _mounted("--bind"), _unmount, lost=2),
     Event("a file limit (EFBIG) at a save", _limit, lost=2),
     Event("checkpoint truncated", _damage("truncated"), lost=2, fast=True),
-    Event("checkpoint flipped", _damage("flipped"), lost=2, fast=True),
+    Event("checkpoint flipped", _damage("flipped"), lost=2),
     Event("checkpoint swapped", _damage("swapped"), lost=2),
     Event("checkpoint file missing", _damage("missing"), lost=2),
     Event("ENOSPC elsewhere", covered="tests/job/test_storage_failures.py"),

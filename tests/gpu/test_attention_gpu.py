@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.models import Transformer
 from hpctrain.models.attention import Attention, Documents, attend
-from hpctrain.parallel.context import SequencePart, check_kernels
+from hpctrain.parallel.context import SequencePart
 from tests.gpu.device import CUDA, on_gpu
 
 pytestmark = on_gpu
@@ -86,12 +86,6 @@ def test_documents_without_a_mask(kv_heads: int, monkeypatch: pytest.MonkeyPatch
     assert loss == pytest.approx(expected, rel=1e-2)
     for one, other in zip(mine, theirs, strict=True):
         assert (one - other).norm() < 5e-2 * other.norm()
-
-
-@each_dtype
-@pytest.mark.skipif(torch.version.hip is not None, reason="some builds for AMD are refused")
-def test_the_check_at_the_start_accepts_this_gpu(compute: str) -> None:
-    check_kernels(CUDA, DTYPES[compute])
 
 
 @each_dtype

@@ -200,11 +200,11 @@ def test_a_run_whose_ranks_say_nothing_is_recorded_as_failed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("launch.nodes=1-2", "with the range launch.nodes=1-2"),
+        ("launch.nodes=1-2", "with launch.nodes=1-2"),
         ("launch.spares=1", "with launch.spares=1"),
         ("launch.chain=2", "with launch.chain=2"),
         ("launch.gpus_per_node=1 site.gpu_option=none", "with site.gpu_option=none"),
-        ("site.srun=[--overlap]", "with --overlap in site.srun"),
+        ("site.srun=[--overlap]", "with site.srun=['--overlap']"),
         ("+site.env.MASTER_PORT=29500", "with site.env.MASTER_PORT"),
     ],
 )
@@ -247,7 +247,7 @@ def test_runs_share_one_gpu_by_the_parts_that_slurm_has(
     [
         ("launch.pack=5", "with launch.pack=5: all runs of a job share one GPU"),
         ("launch.gpus_per_node=2 launch.tasks_per_node=2", "with launch.tasks_per_node=2: only"),
-        ("site.gpu_type=a100", "with the type of GPU a100: parts of GPUs have none"),
+        ("site.gpu_type=a100", "with site.gpu_type=a100: parts of GPUs have none"),
         ("launch.preflight=full", "with launch.preflight=full"),
     ],
 )

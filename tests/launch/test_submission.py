@@ -309,36 +309,6 @@ def test_nodes_that_are_down_now_refuse_no_job(train: Train) -> None:
         cluster.slurm("scontrol", "update", "nodename=node1", "state=resume")
 
 
-@pytest.mark.slow
-def test_changed_resources_of_queued_runs_are_replaced(train: Train, tmp_path: Path) -> None:
-    common = ("-m", "seed=1,2", "tracking=off")
-    train(*common, HELD)
-    before = cluster.job_ids(tmp_path / "runs")
-    other = ("launch.time_min=7", "site.partition=preemptible", HELD)
-    told = train(*common, *other).stderr
-    assert told.count("pending already") == 2
-    assert "launch.rerun=queued replaces" in told
-    assert cluster.queue() == before
-    # A request that is refused cancels nothing.
-    train(*common, "site.partition=none", "launch.rerun=queued", code=4)
-    assert cluster.queue() == before
-    shown = train(*common, *other, "launch.rerun=queued", "launch.dry_run=true").stderr
-    assert f"would replace {before[0]}" in shown
-    assert train(*common, *other, "launch.rerun=queued").stderr.count(" queued ") == 2
-    after = cluster.job_ids(tmp_path / "runs")
-    assert not {*after} & {*before}
-    assert sorted(cluster.queue()) == sorted(after)
-    array = after[0].partition("_")[0]
-    shown = cluster.slurm("scontrol", "show", "job", array)
-    assert "TimeLimit=00:07:00" in shown
-    assert "Partition=preemptible" in shown
-    # The other tasks of the array stay in the queue.
-    train("-m", "seed=1", *common[2:], HELD, "launch.rerun=queued")
-    assert after[1] in cluster.queue()
-    assert after[0] not in cluster.queue()
-    assert len(cluster.queue()) == 2
-
-
 def test_what_is_sent_is_what_the_dry_run_prints(train: Train, tmp_path: Path) -> None:
     train("-m", "seed=1,2", "tracking=off", HELD)
     (sent,) = (tmp_path / "runs").glob("sweeps/*/array-0/job.sh")

@@ -36,9 +36,6 @@ class Nvml:
         nvlinks: Whether each of the links is up.
         processes: The processes that compute on the GPU, by number; each has 1 GiB.
         used: The bytes of its memory that are in use.
-        celsius: Its temperature.
-        mig: Whether the GPU is cut into instances.
-        limit: The power limit in watts; by default it is 700.
         ecc_modes: Whether ECC is on, and whether the maker delivers the card with it on.
         c2c: Whether the GPU is linked to its processor by NVLink-C2C, as in a GH200.
         broken: Functions that raise an error, with its number.
@@ -53,7 +50,6 @@ class Nvml:
         self.pcie = ((5, 16), (5, 16))
         self.nvlinks = [1] * 18
         self.processes: list[int] = []
-        self.mig, self.limit, self.celsius = 0, 700, 61
         self.used = 20_000_000_000
         self.ecc_modes, self.c2c = (1, 1), 0
         self.broken: dict[str, int] = {}
@@ -115,13 +111,11 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetC2cModeInfoV": lambda n, h: SimpleNamespace(isC2cEnabled=n.c2c),
     "nvmlDeviceIsMigDeviceHandle": lambda n, h: h.startswith("MIG"),
     "nvmlDeviceGetName": lambda n, h: n.reads(
-        h, b"NVIDIA H100 80GB HBM3" + b" MIG 1g.10gb" * h.startswith("MIG"), whole=False
+        h, "NVIDIA H100 80GB HBM3" + " MIG 1g.10gb" * h.startswith("MIG"), whole=False
     ),
-    "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId=b"00000000:17:00.0"),
-    "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: n.limit * 1000,
-    "nvmlDeviceGetPowerManagementDefaultLimit": lambda n, h: 700_000,
+    "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId="00000000:17:00.0"),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: 700_000,
     "nvmlDeviceGetMaxClockInfo": lambda n, h, _: 1980,
-    "nvmlDeviceGetMigMode": lambda n, h: [n.mig, n.mig],
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda n, h: n.pcie[0][0],
     "nvmlDeviceGetCurrPcieLinkWidth": lambda n, h: n.pcie[0][1],
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda n, h: n.pcie[1][0],
@@ -134,6 +128,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetRemappedRows": lambda n, h: n.reads(h, n.remapped),
     "nvmlDeviceGetComputeRunningProcesses": lambda n, h: n.reads(h, [*map(_process, n.processes)]),
     "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: n.reads(h, n.energy),
-    "nvmlDeviceGetTemperature": lambda n, h, _: n.reads(h, n.celsius),
+    "nvmlDeviceGetTemperature": lambda n, h, _: n.reads(h, 61),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda n, h: n.reads(h, n.reasons),
 }

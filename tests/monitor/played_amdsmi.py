@@ -28,7 +28,6 @@ class AmdSmi:
         broken: Functions that raise an error, with its number.
         energy: The counter, in steps of 15.3 microjoules.
         ecc: Corrected and uncorrected errors.
-        celsius: The temperature of the hottest place.
         processes: The memory of each process on the GPU in bytes, by its number.
         used_mib: The memory of the GPU that is in use.
         serials: The serial number of each GPU; the two dies of an MI250X have the same.
@@ -36,7 +35,7 @@ class AmdSmi:
 
     AmdSmiException = AmdSmiException
     AmdSmiTemperatureType = SimpleNamespace(HOTSPOT=1)
-    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT=0, CRITICAL=5)
+    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT=0)
     AmdSmiClkType = SimpleNamespace(GFX=0)
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class AmdSmi:
         self.serials = SERIALS
         self.broken: dict[str, int] = {}
         self.energy = 1_000_000
-        self.ecc, self.celsius = (3, 0), 71
+        self.ecc = (3, 0)
         self.processes: dict[int, int] = {}
         self.used_mib = 49_148
 
@@ -86,7 +85,7 @@ class AmdSmi:
         return {"energy_accumulator": self.energy, "counter_resolution": 15.3, "timestamp": 1}
 
     def amdsmi_get_temp_metric(self, gpu: int, kind: int, metric: int) -> int:
-        return 100 if metric == 5 else self.celsius
+        return 71
 
     def amdsmi_get_clock_info(self, gpu: int, kind: int) -> dict[str, Any]:
         return {"clk": 2100, "min_clk": 132, "max_clk": 2100}

@@ -7,7 +7,6 @@ import pytest
 from hpctrain.doctor.checks.gpu_judgements import CHECKS
 from hpctrain.monitor import gpus
 from hpctrain.monitor.amd import Amd
-from hpctrain.monitor.gpu_library import READINGS
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
@@ -16,10 +15,9 @@ from tests.monitor.played_amdsmi import AmdSmi
 
 def test_both_makers_and_all_rows_speak_of_the_same_readings() -> None:
     rows = [*gpus._SENSORS.values(), *CHECKS.values()]
-    assert {reading for reading, *_ in rows} < READINGS.keys()
-    for library in (Nvidia(Nvml()), Amd(AmdSmi())):
-        assert library.readings.keys() <= READINGS.keys()
-        assert {"model", "driver", "size", "memory"} <= library.readings.keys()
+    nvidia, amd = (library.readings.keys() for library in (Nvidia(Nvml()), Amd(AmdSmi())))
+    assert {reading for reading, *_ in rows} < nvidia
+    assert {"model", "driver", "size", "memory"} <= amd <= nvidia
 
 
 def test_only_the_jobs_own_gpus_are_read_by_name() -> None:

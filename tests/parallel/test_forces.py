@@ -57,15 +57,6 @@ def test_equal_to_one_process(name: tuple[str, str]) -> None:
             "parallel.pp=2: the model computes a gradient that is",
             marks=pytest.mark.slow,
         ),
-        (
-            *(1, {"train.activation_checkpointing": "selective"}),
-            "selective checkpointing cannot: use train.activation_checkpointing=full",
-        ),
-        pytest.param(
-            *(1, {"train.compile": "blocks"}),
-            "the compiler cannot: use train.compile=off",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_what_cannot_be_differentiated_again_is_refused(ranks: int, keys: Keys, said: str) -> None:

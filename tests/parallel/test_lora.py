@@ -14,7 +14,7 @@ from torch import nn
 from hpctrain import load_run
 from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.tensor_reader import Reader
-from hpctrain.config.rules import starting_weights
+from hpctrain.config.rules.pairs import refused
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
@@ -44,7 +44,7 @@ LORA: dict[str, Any] = {
     "train.lora.match": ("*.query", "*.value", "*.out", "*.down"),
     "train.lora.rank": 4,
 }
-ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": 2}
 COVERING: dict[str, tuple[int, dict[str, Any]]] = {
     "zero3": (2, ZERO3),
     "tp": (2, {"parallel.tp": 2}),
@@ -208,19 +208,17 @@ def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"checkpoint.init_from": None}, "needs checkpoint.init_from: the weights that the"),
         ({"precision.compute": "fp8"}, "with precision.compute=fp8: its layers have no adapters"),
         ({"train.lora.dropout": 0.1, "parallel.tp": 2}, "would draw different masks; use 0"),
         ({"train.lora.quantize": "nf4", "parallel.pp": 2}, "parallel.pp=2: a weight in 4 bits"),
-        ({"train.lora.quantize": "nf4", "parallel.dp_shard": -1}, "FSDP2 cannot divide a weight"),
+        ({"train.lora.quantize": "nf4", "parallel.dp_shard": 2}, "dp_shard=2: a weight in 4 bits"),
         ({"train.lora.quantize": "nf4", "train.compile": "model"}, "compile=model: not tested"),
     ],
 )
 def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
     given = {"checkpoint.init_from": "/x", "train.lora.match": "*"}
     config = config_with(given | keys)
-    sections = config.checkpoint, config.train, config.parallel, config.precision
-    assert message in "\n".join(starting_weights.problems(*sections))
+    assert message in "\n".join(refused(config, "adapters"))
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_shares_of_the_samples() -> None:
         ({}, 3, "parallel.weights=[2, 1]: 2 nodes cannot have the same number of 3 ranks"),
         ({"train.global_batch_size": 64}, 2, "=64 is not divisible by 3 shares of parallel.weigh"),
         ({"train.global_batch_size": 64}, 4, "train.accumulate 1 = 6: use 60 or 66"),
-        ({"parallel.tp": 2}, 4, "= 4: use only dp_replicate and dp_shard"),
+        ({"parallel.tp": 2}, 4, "=2: use only dp_replicate and dp_shard"),
         ({"parallel.dp_shard": 2}, 2, "those with fewer would not answer; use parallel.dp_shard=1"),
         ({"parallel.sync": "every"}, 2, "parallel.zero=1 and parallel.sync=auto"),
         ({"train.local_sgd.every": 2}, 2, "with train.local_sgd.every=2: give one of them"),

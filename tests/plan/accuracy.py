@@ -128,7 +128,7 @@ def predicted(case: Case) -> RankMemory:
     with torch.device("meta"):
         model = build()
     dtype = torch.bfloat16 if case.compute == "bf16" else None
-    activations = Measured(build, task, sample, dtype, config.train)
+    activations = Measured(build, task, sample, dtype)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
     return memory.of(Layout(config, 1, ()), of_section({}))
 

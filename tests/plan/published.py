@@ -269,7 +269,7 @@ class Inspected:
         if (compute, loss) not in self.known:
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute)
             task = LOSSES[loss]() if loss in LOSSES else self.task
-            measured = Measured(self.build, task, self.sample, dtype, Config().train)
+            measured = Measured(self.build, task, self.sample, dtype)
             self.known[compute, loss] = measured
         return self.known[compute, loss]
 

@@ -27,7 +27,6 @@ from hpctrain.plan.predicting.timing import (
     gather_s,
     link_of,
 )
-from hpctrain.plan.ranking import WHY
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
@@ -50,12 +49,12 @@ def test_the_layout_of_the_command_line(
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
     assert found["model"]["flops_per_sample"] == 256 * found["model"]["flops_per_token"]
-    assert found.keys() >= {"model", "layouts", "hardware", "assumptions", "scaling", "loader"}
+    assert found.keys() >= {"model", "layouts", "hardware", "assumptions", "loader"}
     numbers = {"parameters", "trainable", "embedding", "active", "flops_per_sample"}
     assert found["model"].keys() == numbers | {"flops_per_token"}
     first, *others = found["layouts"]
     times = {"step_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "bubble", "comm_s"}
-    words = {"overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
+    words = {"layout", "overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
     assert first.keys() == times | words | BILL | {"tight", "compared", "gpu_compared"}
     assert (first["ranks"], first["nodes"], first["fits"], first["tight"]) == (8, 1, True, False)
     assert first["memory"].keys() == MEMORY | {"allowance", "total", "host"}
@@ -69,13 +68,10 @@ def test_the_layout_of_the_command_line(
     assert first["spot_cost"] == pytest.approx(first["gpu_hours"] * 2.91)
     assert (first["currency"], first["hours"]) == ("USD", first["gpu_hours"] / 16)
     assert others[0]["overrides"][:2] == ["launch.nodes=1", "launch.tasks_per_node=8"]
-    assert all(entry["reason"] for entry in others)
     for entry in others:  # the ready command line is the layout
         config = composer.typed(["experiment=digits", *named[:2], *entry["overrides"]])
         assert Layout(config, 1, ()).ranks == 8
-        kind = Layout(config, 1, ()).kind.partition("+")[0]
-        divided = ("tensor parallel", "context parallel")
-        assert entry["reason"].startswith(WHY.get(kind, divided)), kind
+        assert Layout(config, 1, ()).kind == entry["layout"]
     # What was compared with nothing published stands where it would with steps 15 % longer.
     assert {entry["compared"] for entry in others} == {True, False}
     steps = [entry["step_s"] * (1 if entry["compared"] else 1.15) for entry in others]
@@ -110,7 +106,7 @@ def test_the_cheapest_kind_is_first_and_what_does_not_fit_has_a_reason(
     assert main(words) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "not possible on l40s: " + small["reason"] in text
-    assert "of the hardware that published runs cover the cheapest: " in text
+    assert "the first of the known GPUs: " in text
     assert re.search(r" mi300x \* .* behind a GPU: its speed is assumed, for no published", text)
 
 
@@ -128,11 +124,8 @@ def test_what_offload_keeps_on_the_host_has_to_fit_there(
     assert memory["total"] < 3 * 2**30
     assert main([*words, "launch.mem_gb=1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    kept = f"{2 * memory['host'] / 2**20:.1f} MiB"
-    assert "optimizer (host)" in text
-    assert f"each node keeps {kept} of 2 ranks in its host memory, and needs 8 GiB for" in text
-    assert f"it is tight, as the run keeps {kept}" in text
-    assert "offload: 25.2 GB/s to the host, whose memory" in text  # 80 % of PCIe 4 x16
+    assert f"each keeps {2 * memory['host'] / 2**20:.1f} MiB in the host memory of each" in text
+    assert "host_link 2.52e+10" in text  # 80 % of PCIe 4 x16
 
 
 def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,11 +154,6 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
     words = [set(entry["overrides"]) for entry in found["layouts"]]
     for both in ({"parallel.pp=2", "parallel.cp=2"}, {"parallel.pp=2", "parallel.ep=4"}):
         assert any(both < entry for entry in words), both
-    assert "a pipeline is looked at across nodes" in found["assumptions"]["excluded"]["pp"]
-    one, two = found["scaling"]
-    assert (one["nodes"], two["nodes"], one["efficiency"]) == (1, 2, 1)
-    rates = [row["samples_per_s"] / row["ranks"] for row in (one, two)]
-    assert two["efficiency"] == pytest.approx(rates[1] / rates[0])
     assert found["loader"]["needed_mb_per_s"] is None
 
 
@@ -192,7 +180,7 @@ def measured(build: Callable[[], nn.Module]) -> Activations:
         "tokens": torch.empty((1, 257), dtype=torch.int64, device="meta"),
         "mask": torch.empty(1, dtype=torch.bool, device="meta"),
     }
-    return Measured(build, LanguageModel(), sample, None, Config().train)["none"]
+    return Measured(build, LanguageModel(), sample, None)["none"]
 
 
 class BuiltWithValues(nn.Module):
@@ -223,7 +211,7 @@ def test_what_is_unknown_is_exit_code_10(capsys: pytest.CaptureFixture[str]) -> 
     assert first["memory"]["activations"] is first["memory"]["logits"] is None
     assert main([*words, *named]) == 10
     text = capsys.readouterr().out
-    assert re.search("whether .* fit on 1 NVIDIA H100 SXM 80 GB is unknown: each needs at l", text)
+    assert "parameters may fit on 1 x NVIDIA H100 SXM 80 GB" in text
     assert main([*words, "parallel=ddp"]) == 10  # with the table of all kinds
     assert "unknown USD" not in capsys.readouterr().out
     first = plan(capsys, *words, *named, "hardware.memory_gib=0.5", code=8)["layouts"][0]
@@ -260,7 +248,7 @@ def test_the_loader_against_the_storage(
 def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LM, "--nodes", "1"]) == 0
     text = capsys.readouterr().out
-    assert "1,328,256 parameters" in text
+    assert "parameters: 1,328,256" in text
     assert "activations" in text
 
 
@@ -277,7 +265,6 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ),
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
-        ([*LM, "--nodes", "1", "--budget", "9steps"], "--budget=9steps with --nodes=1 and without"),
         ([*LM, "--budget", "3epochs"], "the length of an epoch is unknown"),
         ([*LM, "hardware=v100"], "known are a100_40, a100_64"),
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),
@@ -307,8 +294,7 @@ def test_a_missing_figure_leaves_out_what_needs_it(capsys: pytest.CaptureFixture
     found = plan(capsys, *LM, *words, "--nodes", "1")
     assert found["layouts"][0]["fits"] is True
     assert {found["layouts"][0][key] for key in ("step_s", "mfu", "cost", "kwh")} == {None}
-    assert found["assumptions"]["unknown memory_gb_per_s"] == "the time of work bound by memory"
-    assert found["assumptions"]["unknown price"] == "cost"
+    assert found["assumptions"]["unknown"] == "memory_gb_per_s, price"
 
 
 def test_a_model_that_needs_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

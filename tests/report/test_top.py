@@ -39,9 +39,10 @@ def made(folder: Path, hosts: list[str], state: str = "running", now: float = NO
         "step": 1200,
         "max_steps": 5000,
         "time": now,
+        "stepped": now,
         "steps_per_s": 10.0,
         "metric": "val/accuracy",
-        "metrics": {"val/accuracy": 0.97, "train/loss": 0.1, "perf/slowest_rank": 3.0},
+        "metrics": {"val/accuracy": 0.97, "train/loss": 0.1},
     }
     (path / "progress.json").write_text(json.dumps(progress))
     return RunDir(path)
@@ -60,7 +61,7 @@ def sampled(run: RunDir, node: str, nvml: Nvml | None, at: float = NOW, **own: f
 def shown(run: RunDir) -> list[str]:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(picture(snapshot(run, NOW + 1)))
+        console.print(picture(snapshot(run.path, NOW + 1)))
     return capture.get().splitlines()
 
 
@@ -77,32 +78,29 @@ def test_what_is_wrong_with_a_node_and_with_the_run(tmp_path: Path) -> None:
     idle = run.path / "monitor" / "n01.idle"
     idle.write_text("n01: gpu_1 below 5% for 30 minutes\n")
     os.utime(idle, (NOW, NOW))
-    seen = snapshot(run, NOW + 1)
+    seen = snapshot(run.path, NOW + 1)
     assert {node.name: node.notes for node in seen.nodes} == {
         "n01": [
-            "slow: gpu 0 is too hot, its clock is lowered",
-            "slow: gpu 1 is too hot, its clock is lowered",
+            "slow: gpu_0 is too hot, its clock is lowered",
+            "slow: gpu_1 is too hot, its clock is lowered",
             "idle: n01: gpu_1 below 5% for 30 minutes",
         ],
         "n03": ["silent: no sample for 61 s"],
         "n02": [],
     }
     assert [node.name for node in seen.nodes] == ["n01", "n03", "n02"]
-    assert seen.facts()["notes"] == ["rank 1 (n01) is slow"]
-    lines = shown(run)
-    assert any("* rank 1 (n01) is slow" in line for line in lines)
-    assert any("61 hot" in line for line in lines)
+    assert seen.state.reason == "rank 1 (n01) is slow"
+    assert any("* rank 1 (n01) is slow" in line for line in shown(run))
 
 
 def test_a_run_whose_process_is_gone_has_no_forecast(tmp_path: Path) -> None:
     run = made(tmp_path, ["n01"])
     assert "ETA" in "".join(shown(run))
-    seen = snapshot(run, NOW + 3600)
-    assert seen.progress.left_s is None
-    assert seen.notes[0].startswith("no sign of life for 36")
-    assert seen.state == "lost"  # one word for `status` and `top`
+    seen = snapshot(run.path, NOW + 3600)
+    assert seen.eta_s is None
+    assert seen.state.name == "lost"  # as for `status`
     with run.lock():
-        assert snapshot(run, NOW + 3600).state == "running"
+        assert snapshot(run.path, NOW + 3600).state.name == "running"
 
 
 def test_the_command_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +115,7 @@ def test_the_command_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     assert (found["run"], found["state"], found["step"]) == (str(run.path), "finished", 1200)
     (node,) = found["nodes"]
     assert node["metrics"]["system_memory_usage_percentage"] == 31
-    assert [each["gpu"] for each in node["gpus"]] == ["gpu 0", "gpu 1"]
+    assert node["metrics"]["gpu_1_temperature_celsius"] == 61
     with pytest.raises(ConfigError, match=r"nope: no run or sweep of that name"):
         main(["nope", "--dir", str(tmp_path)])
     with pytest.raises(StorageError, match=r"no folder of runs"):
@@ -147,6 +145,6 @@ def test_live_on_a_terminal(how: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert main(["--dir", str(tmp_path)]) == 0
     assert naps == [2.0, 2.0]
     text = out.getvalue()
-    assert "gpu 1" in text
+    assert "gpu_1" in text
     assert ("finished" in text) == (how != "Ctrl-C")
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor

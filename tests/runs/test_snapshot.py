@@ -115,13 +115,10 @@ def test_too_much_code_is_refused_and_the_largest_named(
     assert not (project / "runs").exists()
 
 
-def test_git_is_insisted_on_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_git_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("")
-    with pytest.raises(ConfigError, match=r"launch\.snapshot=git: .* is in no git repository"):
-        take(tmp_path, snapshot="git")
-    taken = taken_from(tmp_path, snapshot="auto")
-    assert taken.unfrozen == (tmp_path,)
+    assert taken_from(tmp_path).unfrozen == (tmp_path,)
 
 
 def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: Path) -> None:

@@ -92,13 +92,6 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
         # The run has saved and its job is still there. The job may just be requeued, so the run is
         # not yet called interrupted.
         ("interrupted", "running", "saved at step 40, ending", {"job": job("COMPLETING")}),
-        (  # a task in state D
-            "interrupted",
-            "running",
-            "saved at step 40, ending for 3 min: a task on node2 cannot be killed; Slurm gives up "
-            "after its UnkillableStepTimeout (scontrol show config)",
-            {"job": job("COMPLETING"), "attempts": [STUCK]},
-        ),
         (
             "interrupted",
             "running",

@@ -1,10 +1,11 @@
 """A run whose code has changed says so before it goes on."""
 
+import importlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from torch import distributed
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from hpctrain.checkpoint.tensor_reader import misfit
-from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.code.modules import Module, difference
@@ -49,12 +49,15 @@ CHANGED = "helper.py: changed since attempt 1"
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "helper.py").write_text(HELPER)
-    return tmp_path
+    before = {*sys.modules}
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -63,52 +66,24 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_the_modules_of_a_training_are_found_without_an_import(project: Path) -> None:
-    mine = project / "mine"
-    (mine / "deep").mkdir(parents=True)
-    (mine / "__init__.py").write_text("from .blocks import *\n")
-    (mine / "blocks.py").write_text("def f():\n    from mine import late\n")
-    (mine / "late.py").write_text("import importlib\nimportlib.import_module('.named', 'mine')\n")
-    (mine / "named.py").write_text("from .deep.inner import x\nimport json, torch, helper\n")
-    (mine / "deep" / "inner.py").write_text("raise RuntimeError('it was imported')\n")
-    (mine / "unused.py").write_text("import net\n")
-    (project / "own_task.py").write_text("import native\n")
-    (project / "native.so").write_bytes(b"\x7fELF 1")
-    (project / "flips.py").touch()
-    (project / "sched.py").write_text("this is no Python")
-    config = Config(model={"_target_": "mine.Net", "inner": [{"_target_": "hpctrain.models.MLP"}]})
-    config.task = {"_target_": "own_task.Task"}
-    config.data.transforms = [{"_target_": "flips.flip"}]
-    config.scheduler._target_ = "sched.make"
-    found = modules.find(plain(config))
-    assert not {*found} & {*sys.modules}
-    inside = ("", ".blocks", ".deep.inner", ".late", ".named")
-    assert [*found] == sorted(
-        [*(f"mine{name}" for name in inside), "flips", "helper", "native", "own_task", "sched"]
-    )
-    assert found["mine.deep.inner"].file == "mine/deep/inner.py"
-    assert found["helper"] == Module("helper.py", HELPER)
-    (project / "native.so").write_bytes(b"\x7fELF 22")
-    (mine / "deep" / "inner.py").unlink()
-    told = difference(found, modules.find(plain(config)), "attempt 2")
-    assert told == "mine/deep/inner.py: gone since attempt 2; native.so: changed"
-
-
-def test_modules_that_only_run_time_knows_count_when_they_were_imported(project: Path) -> None:
-    (project / "plugins").mkdir()
-    for name in ("a", "b"):
-        (project / "plugins" / f"{name}.py").write_text("import helper\nvalue = 1\n")
+def test_the_modules_that_were_imported_are_known_and_found_again(project: Path) -> None:
+    (project / "plugins" / "deep").mkdir(parents=True)
+    (project / "plugins" / "unused.py").write_text("")
+    (project / "plugins" / "__init__.py").write_text("from .deep import inner\n")
+    (project / "plugins" / "deep" / "inner.py").write_text("import json, helper\n")
     before = {*sys.modules}
-    try:
-        __import__("plugins." + "a")
-        assert modules.loaded(before) == ["helper", "plugins.a"]
-        assert [*modules.find(plain(Config()), also=modules.loaded(before))] == [
-            "helper",
-            "plugins.a",
-        ]
-    finally:
-        for name in {*sys.modules} - before:
-            del sys.modules[name]
+    importlib.import_module("plugins")
+    found = modules.loaded(before)
+    assert [*found] == ["helper", "plugins", "plugins.deep.inner"]
+    assert found["plugins.deep.inner"].file == "plugins/deep/inner.py"
+    assert found["helper"] == Module("helper.py", HELPER)
+    assert modules.on_disk(found) == found
+    assert [*modules.loaded({*sys.modules}, {"plugins"})] == ["plugins", "plugins.deep.inner"]
+    native = found | {"native": Module("native.so", "xxh3_128:0")}
+    (project / "native.so").write_bytes(b"\x7fELF 22")
+    (project / "plugins" / "deep" / "inner.py").unlink()
+    told = difference(native, modules.on_disk(native), "attempt 2")
+    assert told == "native.so: changed since attempt 2; plugins/deep/inner.py: gone"
 
 
 def test_only_what_changes_the_training_is_a_change() -> None:
@@ -135,7 +110,9 @@ def trained(folder: Path) -> tuple[Config, RunDir]:
     run = RunDir.of(config, "digest")
     freeze(config, run)
     run.begin_attempt(first_step=0)
-    trained_code.record(config, run)
+    known = {*sys.modules}
+    importlib.import_module("net")
+    trained_code.record(config, run, known)
     (run.checkpoints / "step-00000004").mkdir()
     run.end_attempt("interrupted", step=4)
     return config, run
@@ -143,40 +120,40 @@ def trained(folder: Path) -> tuple[Config, RunDir]:
 
 def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> None:
     config, run = trained(project)
-    assert trained_code.changes(config, run) == ""
+    assert trained_code.changes(run) == ""
     edit(project / "helper.py", "mean", "amax")
-    assert trained_code.changes(config, run) == CHANGED
+    assert trained_code.changes(run) == CHANGED
     run.begin_attempt(first_step=4, code_changed=CHANGED)
-    trained_code.record(config, run)
-    assert trained_code.changes(config, run) == CHANGED, "this attempt has made no checkpoint yet"
+    trained_code.record(config, run, {*sys.modules})
+    assert trained_code.changes(run) == CHANGED, "this attempt has made no checkpoint yet"
     run.end_attempt("failed", error="")
     edit(project / "helper.py", "amax", "sum")
-    assert trained_code.changes(config, run) == CHANGED
+    assert trained_code.changes(run) == CHANGED
     run.begin_attempt(first_step=4)
-    trained_code.record(config, run)
+    trained_code.record(config, run, {*sys.modules})
     (run.checkpoints / "step-00000006").mkdir()
-    assert trained_code.changes(config, run) == ""
+    assert trained_code.changes(run) == ""
     edit(project / "helper.py", "sum", "mean")
-    assert trained_code.changes(config, run) == "helper.py: changed since attempt 3"
+    assert trained_code.changes(run) == "helper.py: changed since attempt 3"
     assert trained_code.turning_points(run.read()) == {4: CHANGED}
     copy = project / "copy"
     copy.mkdir()
     (copy / "net.py").write_text(NET)
     (copy / "helper.py").write_text(HELPER.replace("mean", "sum"))
-    assert trained_code.changes(config, run, [copy]) == "", "where a job imports from"
+    assert trained_code.changes(run, [copy]) == "", "where a job imports from"
     for step, damaged in ((6, []), (4, [6])):
         run.begin_attempt(first_step=step, damaged=damaged)
-    assert trained_code.changes(config, run) == "", "attempt 1 has made step 4"
+    assert trained_code.changes(run) == "", "attempt 1 has made step 4"
     for damage in ("{", '{"version": 1, "records": [{"attempt": 1, "modules": []}]}'):
         (run.path / "modules.json").write_text(damage)
-        assert trained_code.changes(config, run) == ""
+        assert trained_code.changes(run) == ""
 
 
 def test_a_branch_knows_the_code_of_its_checkpoint(project: Path) -> None:
     config, run = trained(project)
     edit(project / "helper.py", "mean", "sum")
     run.begin_attempt(first_step=4)
-    trained_code.record(config, run)
+    trained_code.record(config, run, {*sys.modules})
     (run.checkpoints / "step-00000006").mkdir()
     for step in (4, 6):
         config.seed = step
@@ -185,12 +162,12 @@ def test_a_branch_knows_the_code_of_its_checkpoint(project: Path) -> None:
         trained_code.inherit(run, child, step)
         (child.checkpoints / f"step-{step:08d}").mkdir(parents=True)
         edit(project / "helper.py", "sum", "amax")
-        assert trained_code.changes(config, child) == CHANGED.replace("attempt 1", "the branch")
+        assert trained_code.changes(child) == CHANGED.replace("attempt 1", "the branch")
         child.begin_attempt(first_step=step)
-        trained_code.record(config, child)
-        assert "since the branch" in trained_code.changes(config, child)
+        trained_code.record(config, child, {*sys.modules})
+        assert "since the branch" in trained_code.changes(child)
         (child.checkpoints / "step-00000008").mkdir()
-        assert trained_code.changes(config, child) == ""
+        assert trained_code.changes(child) == ""
         edit(project / "helper.py", "amax", "sum")
 
 

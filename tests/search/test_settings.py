@@ -40,18 +40,18 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("metric", "direction", "told"),
     [
-        ({"direction": "minimize"}, False),
-        ({"direction": "maximize"}, True),
-        ({"direction": "minimize", "metric": "val/accuracy"}, True),
-        ({"direction": "maximize", "metric": "val/width"}, False),  # nobody knows
+        ("val/loss", "minimize", False),
+        ("val/loss", "maximize", True),
+        ("val/accuracy", "minimize", True),
+        ("val/width", "maximize", False),  # nobody knows
     ],
 )
 def test_the_wrong_direction_is_told(
-    given: dict[str, Any], told: bool, caplog: pytest.LogCaptureFixture
+    metric: str, direction: str, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings(**given)
+    Settings.checked(GIVEN | {"direction": direction}, metric, 8000)
     assert told is ("has better values where it is" in caplog.text)
 
 

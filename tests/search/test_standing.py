@@ -33,11 +33,12 @@ def test_status_of_a_search_that_is_over(
 ) -> None:
     make_search(tmp_path)
     text = shown(capsys, status, "--dir", tmp_path, "2026")
-    assert text.startswith("search digits-1: 12 of 12 trials, minimize val/loss, ")
+    states = "1 failed, 1 finished, 10 pruned"
+    assert text.startswith(f"search digits-1: 12 of 12 trials, {states}, minimize val/loss, ")
     assert words(text)[1:5] == [
-        ["rung", "step", "failed", "reached", "promoted", "pruned", "best"],
-        ["1", "10", "1", "11", "4", "7", "0.1"],
-        ["2", "30", "4", "1", "3", "0.033333"],
+        ["rung", "step", "reached", "promoted", "best"],
+        ["1", "10", "11", "4", "0.1"],
+        ["2", "30", "4", "1", "0.033333"],
         ["3", "90", "1", "0.011111"],
     ]
     assert words(text)[7][:6] == ["5", "digits-00000005", "finished", "0.1", "0.033333", "0.011111"]

@@ -91,7 +91,6 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     assert tags["hpctrain.command"] == "how to go on, ${oc.env:MY_API_KEY}"
     assert tags["hpctrain.reason"] == "OSError: it"
     assert tags["hpctrain.node.n01"] == "kernel=6.1, driver=570"
-    assert tags["hpctrain.nodes_differ"] == "driver: 570 on n01, 550 on n02"
     assert tags["hpctrain.idle"] == "n01: gpu_0 below 5% for 30 minutes"
     assert tags["mlflow.loggedImages"] == "true"
 

@@ -196,24 +196,27 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
 
 
 @pytest.mark.slow
-def test_runs_of_a_sweep_that_are_uploaded_at_once_have_one_parent(
+def test_a_sweep_has_its_best_value_when_its_runs_are_uploaded_at_once(
     database: Path, tmp_path: Path, rows: Rows, tags: Tags
 ) -> None:
-    # Two folders: the lock under which the parent is made is in each of them.
-    runs = [str(tmp_path / f"folder{number % 2}" / f"r{number}") for number in range(6)]
-    for run in runs:
-        offline(Path(run), database, 10, uid=Path(run).name, parent_uid="p", parent_name="sweep")
-    left = runs
-    while left:  # on a slow machine some may give up, and are repeated
-        started = {run: subprocess.Popen([*SYNC, run]) for run in left}
-        left = [run for run, process in started.items() if process.wait(500)]
-    parents = rows(
-        "SELECT value, count(*) FROM tags WHERE key = 'mlflow.parentRunId' GROUP BY value"
-    )
-    assert [count for _, count in parents] == [6]
-    assert rows("SELECT name, status FROM runs WHERE run_uuid = ?", parents[0][0]) == [
-        ("sweep", "FINISHED")
-    ]
+    names = [f"r{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        # Two folders: the lock under which the parent is made is in each of them.
+        run = tmp_path / f"folder{number % 2}" / name
+        run.parent.mkdir(exist_ok=True)
+        tracker = new_tracker(run, database, parent_uid="p", parent_name="sweep")
+        tracker.start({}, {})
+        tracker.log_metrics({"val/loss": number}, 1)
+        tracker.finish("FINISHED" if number else "FAILED")
+        (run / "progress.json").write_text('{"metric": "val/f1", "metrics": {"val/loss": 7}}')
+    runs = [str(tmp_path / f"folder{number % 2}" / name) for number, name in enumerate(names)]
+    while runs:  # on a slow machine some may give up, and are repeated
+        started = {run: subprocess.Popen([*SYNC, run]) for run in runs}
+        runs = [run for run, process in started.items() if process.wait(500)]
+    parent = tags("p")
+    assert parent["hpctrain.sweep.best"] == "n"
+    latest = "SELECT value FROM latest_metrics WHERE key = 'val/loss' AND run_uuid = ?"
+    assert rows(latest, parent["id"]) == [(1.0,)], "that of the run that failed does not count"
 
 
 def test_a_killed_uploader_is_started_again(

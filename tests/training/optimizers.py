@@ -218,15 +218,3 @@ class Extra(Own):
 
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         p.sub_(grad, alpha=group["lr"])
-
-
-class RankNumber(Own):
-    """A number that each rank has for itself comes into its groups."""
-
-    def begin(self, group: dict[str, Any]) -> None:
-        group["own"] = float(torch.distributed.get_rank() * (len(self.state) > 1000))
-        if getattr(self, "spoilt", False):
-            group["own"] = float(torch.distributed.get_rank())
-
-    def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
-        p.sub_(grad, alpha=group["lr"])

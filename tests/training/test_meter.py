@@ -82,7 +82,7 @@ def made(clock: Clock, devices: int = 1, compute: str = "fp32", **options: Any) 
 
     def compare(interval: Interval) -> Compared:
         compared.append(interval)
-        return Compared(1 if devices > 1 else None, interval.memory)
+        return Compared(interval.memory)
 
     ranks: Any = SimpleNamespace(compare=compare, close=lambda: None)
     precision: Any = SimpleNamespace(device=CPU, compute=compute, scale=1024.0)
@@ -118,7 +118,6 @@ def test_each_second_is_in_one_part_and_steps_are_without_what_is_between(clock:
             "perf/step_ms_p50": 1500,
             "perf/step_ms_p95": 1500,
             "perf/step_ms_max": 1500,
-            "perf/slowest_rank": 1,
             "perf/checkpoint_s": 30,
         }
     )

@@ -13,7 +13,7 @@ from hpctrain.config.rules.parameter_rules import problems
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import build_optimizer
-from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
+from hpctrain.parallel.preparing.parameter_settings import Setting, freeze
 from hpctrain.parallel.preparing.whole_model import check_layers
 from tests.steps import ALONE, alone
 
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def groups_of(**keys: Any) -> dict[str, Setting]:
-    return settings(Net(), OptimizerConfig(**keys), [])
+    return freeze(Net(), OptimizerConfig(**keys), [], LoRAConfig())
 
 
 def test_all_rules_that_match_count_and_the_last_one_decides() -> None:
@@ -67,7 +67,7 @@ def test_layer_decay_counts_layers_from_the_end() -> None:
             r"optimizer.groups\[1\].match=layer.1.\*: the model has no parameter with such a name; "
             r"did you mean layers.1.\* or",
         ),
-        ([{"match": "*", "freeze": True}], "freezes every parameter: there is nothing to train"),
+        ([{"match": "*", "freeze": True}], "no parameter is left to be trained"),
     ],
 )
 def test_what_fits_no_parameter_is_refused(rules: list[dict[str, Any]], said: str) -> None:

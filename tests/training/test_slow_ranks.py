@@ -68,10 +68,9 @@ def steps_with_work(seconds: list[float]) -> Found:
 
 
 def test_a_slow_rank_is_named_once() -> None:
-    (first, found), (_, same) = run_ranks(steps_with_work, 2, [0.02, 0.6])
+    (first, found), _ = run_ranks(steps_with_work, 2, [0.02, 0.6])
     (text,) = filter(None, first)  # the second time is too soon for another
     assert text.startswith("rank 1 (n1) is slow: in the last ")
     assert "times as long as the median of the other ranks" in text
-    assert {each.slowest for each in found} | {each.slowest for each in same} <= {None, 1}
     assert {each.memory for each in found} == {(101.0, 200.0)}
     assert any(each.lost_s > 0.1 for each in found)

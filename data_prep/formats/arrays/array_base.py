@@ -2,8 +2,8 @@
 
 A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
 and how rows along an axis are read. The rest is done here once: which axis counts the samples,
-arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
-.npy, `array_npz` and `array_hdf5` the others; `array_files` has them in a table.
+arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy`
+reads .npy and .npz, `array_hdf5` the others; `array_files` has them in a table.
 Memory is needed for the requested rows only, whatever the size of the file.
 """
 
@@ -19,7 +19,6 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.arrays.packing import ATTRIBUTES
-from data_prep.formats.hdf5.groups import looks_like_groups
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
@@ -160,16 +159,12 @@ def reading(where: Where, hint: str = "") -> Iterator[None]:
     except (HpctrainError, MemoryError):
         raise
     except Exception as error:
-        raise _unreadable(where, error, hint) from None
-
-
-def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
-    if isinstance(error, OSError) and error.strerror and error.errno:
-        # The libraries put the path into strerror.
-        return DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}")
-    text = " ".join(str(error).split()) or type(error).__name__
-    what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF"}
-    return DataError(f"{where} is not readable as {what[where.kind]}: {text}{hint}")
+        if isinstance(error, OSError) and error.strerror and error.errno:
+            # The libraries put the path into strerror.
+            raise DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}") from None
+        text = " ".join(str(error).split()) or type(error).__name__
+        what = {"hdf5": "HDF5", "netcdf": "NetCDF"}.get(where.kind, "NumPy")
+        raise DataError(f"{where} is not readable as {what}: {text}{hint}") from None
 
 
 def never_written(count: int, of: int) -> str:
@@ -198,14 +193,12 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
         return next(iter(names))
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-    is_hdf5 = where.kind in ("hdf5", "netcdf")
-    if is_hdf5 and (suggestion := looks_like_groups(where.path, names)[1]):
-        raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
+    group = "" if where.kind == "npz" else "; a pattern, /*/x, takes one of each group as a sample"
     raise ConfigError(
         f"{where.path} {problem}; there are: {few(shown, 20, '; ')}. For example: "
-        f"--field {of}={where.path}:{name}"
+        f"--field {of}={where.path}:{name}{group}"
     )
 
 
@@ -214,13 +207,7 @@ def check_dtype(where: Where, dtype: Any) -> None:
     kind = dtype.kind if isinstance(dtype, np.dtype) else "V"
     if kind in "biuf" + TEXT:
         return
-    if kind == "V" and dtype.names:
-        what = f"structured ({', '.join(dtype.names)}): save each of them as an array"
-    else:
-        what = {
-            "c": f"{dtype}: store the real and the imaginary part as two fields",
-            "O": "dtype object (lists, references or Python objects): save arrays of numbers",
-            "M": f"{dtype}: save it as int64",
-            "m": f"{dtype}: save it as int64",
-        }.get(kind, f"dtype {dtype}: save arrays of numbers")
-    raise DataError(f"{where} is {what}")
+    raise DataError(
+        f"{where} is of dtype {dtype}: save arrays of numbers (dates as int64, the real and the "
+        "imaginary part of complex numbers, or each name of a record, as fields of their own)"
+    )

@@ -1,7 +1,6 @@
 """A field made of several arrays one after the other, and their values as they will be stored."""
 
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.samples import cast
-from data_prep.writing.limit import check_unpacked
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -163,7 +161,6 @@ def open_parts(
     to: str,
     *,
     unwritten: bool,
-    max_output: int | None,
 ) -> tuple[Column, Field]:
     """Open and check each of a field's arrays once, and return the column and its field.
 
@@ -176,9 +173,6 @@ def open_parts(
         with open_array(where, axis) as array:
             if lacks := array.unwritten():
                 check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
-            if where.kind == "npz":
-                size = math.prod(array.shape) * array.dtype.itemsize
-                check_unpacked(str(where), size, os.path.getsize(where.path), max_output)
             packing = Packing.of(str(where), array.dtype, array.attributes, text=array.text)
             dtype = np.dtype(packing.dtype)
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)

@@ -10,13 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.arrays import (
-    array_hdf5,
-    array_npz,
-    array_numpy,
-)
+from data_prep.formats.arrays import array_hdf5, array_numpy
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
-from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
 from hpctrain.errors import ConfigError, DataError
@@ -28,10 +23,9 @@ def parse_where(text: str) -> list[Where]:
     """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order."""
     cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
     for cut in cuts:  # the longest path that exists: file names may contain colons
-        if cut and os.path.exists(text[:cut]):
-            return [Where(text[:cut], text[cut + 1 :])]
-    for cut in cuts:
-        if found := glob.glob(text[:cut], recursive=True) if glob.has_magic(text[:cut]) else []:
+        path = text[:cut]
+        found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        if found:
             return [Where(path, text[cut + 1 :]) for path in sorted(found, key=natural)]
     path, _, key = text.partition(":")
     if glob.has_magic(path):
@@ -48,7 +42,7 @@ def natural(text: str) -> tuple[Any, ...]:
 _Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
-    "npz": array_npz.open_npz,
+    "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,
     "netcdf": array_hdf5.open_hdf5,
 }
@@ -84,13 +78,6 @@ def expanded(where: Where) -> tuple[list[Where], list[str]]:
     return sorted(wheres, key=lambda each: [*map(natural, each.matched)]), gone
 
 
-def among_others(where: Where, rows: int) -> tuple[bool, str]:
-    """Return whether an array must be one of many samples, and what to say; see `one_of_many`."""
-    if not where.key or where.kind not in ("hdf5", "netcdf"):
-        return False, ""
-    return groups.one_of_many(where.path, array_hdf5.names_in(where.path), where.key, rows)
-
-
 def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
     if where.kind not in _FORMATS:
@@ -112,7 +99,7 @@ def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         if where.kind == "npy":
             yield Path(path).stem, where
         elif where.kind == "npz":
-            for key in array_npz.npz_names(path):
+            for key in array_numpy.npz_names(path):
                 yield key, Where(path, key)
         else:
             open_array(where).close()  # raises an error that lists the arrays
@@ -124,23 +111,24 @@ def addresses(
 ) -> tuple[dict[str, list[Where]], list[str]]:
     """Return the addresses of the arrays of each field, and notes on what patterns leave out."""
     wheres: dict[str, list[Where]] = {}
-    for name, where in _named_by_files(files):
-        if name in wheres:
+
+    def check_free(name: str, other: object) -> None:
+        if name in unnamed:
             raise ConfigError(
-                f"{wheres[name][0]} and {where} would both be the field {name!r}; --field "
-                f"{name}={wheres[name][0]} --field {name}={where} puts one behind the other"
+                f"{wheres[name][0]} and {other} would both be the field {name!r}; give both with "
+                "--field to put one behind the other, or another NAME"
             )
+
+    unnamed, notes = set[str](), list[str]()
+    for name, where in _named_by_files(files):
+        check_free(name, where)
+        unnamed.add(name)
         wheres[name] = [where]
-    unnamed, notes = set(wheres), list[str]()
     for text in named:
         name, equals, file = text.partition("=")
         if not (name and equals and file):
             raise ConfigError(f"--field {text!r} is not NAME=FILE; {FORMS}")
-        if name in unnamed:
-            raise ConfigError(
-                f"{wheres[name][0]} and {file} would both be the field {name!r}; give both with "
-                "--field to put one behind the other, or another NAME"
-            )
+        check_free(name, file)
         for where in parse_where(file):
             several, gone = expanded(where)
             wheres.setdefault(name, []).extend(several)

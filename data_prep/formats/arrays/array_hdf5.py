@@ -115,14 +115,8 @@ def matching(where: Where) -> tuple[list[groups.Match], list[str]]:
         return groups.matching(where.key, names, has)
 
 
-def names_in(path: str) -> dict[str, str]:
-    """Return the paths of the first datasets of a file, each with its dtype and shape."""
-    with h5py.File(path, "r", locking=False) as file:
-        return names_of(file)
-
-
 def names_of(file: h5py.File) -> dict[str, str]:
-    """See `names_in`."""
+    """Return the paths of the first datasets of a file, each with its dtype and shape."""
     names: dict[str, str] = {}
 
     def note(name: str, found: Any) -> bool | None:

@@ -1,23 +1,23 @@
 """Check whether the datasets of an HDF5 file that another program wrote can be fields."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import h5py
 
 from data_prep.formats.arrays.array_base import check_written, never_written
 from data_prep.formats.arrays.array_hdf5 import names_of
-from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
+from data_prep.formats.hdf5.groups import has_wildcard
 from data_prep.formats.hdf5.hdf5_storage import Written, of_another_program
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import dtype_of
+from hpctrain.terminal import few
 
-_LISTED = 8  # datasets that a message lists
+_LISTED = 20  # datasets that a message lists
 _CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 
@@ -28,39 +28,24 @@ class FieldSource:
     dataset: str  # path of the values in the file
     offsets: str = ""  # path of the offsets of a variable-length field, or ""
     axis: int = 0  # the axis that counts the samples; negative ones count from the end
-    chosen: bool = False  # whether the user has chosen this axis
     unwritten: bool = False  # whether the fill value may stand for values that were never written
 
 
-def open_file(path: Path | str) -> h5py.File:
+def _open_file(path: Path | str) -> h5py.File:
     """Open a file for reading. Where there are locks, also check that no process writes it."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"{path} is not a file")
     try:
         return h5py.File(path, "r", locking="best-effort")
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except PermissionError:
-        raise DataError(f"{path} may not be read: permission denied") from None
     except (OSError, RuntimeError) as error:
-        text = str(error)
-        if "truncated" in text:
-            why = f"is truncated: its header lists more than its {os.stat(path).st_size} bytes"
-        elif "unable to lock" in text or "already open" in text:
-            why = (
-                "is open for writing in another process, or was when that one died: close it "
-                "there, or `h5clear -s` it"
-            )
-        elif "signature" in text:
-            why = "is not an HDF5 file"
-        else:
-            why = f"is damaged: {text}"
-        raise DataError(f"{path} {why}") from None
+        locked = any(words in str(error) for words in ("unable to lock", "already open"))
+        cure = "; close it where it is written, or `h5clear -s` it" if locked else ""
+        raise DataError(f"{path} is not readable as HDF5: {error}{cure}") from None
 
 
 def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str, Field], int]:
     """Return the schema and the number of samples of a file without reading its data."""
-    with open_file(path) as file:
+    with _open_file(path) as file:
         try:
             fields, counts = {}, {}
             for name, each in sources.items():
@@ -80,21 +65,6 @@ def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str
     if not count:
         raise DataError(f"{path} has no samples")
     return fields, count
-
-
-def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) -> list[str]:
-    """Return what the user should know about the axes of fields that a file has."""
-    notes, unsure = [], [s for s in sources.values() if not (s.chosen or s.offsets)]
-    if not unsure:
-        return []
-    with open_file(path) as file:
-        names = names_of(file)
-        for source in unsure:
-            is_sample, note = one_of_many(str(path), names, source.dataset, rows)
-            if is_sample:
-                raise ConfigError(note)
-            notes.append(note)
-    return [note for note in dict.fromkeys(notes) if note]
 
 
 def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, int]:
@@ -144,71 +114,33 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
         raise DataError(
             f"{path} {error}; the samples must lie in the file itself, whose digest the index has"
         ) from None
-    if dataset is None and isinstance(group := file.get(path), h5py.Group):
-        inside = of_another_program(group) or f"is a group; in this file are {_listed(file)}"
-        raise DataError(f"{path} {inside}")
-    if dataset is None:
-        raise DataError(_missing(file, path))
-    if problem := of_another_program(dataset):
+    found = file.get(path) if dataset is None else dataset
+    if found is not None and (problem := of_another_program(found)):
         raise DataError(f"{path} {problem}")
+    if dataset is None:
+        if has_wildcard(path):
+            raise DataError(
+                f"an index has no patterns such as {path}, because the samples of a file lie along "
+                f"an axis of a dataset; `python -m data_prep arrays OUT --field "
+                f"'NAME={file.filename}:{path}'` makes a sample of each match"
+            )
+        group = "is a group" if found is not None else "is not there"
+        raise DataError(f"{path} {group}; in this file are {_listed(file)}")
     if dataset.shape is None:
         raise DataError(f"{path} is empty (a null dataspace)")
-    if reason := _no_dtype(dataset):
-        raise DataError(f"{path} {reason}; {_CONVERT}")
+    try:
+        Field(dtype_of(dataset))
+    except (TypeError, DataError) as error:  # TypeError: NumPy has no such type
+        raise DataError(f"{path} holds what no field has: {error}; {_CONVERT}") from None
     return dataset
 
 
-def _no_dtype(dataset: h5py.Dataset) -> str:
-    """Return why no field can have a dataset's type, or ""."""
-    try:
-        dtype = dataset.dtype
-    except TypeError as error:
-        return f"has a type that NumPy does not have ({error})"
-    if dtype.kind in "SO" and (dtype.kind == "S" or h5py.check_string_dtype(dtype)):
-        return "holds strings; text is UTF-8 bytes (uint8) with offsets"
-    try:
-        Field(dtype_of(dataset))
-    except DataError as error:
-        return f"holds what no field has: {error}"
-    return ""
-
-
-def _missing(file: h5py.File, path: str) -> str:
-    """Return the message for a dataset that does not exist or cannot be reached."""
-    parts = path.strip("/").split("/")
-    for i in range(len(parts)):
-        part = "/".join(parts[: i + 1])
-        try:
-            link = file.get(part, getlink=True)
-        except (KeyError, RuntimeError, ValueError):
-            break
-        if isinstance(link, h5py.SoftLink) and file.get(part) is None:
-            return f"{path}: /{part} is a link to {link.path}, where nothing is"
-    if has_wildcard(path):
-        return (
-            f"an index has no patterns such as {path}, because the samples of a file lie along an "
-            f"axis of a dataset; `python -m data_prep arrays OUT --field 'NAME={file.filename}:"
-            f"{path}'` makes a sample of each match"
-        )
-    return f"there is no dataset {path}; in this file are {_listed(file)}"
-
-
-def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str = ", ") -> str:
-    names = names_of(file)
-    if text := looks_like_groups(file.filename, names)[1]:
-        return text
-    lines = [f"{before}{name} {what}" for name, what in islice(names.items(), most)]
-    return between.join([*lines, "…"] if len(names) > most else lines) or "no datasets"
+def _listed(file: h5py.File) -> str:
+    found = (f"{name} {what}" for name, what in names_of(file).items())
+    return few(found, _LISTED, "; ") or "no datasets"
 
 
 def described(path: Path | str) -> str:
-    """Return the datasets of a file with dtypes and shapes, or that they lie in alike groups."""
-    with open_file(path) as file:
-        return _listed(file, 100, "\n  ", "")
-
-
-def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:
-    """Yield the differences between two schemas that have the same names."""
-    for name, field in first.items():
-        if (field, field.axis) != (other[name], other[name].axis):
-            yield f"field {name!r} is {other[name]}, there {field}"
+    """Return the datasets of a file with dtypes and shapes."""
+    with _open_file(path) as file:
+        return _listed(file)

@@ -1,12 +1,9 @@
 """Files with a group per sample: /0000/x, /0001/x, …, of which the pattern /*/x takes all."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 SHOWN = 3  # names that a message has
-MANY = 10  # groups with the same array that look like samples
-_NUMBER = re.compile(r"\d+")
 _WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
 
 Match = tuple[str, tuple[str, ...]]
@@ -57,44 +54,3 @@ def matching(
     known = {path for path, _ in there}
     gone = [path for path, _ in found if path not in known]
     return there, [path for path in gone if "@" in last or [*names(path.rpartition("/")[0])]]
-
-
-def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:
-    """Return how many groups of a file look like samples, and a sentence with the command."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in names:
-        parts = name.strip("/").split("/")
-        for place, part in enumerate(parts):
-            above, rest = "/".join(parts[:place]), "/".join(parts[place + 1 :])
-            # Groups with the same array are samples; arrays, only if they are numbered.
-            alike = "" if rest else _NUMBER.sub("#", part)
-            if rest or alike != part:
-                found[above, alike][rest].append(part)
-    for (above, _), by_rest in found.items():
-        samples = {rest: each for rest, each in by_rest.items() if len(each) >= MANY}
-        if not samples:
-            continue
-        most = max(samples.values(), key=len)
-        low, high = min(most), max(most)  # what these have in common, all have
-        equal = [a == b for a, b in zip(low, high, strict=False)]
-        common = low[: [*equal, False].index(False)].rstrip("0123456789")
-        stem = f"{'/' * bool(above)}{above}/{common}*"
-        keys = [
-            f"{stem}{'/' * bool(rest)}{rest}"
-            for rest, each in samples.items()
-            if 2 * len(each) > len(most)
-        ]
-        if key and not any(expression(each).fullmatch(f"/{key.strip('/')}") for each in keys):
-            continue
-        return len(most), (
-            f"{len(most):,} arrays at {keys[0]}, which look like a group per sample: `python "
-            f"-m data_prep arrays OUT --field 'NAME={path}:{keys[0]}'` takes each as a sample"
-        )
-    return 0, ""
-
-
-def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[bool, str]:
-    """Return whether an array must be one of many samples, and what to say if it may be one."""
-    many, text = looks_like_groups(path, names, key)
-    said = f"{path}:{key} has {rows:,} rows, each of which would be a sample; the file has {text}"
-    return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""

@@ -121,15 +121,11 @@ class Written:
 def object_at(where: Where, root: h5py.Group, key: str) -> Any:
     """Return the object at a path, or None if there is none; a link to another file is refused."""
     try:
-        return walk(root, key, _leave)
+        return walk(root, key)
     except Elsewhere as error:
         raise DataError(f"{where} {error}; {OTHERS}") from None
     except Circle:
         raise DataError(f"{where}: its links lead in a circle") from None
-
-
-def _leave(_: h5py.Group, file: str, target: str) -> None:
-    raise Elsewhere(f"is an external link to {file}:{target}")
 
 
 def check_dataset(where: Where, found: Any) -> h5py.Dataset:
@@ -139,8 +135,7 @@ def check_dataset(where: Where, found: Any) -> h5py.Dataset:
         raise DataError(f"{where} is a group; name one of the arrays in it: {inside}")
     if found.external:
         raise DataError(
-            f"{where} keeps its values in another file, {found.external[0][0]!r}; "
-            "--field NAME=FILE:DTYPE:SHAPE reads raw files"
+            f"{where} keeps its values in another file, {found.external[0][0]!r}; {OTHERS}"
         )
     if found.is_virtual:
         raise DataError(f"{where} is a virtual dataset, whose values lie elsewhere; {OTHERS}")

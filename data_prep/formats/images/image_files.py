@@ -10,7 +10,7 @@ from typing import Any
 
 from data_prep.formats.samples import Unusable
 from data_prep.libraries import library
-from hpctrain.data.sources.images import FORMATS
+from hpctrain.data.sources.images import FORMATS, MAX_PIXELS
 from hpctrain.errors import ConfigError
 
 # Also those of formats that are refused: such a file is an image that is missing, not another file.
@@ -46,7 +46,7 @@ def reasons() -> Iterator[None]:
         raise Unusable(f"it cannot be decoded: {what}") from None
 
 
-def opened(content: bytes, max_pixels: int) -> Any:
+def opened(content: bytes) -> Any:
     """Open an image and check its header."""
     library = pillow()
     limit, library.MAX_IMAGE_PIXELS = library.MAX_IMAGE_PIXELS, None  # our own check is below
@@ -57,9 +57,10 @@ def opened(content: bytes, max_pixels: int) -> Any:
         raise Unusable(f"it is no JPEG, PNG or WebP, but {what}; {_OTHERS}") from None
     finally:
         library.MAX_IMAGE_PIXELS = limit
-    if image.width * image.height > max_pixels:
+    if image.width * image.height > MAX_PIXELS:
         raise Unusable(
-            f"its header says {image.height} x {image.width} pixels; --max-pixels is {max_pixels}"
+            f"its header says {image.height} x {image.width} pixels; at most {MAX_PIXELS:,} are "
+            "decoded, because a file of a few KB can need many GB of memory"
         )
     # An MPO file of a phone has variants of one picture.
     count = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
@@ -122,9 +123,9 @@ def least_alpha(image: Any) -> int:
     return low
 
 
-def is_opaque(image: Any, content: bytes, max_pixels: int) -> bool:
+def is_opaque(image: Any, content: bytes) -> bool:
     """Return whether nothing is lost when the loader drops the alpha channel."""
     if not has_alpha(image):
         return True
-    with opened(content, max_pixels) as decoded:  # not `image`: its pixels must stay unread
+    with opened(content) as decoded:  # not `image`: its pixels must stay unread
         return least_alpha(decoded.convert("RGBA")) == 255

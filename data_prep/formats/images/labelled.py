@@ -10,22 +10,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import xxhash
 
-from data_prep.formats.files import Ignored, Inside, scan
+from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
-from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile, content_of
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import FILE
+from hpctrain.terminal import few
 
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
-WHOLE = range(-(2**63), 2**63)
-_LONGEST = 2**24  # characters of a line of a list
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has them all
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ def by_folder(
     root: Path,
     suffixes: frozenset[str],
     problems: BadRecords,
-    ignored: Ignored,
+    ignored: list[str],
     fixed: Sequence[str] | None,
     *,
     labels: bool,
@@ -189,16 +188,11 @@ def numbers(found: Labelled, fixed: Sequence[str] | None) -> tuple[list[str] | N
     texts = found.texts
     if fixed is None:
         # The name of a folder is always text, also if it looks like a number.
-        if found.records and all(_is_whole(text) for text in set(texts)):
+        if found.records and all(map(_WHOLE.fullmatch, set(texts))):
             return None, array("q", map(int, texts))
         fixed = sorted(set(texts), key=os.fsencode)
     places = {name: i for i, name in enumerate(fixed)}
     return list(fixed), array("q", (places[text] for text in texts))
-
-
-def _is_whole(text: str) -> bool:
-    whole = re.fullmatch(r"0|-?[1-9][0-9]{0,18}", text)
-    return whole is not None and int(text) in WHOLE
 
 
 def classes(path: Path) -> list[str]:
@@ -243,7 +237,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(_lines(path, file), strict=True)
+        reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
             _check_columns(path, columns, header)
@@ -261,20 +255,8 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             raise DataError(f"{path}: line {reader.line_num}: {error}") from None
 
 
-def _lines(path: Path, file: TextIO) -> Iterator[str]:
-    """Yield the lines of a list; one line of a damaged file could fill the memory."""
-    number = 0
-    while line := file.readline(_LONGEST + 1):
-        number += 1
-        if len(line) > _LONGEST:
-            raise DataError(f"{path}: line {number} has more than {_LONGEST:,} characters")
-        yield line
-
-
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
     for name in columns:
         if found.count(name) != 1:
             what = "two columns" if name in found else "no column"
-            raise ConfigError(
-                f"{path} has {what} {name!r}; it has {console.listed(found) or 'none'}"
-            )
+            raise ConfigError(f"{path} has {what} {name!r}; it has {few(found, 30) or 'none'}")

@@ -9,8 +9,8 @@ and the loader decodes them.
   converted by Pillow's formulas; colour is converted to grey by ITU-R 601.
 - Grey PNGs of 16 bits need --mode L16 (uint16). Colours of 16 bits cannot be used: they are never
   cut to 8 bits.
-- Transparent pixels are kept by --mode RGBA, or laid over the colour of --background. Otherwise the
-  image cannot be used. An alpha channel that is opaque everywhere is dropped.
+- Transparent pixels are kept by --mode RGBA. Otherwise the image cannot be used. An alpha channel
+  that is opaque everywhere is dropped.
 - --encoded keeps each file's bytes, with their orientation, which the loader applies when it
   decodes them (JPEG, PNG, WebP). The conversion checks only the header and the end of the file (all
   checksums of a PNG). With --size, images of another size are decoded, resized and encoded again:
@@ -21,6 +21,7 @@ import argparse
 import io
 import re
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -38,12 +39,12 @@ from data_prep.formats.images.image_files import (
 )
 from data_prep.formats.samples import Unusable
 from data_prep.options import add_options
-from hpctrain.data.sources.images import MAX_PIXELS, orientation, planes, upright
+from hpctrain.data.sources.images import orientation, planes, upright
 from hpctrain.errors import ConfigError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
-MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
+_MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again
 
 
@@ -52,15 +53,11 @@ _OPTIONS = f"""
     height and width of the samples; 64 means 64x64
 --resize {{crop,pad,stretch}} = crop
     how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
-    longer side, fill the rest; stretch: scale both sides
---mode {{{",".join(MODES)}}}
+    longer side, fill the rest with 0; stretch: scale both sides
+--mode {{{",".join(_MODES)}}}
     mode of the pixels (default: MODE)
---background COLOR =
-    the colour under transparent pixels and around images resized by `pad`
 --encoded
     keep the bytes of the files; the loader decodes them
---max-pixels N = {MAX_PIXELS} : int
-    images with more pixels cannot be used: a file of a few KB can need many GB of memory
 """
 
 
@@ -75,34 +72,19 @@ class Pixels:
     """How image files become samples; see the module."""
 
     size: tuple[int, int] | None = None  # height and width; None keeps the size of each file
-    resize: str = "crop"  # one of _RESIZE
-    mode: str = "RGB"  # one of MODES; "" is L for grey images and RGB for all others
-    background: str = ""  # the name of a colour that Pillow knows, or ""
+    resize: str = "crop"  # crop, pad or stretch
+    mode: str = "RGB"  # one of _MODES; "" is L for grey images and RGB for all others
     encoded: bool = False  # whether a sample is the bytes of the file
-    max_pixels: int = MAX_PIXELS  # images with more pixels cannot be used
 
     @classmethod
     def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
         """Make the pixels that the command line describes; `mode` is the default of --mode."""
         pillow()
         size = _size(args.size) if args.size else None
-        if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
+        if args.encoded and args.mode and (size is None or _MODES[args.mode] == 4):
             raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
         if args.encoded and args.mode == "L16":
             raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
-        if args.max_pixels < 1:
-            raise ConfigError(f"--max-pixels {args.max_pixels}: at least 1")
-        if args.background:
-            from PIL import ImageColor
-
-            try:
-                ImageColor.getrgb(args.background)
-            except ValueError:
-                raise ConfigError(
-                    f"--background {args.background!r}: a colour such as white or #ff8800"
-                ) from None
-            if args.mode == "L16":
-                raise ConfigError("--background: images of 16 bits have no transparent pixels")
         given = {each.name: getattr(args, each.name) for each in fields(cls)}
         return cls(**given | {"size": size, "mode": args.mode or mode})
 
@@ -114,7 +96,7 @@ class Pixels:
         if self.size is None or not self.mode:
             return None
         dtype = "uint16" if self.mode == "L16" else "uint8"
-        return Field(dtype, (MODES[self.mode], *self.size))
+        return Field(dtype, (_MODES[self.mode], *self.size))
 
     def field_of(self, first: Array) -> Field:
         """Return the field of the samples, whose first one is `first`."""
@@ -127,7 +109,7 @@ class Pixels:
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
-        with reasons(), opened(content, self.max_pixels) as image:
+        with reasons(), opened(content) as image:
             if image.format == "PNG":
                 check_whole(image, "PNG", content)
             pixels = self._array(self._resized(self._upright(image)))
@@ -146,18 +128,18 @@ class Pixels:
 
     def _file(self, content: bytes) -> bytes:
         """Return the bytes for the loader: those of the file, or the image encoded again."""
-        with reasons(), opened(content, self.max_pixels) as image:
+        with reasons(), opened(content) as image:
             kind = "JPEG" if image.format == "MPO" else image.format
             if is_deep(image):
                 raise Unusable("it has more than 8 bits a channel, which the loader does not take")
             fits = self.size is None or (
                 self.size == (image.height, image.width) and orientation(image) == 1
             )
-            if fits and is_opaque(image, content, self.max_pixels):
+            if fits and is_opaque(image, content):
                 check_whole(image, kind, content)
                 return content
         # Open the file again: reading the EXIF data may have moved the position in it.
-        with reasons(), opened(content, self.max_pixels) as image:
+        with reasons(), opened(content) as image:
             file = io.BytesIO()
             resized = self._resized(self._upright(image))
             if kind == "JPEG":
@@ -177,7 +159,7 @@ class Pixels:
                 if deep
                 else "it has 8 bits a channel, --mode L16 takes 16"
             )
-        image = upright(image, orientation(image))
+        upright(image)
         if self.mode == "L16":
             return grey16(image)
         mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
@@ -186,36 +168,20 @@ class Pixels:
             if self.mode == "RGBA":
                 return image
             if least_alpha(image) < 255:
-                if not self.background:
-                    other = "" if self.encoded else ", --mode RGBA keeps them"
-                    raise Unusable(
-                        "it has transparent pixels: --background white lays them over a colour"
-                        f"{other}"
-                    )
-                below = pillow().new("RGBA", image.size, self.background)
-                image = pillow().alpha_composite(below, image)
+                keep = "" if self.encoded else "--mode RGBA keeps them, or "
+                raise Unusable(f"it has transparent pixels: {keep}lay it over a colour before")
             image = image.convert("RGB")
         return image if image.mode == mode else image.convert(mode)
 
     def _resized(self, image: Any) -> Any:
         if self.size is None or (image.height, image.width) == self.size:
             return image
-        height, width = self.size
-        resample = pillow().Resampling.BILINEAR  # which smooths when it shrinks
-        if self.resize == "stretch":
-            return image.resize((width, height), resample)
-        if self.resize == "crop":
-            scale = min(image.width / width, image.height / height)
-            # Rounding may give a little less than 0.
-            left = max(0.0, (image.width - scale * width) / 2)
-            top = max(0.0, (image.height - scale * height) / 2)
-            box = (left, top, image.width - left, image.height - top)
-            return image.resize((width, height), resample, box=box)
-        inner = _inside(self.size, (image.height, image.width))
-        padded = pillow().new(image.mode, (width, height), self.background or 0)
-        place = (width - inner[1]) // 2, (height - inner[0]) // 2
-        padded.paste(image.resize(inner[::-1], resample), place)
-        return padded
+        from PIL import ImageOps
+
+        pad = partial(ImageOps.pad, color=0)
+        how = {"crop": ImageOps.fit, "pad": pad, "stretch": pillow().Image.resize}
+        # The bilinear filter smooths when it shrinks.
+        return how[self.resize](image, self.size[::-1], pillow().Resampling.BILINEAR)
 
     def _array(self, image: Any) -> Array:
         if self.mode == "L16":
@@ -232,10 +198,3 @@ def _size(text: str) -> tuple[int, int]:
     if not match or 0 in (size := (int(match[1]), int(match[2] or match[1]))):
         raise ConfigError(f"--size {text!r}: height and width in pixels, such as 224x224")
     return size
-
-
-def _inside(size: tuple[int, int], found: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest size with the proportions of `found` that fits into `size`."""
-    scale = min(size[0] / found[0], size[1] / found[1])
-    height, width = (max(1, round(side * scale)) for side in found)
-    return height, width

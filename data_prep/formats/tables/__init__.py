@@ -1,1 +1,1 @@
-"""Tables in CSV, Parquet and Arrow files: their columns and rows."""
+"""Tables in CSV and Parquet files: their columns and rows."""

@@ -8,9 +8,9 @@ from typing import Any
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv
-from data_prep.show import console
 from data_prep.source import SourceFile
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError
+from hpctrain.terminal import few
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,7 @@ def listed(given: Sequence[str]) -> list[str]:
 
 
 def _has(names: Sequence[str]) -> str:
-    return f"there are {console.listed(names)}"
-
-
-_MAX_CATEGORIES = 1_000_000
+    return f"there are {few(names, 30)}"
 
 
 def categorical(
@@ -98,15 +95,10 @@ def categorical(
             raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
-        for part, _ in tables.parts_of(file, file.size or 1, csv):
+        for part, _ in tables.parts_of(file):
             for rows in tables.rows_of(part, names, csv):
                 for name in names:
                     found[name].update(rows.batch.column(name).unique().to_pylist())
-                    if len(found[name]) > _MAX_CATEGORIES:
-                        raise DataError(
-                            f"{file.path}: --categorical {name}: it has more than "
-                            f"{_MAX_CATEGORIES:,} different values"
-                        )
     for name, values in found.items():
         if None in values:
             values.remove(None)

@@ -13,13 +13,13 @@ class NotTextError(Exception):
 
 
 class Utf8(io.RawIOBase):
-    """The text of a stream from byte to byte of the file; another encoding raises NotTextError.
+    """The text of a stream; another encoding raises NotTextError.
 
     `quotes` is their number so far: Arrow accepts a quote that is still open at the end.
     """
 
-    def __init__(self, stream: BinaryIO, begin: int, end: int) -> None:
-        self._stream, self._at, self._end, self.quotes = stream, begin, end, 0
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._at, self.quotes = stream, 0, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def readable(self) -> bool:
@@ -28,7 +28,7 @@ class Utf8(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         """Return `size` bytes, or fewer at the end."""
-        raw = self._stream.read(min(size, self._end - self._at))
+        raw = self._stream.read(size)
         waiting, zero = self._decoder.getstate()[0], raw.find(b"\0")
         if zero >= 0:  # as UTF-16 has it without a byte order mark
             raise NotTextError(f"byte {self._at + zero:,} is 0x00")

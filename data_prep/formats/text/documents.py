@@ -11,13 +11,14 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from data_prep.formats.files import Part, line_at, lines_of, ranges
-from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
-from data_prep.show import console
+from data_prep.formats.opening import GROWTH, open_parquet, opened, parquet_rows
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.terminal import few
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
+_TOO_LONG = f"a document of more than {MAX_DOCUMENT // 2**30} GiB"
 _ROWS = 256  # rows of Parquet that are read at once: values that repeat take less in the file
 _BOM = b"\xef\xbb\xbf"
 
@@ -63,21 +64,6 @@ class Reader:
         else:
             yield Part(file.path), file.size
 
-    def columns(self, file: SourceFile) -> list[str]:
-        """Return the columns that can decide the split: of the first object, for JSON Lines."""
-        kind, _ = kind_of(file.path)
-        if kind == "parquet":
-            with open_parquet(file.path) as table:
-                return list(table.schema_arrow.names)
-        if kind == "jsonl":
-            with opened(Part(file.path)) as lines:
-                try:
-                    first = json.loads(lines.readline(MAX_DOCUMENT).removeprefix(_BOM))
-                except (ValueError, RecursionError, MemoryError):  # `read` says so
-                    return []
-            return [*first] if isinstance(first, dict) else []
-        return []
-
     def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
         kind, _ = kind_of(part.path)
@@ -109,11 +95,7 @@ class Reader:
                     return f"line {line_at(part.path, start) if part.start else number}"
 
                 if len(line) > MAX_DOCUMENT:
-                    yield record, _too_long()
-                    while line and not line.endswith(b"\n"):
-                        line = stream.readline(BUFFER)
-                        at += len(line)
-                    continue
+                    raise DataError(f"{part.path}: {record()} is {_TOO_LONG}")
                 if start == 0:
                     line = line.removeprefix(_BOM)
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -172,7 +154,7 @@ class Reader:
         schema = table.schema_arrow
         if self.key not in schema.names:
             raise DataError(
-                f"{path} has no column {self.key!r}; it has {console.listed(schema.names)}: "
+                f"{path} has no column {self.key!r}; it has {few(schema.names, 30)}: "
                 "--text-column names it"
             )
         kind = schema.field(self.key).type
@@ -200,7 +182,7 @@ def _whole(part: Part) -> Iterator[_Found]:
     """Yield the whole file as one document."""
     with opened(part) as stream:
         content = stream.read(MAX_DOCUMENT + 1)
-    too_long = f"{_too_long()}; --documents lines takes its lines"
+    too_long = f"{_TOO_LONG}; --documents lines takes its lines"
     is_long = len(content) > MAX_DOCUMENT
     yield lambda: "", too_long if is_long else _decoded(content.removeprefix(_BOM))
 
@@ -238,7 +220,3 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 def _kind(value: object) -> str:
     kinds = {"NoneType": "null", "dict": "an object", "list": "a list", "str": "text"}
     return kinds.get(type(value).__name__, type(value).__name__)
-
-
-def _too_long() -> str:
-    return f"a document of more than {MAX_DOCUMENT // 2**30} GiB"

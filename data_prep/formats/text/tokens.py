@@ -5,9 +5,11 @@ shards get the tokenizer as it was when the conversion was planned.
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ from hpctrain.shards.types import Array
 
 FILE = "tokenizer.json"  # the name in the output folder
 BYTES = 256
-EOD = "<|endoftext|>"
+_EOD = "<|endoftext|>"
 # The end-of-document tokens of well-known tokenizers.
-_EODS = (EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+_EODS = (_EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 _SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-document token
 
 
@@ -96,10 +98,10 @@ def of_file(path: Path, token: str | None = None) -> Tokenizer:
         content = content_of(path).decode()
     except UnicodeDecodeError:
         raise DataError(f"{path} is no {FILE}: it is not UTF-8") from None
-    return of_content(content, str(path), token)
+    return _of_content(content, str(path), token)
 
 
-def of_content(content: str, name: str, token: str | None = None) -> Tokenizer:
+def _of_content(content: str, name: str, token: str | None = None) -> Tokenizer:
     """Make a tokenizer from the text of a tokenizer.json; see `of_file`."""
     try:
         tokenizer = _loaded(content)
@@ -115,31 +117,37 @@ def of_content(content: str, name: str, token: str | None = None) -> Tokenizer:
     return Tokenizer(name, highest + 1, end, content)
 
 
-def check_vocabulary(vocabulary: int) -> None:
-    """Check the value of `--train-bpe`."""
+def trained(texts: Iterator[str], vocabulary: int, name: str, *, quiet: bool) -> Tokenizer:
+    """Train a byte-level BPE. The same text gives the same one."""
     if not _SMALLEST <= vocabulary <= 2**24:
         raise ConfigError(
             f"--train-bpe {vocabulary}: a vocabulary has {_SMALLEST} tokens (every byte, and the "
             f"end of a document) to {2**24}"
         )
-
-
-def trained(texts: Iterator[str], vocabulary: int) -> str:
-    """Train a byte-level BPE, and return its tokenizer.json. The same text gives the same one."""
+    first = next(texts, None)
+    if first is None:
+        raise DataError(f"{name}: no text to train a tokenizer on")
+    if not quiet:
+        print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
     tokenizers = _library()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[EOD],
+        special_tokens=[_EOD],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    content: str = tokenizer.to_str(pretty=True)
-    return content
+    made.train_from_iterator(chain([first], texts), trainer)
+    tokenizer = _of_content(made.to_str(pretty=True), f"BPE of {vocabulary} tokens, {name}", _EOD)
+    if tokenizer.vocabulary < vocabulary and not quiet:
+        print(
+            f"the text gives {tokenizer.vocabulary} tokens, less than --train-bpe {vocabulary}",
+            file=sys.stderr,
+        )
+    return tokenizer
 
 
 def _end(tokenizer: Any, name: str, token: str | None) -> int:

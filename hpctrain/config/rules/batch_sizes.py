@@ -113,10 +113,6 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what is wrong with the sizes of the batch and its parts."""
     train, sizes = config.train, named_sizes(config.train)
     size, weights = train.micro_batch_size, config.parallel.weights
-    if size is not None and train.accumulate != 1:
-        yield f"train.micro_batch_size={size} and train.accumulate={train.accumulate}: give one"
-    elif size == "auto" and config.parallel.device == "cpu":
-        yield "train.micro_batch_size=auto with parallel.device=cpu: it measures a GPU's memory"
     number = int(size) if size is not None and size != "auto" else train.accumulate
     name = "micro_batch_size" if size not in (None, "auto") else "accumulate"
     dp = _shares(config.parallel, degrees.dp)
@@ -133,17 +129,11 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     for (key, batch), (after, larger) in itertools.pairwise(sizes.items()):
         if batch >= larger:
             yield f"{key}={batch} with {after}={larger}: the batches of a ramp must grow"
-    if size == "auto" and len(sizes) > 1:
-        yield "train.micro_batch_size=auto with train.batch_size_ramp: give a number"
-    if config.data.collate == "pack" and (train.accumulate > 1 or size is not None):
-        given = f"accumulate={train.accumulate}" if size is None else f"micro_batch_size={size}"
-        yield f"train.{given}: a batch of data.collate=pack is one piece; leave it out"
 
 
 def weight_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit `parallel.weights`."""
-    parallel, train, launch = config.parallel, config.train, config.launch
-    weights, ranks = parallel.weights, degrees.ranks
+    """Yield why the nodes do not fit `parallel.weights`."""
+    launch, weights, ranks = config.launch, config.parallel.weights, degrees.ranks
     if weights is None:
         return
     key = f"parallel.weights={weights}"
@@ -153,24 +143,3 @@ def weight_problems(config: Config, degrees: Degrees) -> Iterator[str]:
         yield f"{key}: {len(weights)} numbers, but the job has {nodes} nodes; give one for each"
     elif ranks % nodes:
         yield f"{key}: {nodes} nodes cannot have the same number of {ranks} ranks"
-    # The ranks make different numbers of micro-batches, so none may communicate in each of them.
-    if ranks != degrees.dp:
-        yield f"{key} with {degrees}: use only dp_replicate and dp_shard"
-    if (degrees.dp_shard > 1 and parallel.zero != 1) or parallel.sync == "every":
-        yield (
-            f"{key} with dp_shard {degrees.dp_shard}, parallel.zero={parallel.zero} and "
-            f"parallel.sync={parallel.sync}: the ranks would communicate in every micro-batch, and "
-            "those with fewer would not answer; use parallel.dp_shard=1, or parallel.zero=1 and "
-            "parallel.sync=auto"
-        )
-    refused = {
-        f"parallel.ep={parallel.ep}": parallel.ep > 1,
-        "parallel.fsdp.offload=true": parallel.fsdp.offload,
-        "parallel.fsdp.agree=true": parallel.fsdp.agree,
-        f"train.local_sgd.every={train.local_sgd.every}": train.local_sgd.every is not None,
-        f"train.compression.kind={train.compression.kind}": train.compression.kind != "none",
-        "train.micro_batch_size=auto": train.micro_batch_size == "auto",
-        "data.collate=pack": config.data.collate == "pack",
-    }
-    for other in (other for other, given in refused.items() if given):
-        yield f"{key} with {other}: give one of them"

@@ -48,42 +48,13 @@ def val_set_problems(data: DataConfig) -> Iterator[str]:
 
 
 def between(data: DataConfig) -> Iterator[str]:
-    """Yield what is wrong between the splits, `data.fold`, `data.group` and the rest."""
-    given = f"data.fold={data.fold}" if data.fold is not None else f"data.group={data.group}"
-    if data.fold is not None and data.mixture:
-        yield f"{given} with data.mixture: it divides one training split, that of data.path"
+    """Yield what is wrong between the sets, where they are and how they are read."""
     trained = data.path, data.train_split
     for i, one in enumerate(data.val_sets if data.fold is not None else ()):
         if (one.get("path", data.path), one.get("split", data.val_split)) == trained:
             yield (
-                f"{given} with data.val_sets[{i}]={one}: the training split has the samples of "
-                "both, the fold and the training"
+                f"data.fold={data.fold} with data.val_sets[{i}]={one}: the training split has the "
+                "samples of both, the fold and the training"
             )
-    if (data.fold is not None or data.group is not None) and data.windows.field is not None:
-        yield (
-            f"{given} with data.windows.field={data.windows.field}: windows of one document would "
-            "be in two parts; divide the documents, with --split of data_prep"
-        )
-    if data.group is not None and data.fold is None:
-        if data.subset is None:
-            yield f"{given}: it is for data.fold or data.subset, and both are null"
-        elif data.subset.endswith(".npy"):
-            yield (
-                f"{given} with data.subset={data.subset}: the file lists samples; it is for "
-                "START:STOP:STEP, which then counts groups, or for data.fold"
-            )
-
-
-def sampling(data: DataConfig) -> Iterator[str]:
-    """Yield what does not fit in how samples are drawn and read."""
-    if data.balance and data.windows.field is not None:
-        yield f"data.balance draws samples; data.windows.field={data.windows.field} cuts them anew"
-    if data.balance and data.shuffle == "block":
-        yield "data.shuffle=block: with data.balance samples are drawn one by one; use full"
-    if data.windows.field is not None and data.buckets.field is not None:
-        yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
-    for url in (path for path in data.paths if "://" in path):
-        if data.stage == "none":
-            yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
-    if data.workers and not (data.transforms or data.val_transforms):
-        yield f"data.workers={data.workers}: they apply data.transforms, which is empty"
+    for url in (path for path in data.paths if "://" in path and data.stage == "none"):
+        yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"

@@ -7,44 +7,30 @@ from typing import Any
 
 from hpctrain import secrets
 from hpctrain.config.network_variables import variables
-from hpctrain.config.schema import (
-    Config,
-    ContainerConfig,
-    LaunchConfig,
-    MonitorConfig,
-    NetworkConfig,
-    NotifyConfig,
-    SiteConfig,
-    TrackingConfig,
-    TrainConfig,
-)
+from hpctrain.config.rules.pairs import refused
+from hpctrain.config.schema import Config, NotifyConfig, TrackingConfig
 
 _NAMES = ("name", "output_dir", "tracking.experiment")
 _IDLE_SAMPLES = 3
 
 
-def resources(
-    launch: LaunchConfig, site: SiteConfig, network: NetworkConfig, train: TrainConfig
-) -> Iterator[str]:
+def resources(config: Config) -> Iterator[str]:
     """Yield what is wrong between the keys that say what a job gets."""
+    launch, site, monitor = config.launch, config.site, config.monitor
+    yield from refused(config, "job")
     if launch.gpus_per_node % launch.tasks_per_node:
         yield (
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
-    if launch.spares and "-" in str(launch.nodes):
+    if launch.pack * (share := launch.gpus_per_run or 0) > 1.0001:
         yield (
-            f"launch.spares={launch.spares} with the range launch.nodes={launch.nodes}: a job with "
-            "spares has one number of nodes"
+            f"launch.gpus_per_run={share:g} with launch.pack={launch.pack}: all runs of a job "
+            "share one GPU"
         )
-    if launch.pack > 1:
-        yield from _packing(launch, site)
-    if launch.gpus_per_run is not None:
-        yield from _shared_gpu(launch, site)
-    for name, (_, key) in variables(network, train).items():
+    for name, (_, key) in variables(config.network, config.train).items():
         if name in site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"
-    yield from _container(site.container)
     undone = [line for line in site.setup if re.match(r"\s*(module|ml)\s.*\b(purge|reset)\b", line)]
     if site.modules and undone:
         yield (
@@ -55,6 +41,12 @@ def resources(
         yield (
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
+        )
+    if monitor.enabled and 60.001 * monitor.idle_minutes < _IDLE_SAMPLES * monitor.every_s:
+        yield (
+            f"monitor.idle_minutes={monitor.idle_minutes} with monitor.every_s={monitor.every_s}: "
+            f"a shorter time than {_IDLE_SAMPLES} samples says nothing; at least "
+            f"{_IDLE_SAMPLES * monitor.every_s / 60:g} minutes"
         )
 
 
@@ -84,62 +76,6 @@ def for_a_shell(config: Config) -> Iterator[str]:
                 f"{key}={value}: no shell reads it, so {shown} would stay there; write "
                 f"${{oc.env:{name}}}{job}"
             )
-
-
-def _container(container: ContainerConfig) -> Iterator[str]:
-    name = f"site.container.runtime={container.runtime}"
-    if container.runtime == "command":
-        if not container.args:
-            yield f"{name} needs site.container.args, the words before Python: [shifter, …]"
-        for key in ("image", "binds"):
-            if value := getattr(container, key):
-                yield f"{name} has no use for site.container.{key}={value}: say it in args"
-    elif container.runtime is not None and not container.image:
-        if container.runtime != "pyxis":
-            yield f"{name} needs site.container.image"
-        elif not container.args or container.binds:
-            yield f"{name} needs site.container.image, or args that name one and its mounts"
-
-
-def _packing(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
-    pack = f"launch.pack={launch.pack}"
-    if "-" in str(launch.nodes):
-        yield f"{pack} with the range launch.nodes={launch.nodes}: give one number of nodes"
-    if launch.spares:
-        yield f"{pack} with launch.spares={launch.spares}: no run may take a node from the others"
-    if (launch.chain or 1) > 1:
-        yield f"{pack} with launch.chain={launch.chain}: the jobs of a chain are those of one run"
-    if launch.gpus_per_node and site.gpu_option == "none":
-        yield f"{pack} with site.gpu_option=none: only Slurm can give each run GPUs of its own"
-    if "--overlap" in site.srun:
-        yield f"{pack} with --overlap in site.srun: all runs would get the same GPUs"
-    if launch.mem_gb == 0:
-        yield f"{pack} with launch.mem_gb=0: say how much each run gets"
-    if "MASTER_PORT" in site.env:
-        yield f"{pack} with site.env.MASTER_PORT: all runs would listen on one port"
-
-
-def _shared_gpu(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
-    share = f"launch.gpus_per_run={launch.gpus_per_run:g}"
-    for name in ("nodes", "tasks_per_node", "gpus_per_node"):
-        if (count := getattr(launch, name)) != 1:
-            yield f"{share} with launch.{name}={count}: only one rank with one GPU can share it"
-    if launch.pack * (launch.gpus_per_run or 0) > 1.0001:
-        yield f"{share} with launch.pack={launch.pack}: all runs of a job share one GPU"
-    if launch.preflight == "full":
-        yield f"{share} with launch.preflight=full: it measures the speed of whole GPUs"
-    if kind := site.gpu_type:
-        yield f"{share} with the type of GPU {kind}: parts of GPUs have none; use site.constraint"
-
-
-def monitoring(monitor: MonitorConfig) -> Iterator[str]:
-    """Yield what is wrong between the keys of `monitor`."""
-    if monitor.enabled and 60.001 * monitor.idle_minutes < _IDLE_SAMPLES * monitor.every_s:
-        yield (
-            f"monitor.idle_minutes={monitor.idle_minutes} with monitor.every_s={monitor.every_s}: "
-            f"a shorter time than {_IDLE_SAMPLES} samples says nothing; at least "
-            f"{_IDLE_SAMPLES * monitor.every_s / 60:g} minutes"
-        )
 
 
 def tracked(tracking: TrackingConfig, notify: NotifyConfig) -> Iterator[str]:

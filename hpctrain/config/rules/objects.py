@@ -9,10 +9,10 @@ process of its own, before a submission (`hpctrain.launch.sweeps.foreign_targets
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from inspect import Signature
 from typing import Any
 
 from hpctrain.config.rules import arguments, parameter_rules, targets
-from hpctrain.config.rules.arguments import Signature
 from hpctrain.config.schema import Config
 
 _CLASS = "it must be package.module.Class"
@@ -48,8 +48,7 @@ class Called:
         """Yield what is wrong with its arguments, if the target has this signature."""
         node = self.node
         if known:
-            has = {each.name for each in known.parameters}
-            node = {name: 1 for name in self.maybe if name in has} | dict(node)
+            node = {name: 1 for name in self.maybe if name in known.parameters} | dict(node)
         yield from arguments.problems(self.key, node, known, self.positional, self.inner)
 
 
@@ -90,10 +89,6 @@ def problems(config: Config) -> Iterator[str]:
         elif one.is_own:
             yield from one.misfits(arguments.signature(one.node["_target_"]))
     yield from parameter_rules.problems(config.optimizer)
-    schedule = config.scheduler
-    if schedule._target_ is None and schedule.options:
-        given = f"scheduler.options={schedule.options}"
-        yield f"{given}: they are for scheduler._target_, which is null"
 
 
 def _choose(section: str) -> str:

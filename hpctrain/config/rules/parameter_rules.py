@@ -1,6 +1,5 @@
 """What each of `optimizer.groups` must look like, before there is a model with names to match."""
 
-import ast
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,16 +12,19 @@ NEEDS_CLOSURE = (
     "needs a closure that computes the loss again within a step. A step of hpctrain is one forward "
     "and backward pass: use an optimizer whose step() works by itself, such as optimizer=adamw"
 )
-_NEEDS_SPARSE = (
-    "needs sparse gradients. Gradients here are dense, because ranks add them, and they are "
-    "clipped and judged: use optimizer=adamw"
-)
+# Of torch; others are asked when they are built.
+_UNFIT = {
+    "LBFGS": NEEDS_CLOSURE,
+    "SparseAdam": "needs sparse gradients. Gradients here are dense, because ranks add them, and "
+    "they are clipped and judged: use optimizer=adamw",
+}
 _KEYS = ("match", "lr_factor", "weight_decay", "freeze", "options")
 
 
 def problems(config: OptimizerConfig) -> Iterator[str]:
     """Yield what is wrong with `optimizer.groups` and `optimizer.layer_decay`."""
-    yield from _step(config._target_)
+    if reason := _UNFIT.get(config._target_.removeprefix("torch.optim.")):
+        yield f"optimizer._target_={config._target_} {reason}"
     if config.weight_decay and not _takes_weight_decay(config._target_):
         yield (
             f"optimizer.weight_decay={config.weight_decay}: {config._target_} has no weight decay; "
@@ -40,7 +42,7 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
         {"lr_factor", "weight_decay", "options"} & rule.keys() for rule in config.groups
     )
     known = arguments.signature(config._target_)
-    if sets and known and known.parameters and known.parameters[0].name == NAMED:
+    if sets and known and [*known.parameters][:1] == [NAMED]:
         yield (
             f"optimizer._target_={config._target_} takes {NAMED} and makes the groups itself: "
             "optimizer.groups may only freeze, and optimizer.layer_decay must be null"
@@ -56,19 +58,7 @@ def weight_decay_of(config: OptimizerConfig) -> dict[str, float]:
 def _takes_weight_decay(target: str) -> bool:
     """Return whether an optimizer has an argument weight_decay; True where no source shows it."""
     known = arguments.signature(target)
-    return known is None or known.anything or "weight_decay" in [p.name for p in known.parameters]
-
-
-def _step(target: str) -> Iterator[str]:
-    """Yield why a step of the training cannot call `step()` of an optimizer."""
-    if target.endswith(".SparseAdam"):
-        yield f"optimizer._target_={target} {_NEEDS_SPARSE}"
-    match targets.definition(target):
-        case _, ast.ClassDef(body=body):
-            own = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == "step"]
-            # Definitions before the last are those of typing.overload.
-            if any(len(one.args.args) - len(one.args.defaults) > 1 for one in own[-1:]):
-                yield f"optimizer._target_={target} {NEEDS_CLOSURE}"
+    return known is None or "weight_decay" in known.parameters or arguments.takes_any(known)
 
 
 def patterns(rule: dict[str, Any]) -> list[str]:
@@ -98,7 +88,7 @@ def _rule(key: str, rule: dict[str, Any]) -> Iterator[str]:
 def _options(key: str, options: Any, target: str) -> Iterator[str]:
     """Yield what is wrong with the arguments of the optimizer that a group has for itself.
 
-    If the target is a function, only the optimizer that it makes can tell what its groups may have.
+    Of a class that is not torch's, only the optimizer itself can tell what its groups may have.
     """
     if options is None:
         return
@@ -108,8 +98,7 @@ def _options(key: str, options: Any, target: str) -> Iterator[str]:
     for name, other in (("lr", "lr_factor"), ("weight_decay", "weight_decay")):
         if name in options:
             yield f"{key}.{name}={options[name]}: give {other} of the group in place of it"
-    match targets.definition(target):
-        case _, ast.ClassDef():
-            given = {n: v for n, v in options.items() if n not in ("lr", "weight_decay")}
-            node = {"_target_": target, "_partial_": True, **given}
-            yield from arguments.problems(key, node, arguments.signature(target), positional=1)
+    if targets.is_own(target):
+        given = {n: v for n, v in options.items() if n not in ("lr", "weight_decay")}
+        node = {"_target_": target, "_partial_": True, **given}
+        yield from arguments.problems(key, node, arguments.signature(target), positional=1)

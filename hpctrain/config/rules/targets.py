@@ -8,8 +8,7 @@ that are bound twice), nothing is known of it.
 import ast
 import difflib
 import importlib.util
-import pkgutil
-import sys
+import symtable
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -42,7 +41,7 @@ def problem(target: str) -> str:
     if spec is None:
         package = target.partition(".")[0]
         extra = f": pip install 'hpctrain[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
-        return f"no package {package!r} here{extra or _misspelt(package)}"
+        return f"no package {package!r} here{extra}"
     if not rest:
         return f"{target} is a module; name a class or function in it"
     names = _bindings(spec.origin or "") if is_own(target) else None
@@ -57,16 +56,10 @@ def absent(module: str, name: str, names: Mapping[str, object]) -> str:
     return f"{module} has no {name!r}" + (f"; it has {close[0]!r}" if close else "")
 
 
-def _misspelt(package: str) -> str:
-    known = {each.name for each in pkgutil.iter_modules()} | {*sys.stdlib_module_names}
-    close = difflib.get_close_matches(package, known, 1, cutoff=0.8)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def definition(target: str) -> ast.stmt | None:
+    """Return the statement that defines a target, or None if no source shows it.
 
-
-def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
-    """Return the module and the statement that define a target, or None if no source shows them.
-
-    If the module imports the name, its import is followed, at most `hops` times.
+    If the module imports the name, its import is followed.
     """
     try:
         spec, rest = _located(target)
@@ -76,12 +69,13 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
         return None
     found = (_bindings(spec.origin or "") or {}).get(rest[0])
     if not isinstance(found, ast.ImportFrom):
-        return None if found is None else (spec.name, found)
+        return found
     source = next(a.name for a in found.names if rest[0] in (a.asname, a.name))
-    return definition(f"{imported(found, package_of(spec))}.{source}", hops - 1) if hops else None
+    outer = f"{imported(found, _package_of(spec))}.{source}"
+    return None if outer == target else definition(outer)
 
 
-def package_of(spec: ModuleSpec) -> str:
+def _package_of(spec: ModuleSpec) -> str:
     """Return the package from which the relative imports of a module start."""
     return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
 
@@ -121,24 +115,16 @@ def _bindings(file: str) -> dict[str, ast.stmt | None] | None:
     if not file.endswith(".py"):
         return None
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        text = Path(file).read_text()
+        tree, names = ast.parse(text), symtable.symtable(text, file, "exec").get_symbols()
     except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
         return None
-    found: dict[str, ast.stmt | None] = {}
+    found: dict[str, ast.stmt | None] = {
+        name.get_name(): None for name in names if name.is_assigned() or name.is_imported()
+    }
     for statement in tree.body:
-        plain = isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.ImportFrom)
-        inside = [statement] if plain else [*ast.walk(statement)]
-        for name in (name for node in inside for name in _bound(node)):
-            found[name] = statement if plain and name not in found else None
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.ImportFrom):
+            found |= {alias.asname or alias.name: statement for alias in statement.names}
     return found
-
-
-def _bound(node: ast.AST) -> list[str]:
-    match node:
-        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-            return [name]
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [alias.asname or alias.name.partition(".")[0] for alias in names]
-        case ast.Name(id=name, ctx=ast.Store()):
-            return [name]
-    return []

@@ -117,15 +117,13 @@ class LaunchConfig:
     rerun: str = key(
         "failed",
         "Runs that exist are submitted again if they have not finished (failed), even if they have "
-        "(all), or never (none). With queued, also the jobs of runs that wait in the queue are "
-        "replaced, with the resources and the code of now.",
-        choices=("failed", "queued", "all", "none"),
+        "(all).",
+        choices=("failed", "all"),
     )
     snapshot: str = key(
         "auto",
-        "Jobs run from a copy of the code: if it is in git (auto), always (git: without git the "
-        "submission fails), or never (off).",
-        choices=("auto", "git", "off"),
+        "Jobs run from a copy of the code, if it is in git (auto), or never (off).",
+        choices=("auto", "off"),
     )
     wait: bool = key(
         False,

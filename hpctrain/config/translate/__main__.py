@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 from hpctrain.config.translate.foreign import load, translate
-from hpctrain.config.translate.translation import show
 from hpctrain.errors import HpctrainError
 from hpctrain.secrets import mask
-from hpctrain.terminal import guard, indented
+from hpctrain.terminal import guard, indented, printable
 
 
 def main(argv: list[str]) -> int:
@@ -20,19 +19,8 @@ def main(argv: list[str]) -> int:
         "the reason.",
     )
     parser.add_argument("file", metavar="FILE", type=Path)
-    parser.add_argument(
-        "--overrides",
-        action="store_true",
-        help="print the arguments of a command line; the reasons go to standard error",
-    )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="the number of ranks, where the batch size of DeepSpeed depends on it",
-    )
-    options = parser.parse_args(argv)
-    show(translate(load(options.file), options.file, options.ranks), options)
+    file = parser.parse_args(argv).file
+    print(translate(load(file), file).yaml(f"Translated from {printable(file.name)}"), end="")
     return 0
 
 

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-import shlex
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hpctrain.disk import open_regular
-from hpctrain.errors import ConfigError
-from hpctrain.terminal import printable
-from hpctrain.yaml_file import LONGEST
-
 
 @dataclass
 class Translation:
-    """The overrides that a config becomes."""
+    """What a config becomes."""
 
     # Of each config group, such as `{"parallel": "zero3"}`.
     choices: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)  # of each dotted key
     # `KEY=VALUE` of the other program without a counterpart, each with the reason.
     left: dict[str, str] = field(default_factory=dict)
-
-    def overrides(self) -> list[str]:
-        """Return the arguments of a command line."""
-        made = [f"{group}={choice}" for group, choice in self.choices.items()]
-        for key, value in self.values.items():
-            if isinstance(value, Mapping):  # Hydra asks for ++ before keys that may be new
-                made += [f"++{key}.{name}={_as_override(item)}" for name, item in value.items()]
-            else:
-                made.append(f"{key}={_as_override(value)}")
-        return made
 
     def yaml(self, title: str) -> str:
         """Return the text of a file for conf/experiment."""
@@ -52,47 +30,8 @@ class Translation:
                 node = node.setdefault(section, {})
             node[name] = value
         lines = ["# @package _global_", f"# {title}"]
-        if self.left:
-            lines += ["# Without a counterpart:", *(f"#   {line}" for line in self.reasons())]
+        lines += ["# Without a counterpart:"] if self.left else []
+        for name, why in self.left.items():  # on one line: another would be a key
+            lines.append(f"#   {' '.join(f'{name}: {why}'.split())}")
         text: str = yaml.safe_dump(tree, sort_keys=False)
         return "\n".join([*lines, text])
-
-    def reasons(self) -> list[str]:
-        """Return one line per key without a counterpart."""
-        return [" ".join(f"{name}: {reason}".split()) for name, reason in self.left.items()]
-
-
-def _as_override(value: Any) -> str:
-    """Return a value in the words of Hydra's command line."""
-    if isinstance(value, list):
-        return "[" + ",".join(map(_as_override, value)) + "]"
-    words = ("null", "true", "false", "nan", "inf")
-    if not isinstance(value, str):
-        return json.dumps(value)
-    if re.fullmatch(r"[A-Za-z_][\w.-]*", value, re.ASCII) and value.lower() not in words:
-        return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def read(file: Path) -> str:
-    """Return the text of a file; one that cannot be read is a ConfigError."""
-    try:
-        with open_regular(file, parts=0) as opened:
-            content = opened.read(LONGEST + 1)
-        if len(content) <= LONGEST:
-            return content.decode("utf-8-sig")
-        reason = f"it is longer than {LONGEST:,} bytes"
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text"
-    raise ConfigError(f"{file}: cannot be read ({reason})")
-
-
-def show(translation: Translation, options: argparse.Namespace) -> None:
-    """Print a translation as the options of the command say."""
-    if options.overrides:
-        print(shlex.join(translation.overrides()))
-        for line in translation.reasons():
-            print(f"without a counterpart: {line}", file=sys.stderr)
-    else:
-        title = f"Translated from {printable(options.file.name)}"
-        print(translation.yaml(title), end="")

@@ -1,6 +1,6 @@
 """The files of a data set in a folder, or at a URL of an object store (fsspec's).
 
-    >>> origin = open_origin("s3://bucket/digits")        # or a folder
+    >>> origin = Origin("s3://bucket/digits")        # or a folder
     >>> index = load_index("s3://bucket/digits")
     >>> pour(origin, index.shards[0], file.write)         # reads it all and checks its digest
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
@@ -35,63 +35,27 @@ _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 _Sink = Callable[[memoryview], object]
 
 
-class WrongShard(DataError):
-    """A shard's bytes, of the digest `found` ("": of a wrong size), differ from the index."""
+class Origin:
+    """The files of the data set at `source`, a folder of any file system or a URL.
 
-    def __init__(self, message: str, found: str = "") -> None:
-        super().__init__(message)
-        self.found = found
+    `name` is for messages; `folder` is None if the files must be copied.
+    """
 
-
-class Origin(Protocol):
-    """The files of a data set. `name` is for messages; `folder` is None if they must be copied."""
-
-    name: str
-    folder: Path | None
+    def __init__(self, source: str | Path) -> None:
+        self.folder = None if is_url(source) else Path(source)
+        self.name = str(source).rstrip("/") if self.folder is None else str(self.folder)
+        if self.folder is None:
+            self._locate()
 
     def open(self, path: str) -> Any:
         """Open a file for reading, in binary mode, with `seek`, `readinto` and `close`."""
-
-    def forget(self, path: str) -> None:
-        """Drop a file from this node's page cache, so that the next read goes to the storage."""
-
-
-class FolderOrigin:
-    """A folder of any file system."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder: Path | None = folder
-        self.name = str(folder)
-
-    def open(self, path: str) -> Any:  # noqa: D102
-        file = FileIO(Path(self.name, path))
+        if self.folder is None:
+            system, root = self._locate()
+            # fsspec needs no cache: every byte is read once, in large pieces.
+            return system.open(f"{root}/{path}", "rb", block_size=BLOCK, cache_type="none")
+        file = FileIO(self.folder / path)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return file
-
-    def forget(self, path: str) -> None:  # noqa: D102
-        try:
-            with self.open(path) as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError as error:
-            log.debug("%s: %s", path, error)
-
-
-class _UrlOrigin:
-    """A folder that fsspec can open."""
-
-    folder: Path | None = None
-
-    def __init__(self, url: str) -> None:
-        self.name = url.rstrip("/")
-        self._locate()
-
-    def open(self, path: str) -> Any:
-        system, root = self._locate()
-        # fsspec needs no cache: every byte is read once, in large pieces.
-        return system.open(f"{root}/{path}", "rb", block_size=BLOCK, cache_type="none")
-
-    def forget(self, path: str) -> None:
-        pass
 
     def _locate(self) -> tuple[Any, str]:
         """Return the file system (fsspec keeps one per process and thread) and the folder in it."""
@@ -114,16 +78,11 @@ def is_url(source: str | Path) -> bool:
     return URL.match(str(source)) is not None
 
 
-def open_origin(source: str | Path) -> Origin:
-    """Return the origin of the data set at `source`, a folder or a URL."""
-    return _UrlOrigin(str(source)) if is_url(source) else FolderOrigin(Path(source))
-
-
 def load_index(source: str | Path) -> Index:
     """Read the index of a data set in a folder or at a URL."""
     if not is_url(source):
         return Index.load(Path(source))
-    origin = open_origin(source)
+    origin = Origin(source)
     where = f"{origin.name}/{FILE}"
     try:
         content = b"".join(map(bytes, read_blocks(origin, FILE)))
@@ -181,15 +140,15 @@ def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
         size += len(block)
         if size > shard.bytes:
             most = f"the {shard.bytes} bytes that {FILE} lists"
-            raise WrongShard(f"{name} is changed: it has more than {most}")
+            raise DataError(f"{name} is changed: it has more than {most}")
         digest.update(block)
         sink(block)
     if size < shard.bytes:
-        raise WrongShard(f"{name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}")
+        raise DataError(f"{name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}")
     found = f"xxh3_128:{digest.hexdigest()}"
     if found != shard.digest:
         lists = f"{FILE} lists {shard.digest}"
-        raise WrongShard(f"{name} is changed: its digest is {found}, {lists}", found)
+        raise DataError(f"{name} is changed: its digest is {found}, {lists}")
 
 
 def digest_of(shard: Shard) -> str:

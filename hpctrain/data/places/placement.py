@@ -8,8 +8,6 @@ node   staged                         staged                     staged
 >>> place = open_place("s3://bucket/digits", "auto", shards)
 >>> place.plan(shards)                   # the shards that this node reads, in the order of use
 >>> file = open(place.path(shards[0]), "rb")
-
-`data.verify` adds a check to a place; see `hpctrain.data.places.verification`.
 """
 
 import logging
@@ -27,21 +25,15 @@ from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 
-MODES = ("none", "node", "auto")
-
 
 class Place(Protocol):
     """Gives the file of a shard. Threads may share it. A forked child gets its own state."""
 
     def path(self, shard: Shard) -> Path:
-        """Return the file to open. May wait until it exists. The file stays until `release`."""
+        """Return the file to open. May wait until it exists. The file stays until `close`."""
 
     def plan(self, shards: Sequence[Shard]) -> None:
         """Announce the shards that are needed next, in this order, so that copying may start."""
-        return
-
-    def release(self, shard: Shard) -> None:
-        """Say that a shard is not needed for now. A file that is mapped stays readable."""
         return
 
     def close(self) -> None:
@@ -72,10 +64,8 @@ def open_place(
 
     The copies lie in `folder`, which is made if it does not exist. Without it, they lie in the
     first usable folder of SLURM_TMPDIR, TMPDIR, /tmp and /dev/shm. The largest of the shards, which
-    are those that this node may need, must fit.
+    are those that this node may need, must fit; all of them must, if they are at a URL.
     """
-    if mode not in MODES:
-        raise ConfigError(f"data.stage={mode}: it is one of {', '.join(MODES)}")
     if is_url(source):
         if mode == "none":
             raise ConfigError(
@@ -84,13 +74,13 @@ def open_place(
             )
     elif mode == "none" or (mode == "auto" and kind_of(Path(source)) != "network"):
         return Folder(Path(source))
-    largest = max((shard.bytes for shard in shards), default=0)
+    needed = (sum if is_url(source) else max)([0, *(shard.bytes for shard in shards)])
     problems = []
     for base in [folder] if folder else _bases(environ):
         try:
             if base == folder:
                 _make(base)
-            return _open_stage(source, base, largest)
+            return _open_stage(source, base, needed)
         except StorageError as error:
             problems.append(str(error))
     problem = f"no folder of this node can hold staged shards: {'; '.join(problems)}"
@@ -110,14 +100,15 @@ def _make(folder: Path) -> None:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def _open_stage(source: str | Path, base: Path, largest: int) -> Stage:
+def _open_stage(source: str | Path, base: Path, needed: int) -> Stage:
     stage = Stage(source, base)
-    if stage.budget_bytes < largest:
+    if stage.budget_bytes < needed:
         budget = stage.budget_bytes
         stage.close()
+        what = "they have" if is_url(source) else "the largest has"
         raise StorageError(
-            f"{base} has room for {readable(budget)} of staged shards, and the largest has "
-            f"{readable(largest)}"
+            f"{base} has room for {readable(budget)} of staged shards, and {what} "
+            f"{readable(needed)}"
         )
     return stage
 

@@ -5,7 +5,7 @@ source ── large reads ── xxh3 ── NAME.part ── rename ── path
     >>> stage = Stage("s3://bucket/digits", Path(os.environ["TMPDIR"]))
     >>> stage.plan(shards)                # starts to copy them in threads, in this order
     >>> with open(stage.path(shards[0]), "rb") as file: ...
-    >>> stage.release(shards[0])          # from now on it may be evicted
+    >>> stage.close()                     # from now on they may be evicted
 
 All ranks and all jobs of a user on a node share one `Depot`. Each shard is copied by one of them,
 and several of them copy different shards at the same time. A problem with staging is not an error:
@@ -17,90 +17,266 @@ Nothing stale is left after kill -9 (see `Depot`). The budget counts every byte 
 written, so staging fills neither a disk nor the memory of a job.
 """
 
+import atexit
+import logging
+import os
 import threading
-import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
-from hpctrain.data.places.copier import Copier
 from hpctrain.data.places.depot import Depot
-from hpctrain.data.places.origin import open_origin
+from hpctrain.data.places.origin import Origin, digest_of, pour
+from hpctrain.data.places.progress_log import Progress
+from hpctrain.errors import StorageError
 from hpctrain.shards.index import Shard
 from hpctrain.shards.per_process import PerProcess
+from hpctrain.units import readable
+
+log = logging.getLogger(__name__)
 
 THREADS = 4  # shards that a process copies at once; one stream does not fill a network
+_NAP_S = 0.05  # pause while another process copies a shard
+_FULL_S = 5.0  # pause before looking for room again
+
+_State = Literal["staged", "busy", "no room"]
 
 
 class Stage(PerProcess):
-    """A `Place` whose shards are copied to this node.
+    """A `Place` whose shards are copied to this node, into the `Depot` of `base`.
 
-    Threads may share a stage. A process leaves no thread and no lock behind, however it ends. It
-    leaves at most an unfinished copy, which the next process removes. Finished copies stay for the
-    next job. In memory (/dev/shm) they do not stay: the last process that uses a copy removes it,
-    and if all processes were killed, the next process that opens the depot does. `Depot` and
-    `Copier` explain the arguments.
+    A shard that was given to `plan` or `path` is "held" until `close`, or until another plan if it
+    was only planned: it is staged, and a lock of this process keeps it from eviction. Threads may
+    share a stage. A process leaves no thread and no lock behind, however it ends. It leaves at most
+    an unfinished copy, which the next process removes. Finished copies stay for the next job. In
+    memory (/dev/shm) they do not stay: the last process that uses a copy removes it, and if all
+    processes were killed, the next process that opens the depot does.
     """
-
-    OWN = ("_lock", "_copier", "_finalizer")
-    _copier: Copier | None = None
-    _finalizer: "weakref.finalize[[], Stage] | None" = None
 
     def __init__(
         self,
         source: str | Path,
         base: Path,
-        *,
         budget_bytes: int | None = None,
         threads: int = THREADS,
     ) -> None:
         self._arguments = source, base, budget_bytes, threads
+        self._origin = Origin(source)
         super().__init__()
-        self._own_copier()
+        self._open()
+        atexit.register(self.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stage, self._arguments
+
+    def _begin(self) -> None:
+        if "_depot" in vars(self) and self._depot is not None:
+            self._depot.abandon()  # in a fork, its threads and locks are the parent's
+        self._depot: Depot | None = None
+        self._changed = threading.Condition()  # guards all attributes below
+        self._planned: dict[str, Shard] = {}
+        self._in_use: set[str] = set()  # given out by `path`
+        self._queue: OrderedDict[str, Shard] = OrderedDict()  # planned, not yet started
+        self._copying: set[str] = set()
+        self._held: dict[str, Shard] = {}  # staged, and locked against eviction
+        self._threads: list[threading.Thread] = []
+        self._progress = Progress("staging", 0)
+        self._full = self._warned = self._stopped = False
+        self._failure = ""
+        self.copied_bytes = 0  # of the shards that this process has copied from the source
 
     @property
     def folder(self) -> Path:
         """The folder that holds the copies."""
-        return self._own_copier().depot.folder
+        return self._open().folder
 
     @property
     def budget_bytes(self) -> int:
         """The limit in bytes for all files in the folder together."""
-        return self._own_copier().depot.budget_bytes
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the shards that this process has copied from the source."""
-        return self._own_copier().copied_bytes
+        return self._open().budget_bytes
 
     def path(self, shard: Shard) -> Path:
-        """Return a file that can be opened now and stays until `release`. May wait for its copy."""
-        return self._own_copier().path(shard)
+        """Return a file that can be opened now and stays until `close`. May wait for its copy."""
+        depot = self._open()
+        with self._changed:
+            self._in_use.add(digest_of(shard))
+        if self._obtain(shard, ahead=False) == "staged":
+            return depot.path(shard)
+        reason = self._failure or (
+            f"the staging budget of {readable(depot.budget_bytes)}, or the disk, is full of shards "
+            "in use"
+        )
+        with self._changed:
+            self._in_use.discard(digest_of(shard))
+        if self._origin.folder is None:
+            raise StorageError(
+                f"{shard.path} cannot be staged in {depot.folder}: {reason}; and "
+                f"{self._origin.name} cannot be read in place"
+            )
+        with self._changed:
+            warned, self._warned = self._warned, True
+        if not warned:
+            log.warning(
+                "staging into %s: %s. From now on what is not staged is read from %s",
+                *(depot.folder, reason, self._origin.name),
+            )
+        return self._origin.folder / shard.path
 
     def plan(self, shards: Sequence[Shard]) -> None:
         """Copy these shards ahead, in this order, in place of the earlier plan. Returns at once."""
-        self._own_copier().plan(shards)
-
-    def release(self, shard: Shard) -> None:
-        """Allow that a shard is evicted. A process that has mapped the file can still read it."""
-        self._own_copier().release(shard)
+        depot = self._open()
+        with self._changed:
+            self._planned = {digest_of(shard): shard for shard in shards}
+            for digest in self._held.keys() - self._planned.keys() - self._in_use:
+                depot.drop(self._held.pop(digest))
+            self._queue = OrderedDict(
+                (digest, shard)
+                for digest, shard in self._planned.items()
+                if digest not in self._held
+            )
+            self._progress = Progress("staging", sum(s.bytes for s in self._queue.values()))
+            while self._queue and len(self._threads) < self._arguments[-1]:
+                name = f"hpctrain-stage-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
+            self._full = False
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop copying and release all shards. The end of the process does the same."""
-        if self._finalizer is not None:
-            self._finalizer()
+        atexit.unregister(self.close)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            # A read that hangs because its server is dead must not stop the process from ending.
+            idle = self._changed.wait_for(lambda: not self._copying, timeout=5)
+        if idle and self._depot is not None:
+            for thread in self._threads:
+                thread.join(timeout=5)
+            self._depot.close()
 
-    def _own_copier(self) -> Copier:
-        with self._lock:
-            if self._copier is None:
-                source, base, budget_bytes, threads = self._arguments
-                self._copier = Copier(open_origin(source), Depot(base, budget_bytes), threads)
-                self._finalizer = weakref.finalize(self, self._copier.stop)
-            return self._copier
+    def _open(self) -> Depot:
+        """Return the depot, which a fork opens anew."""
+        with self._changed:
+            if self._depot is None:
+                _, base, budget_bytes, _ = self._arguments
+                self._depot = Depot(base, budget_bytes)
+            return self._depot
 
-    def _begin(self) -> None:
-        if self._copier is not None:  # in a fork, its threads and locks are the parent's
-            self._copier.depot.abandon()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._lock = threading.Lock()
-        self._copier = self._finalizer = None
+    def _work(self) -> None:
+        """Copy planned shards for as long as there is room."""
+        while (shard := self._next()) is not None:
+            try:
+                state = self._obtain(shard, ahead=True)
+            except _Stopped:
+                return
+            except Exception as error:  # a later call of `path` raises it
+                log.debug("%s is not staged ahead: %s", shard.path, error)
+                continue
+            digest = digest_of(shard)
+            with self._changed:
+                if state == "staged" or digest not in self._planned:
+                    continue
+                self._queue[digest] = shard
+                if state == "busy":  # work on other shards first
+                    self._changed.wait(_NAP_S)
+                else:
+                    self._queue.move_to_end(digest, last=False)
+                    self._full = True
+
+    def _next(self) -> Shard | None:
+        with self._changed:
+            while not self._stopped and (self._full or not self._queue):
+                # Wait for another plan. Another process may have made room, so try again from time
+                # to time.
+                if not self._changed.wait(_FULL_S if self._full else None):
+                    self._full = False
+            return None if self._stopped else self._queue.popitem(last=False)[1]
+
+    def _obtain(self, shard: Shard, *, ahead: bool) -> _State:
+        """Make sure that a shard is staged and held."""
+        digest, depot, copied = digest_of(shard), self._open(), False
+        with self._changed:
+            while True:
+                if self._stopped:
+                    raise _Stopped("the stage is closed")
+                if ahead and digest not in self._planned:
+                    return "staged"  # there is another plan
+                if digest not in self._copying:
+                    if depot.hold(shard):
+                        if digest not in self._held:
+                            self._held[digest] = shard
+                            self._progress.add(shard.bytes)
+                        return "staged"
+                    if self._failure:
+                        return "no room"
+                    if depot.claim(shard):
+                        break
+                if ahead:
+                    return "busy"
+                self._changed.wait(_NAP_S)  # another thread or process copies it
+            self._copying.add(digest)
+        try:
+            copied = self._copy(shard, ahead=ahead)
+        finally:
+            with self._changed:
+                self._copying.remove(digest)
+                wanted = digest in self._in_use or digest in self._planned
+                if copied and wanted:
+                    copied = depot.hold(shard)
+                if copied and wanted:
+                    self._held[digest] = shard
+                else:
+                    depot.drop(shard)
+                self._changed.notify_all()
+        return "staged" if copied else "no room"
+
+    def _copy(self, shard: Shard, *, ahead: bool) -> bool:
+        """Copy a claimed shard. Return False if there is no room or the folder fails."""
+        depot = self._open()
+        try:
+            if depot.is_there(shard):
+                return True  # another process has just brought it
+            with self._changed:  # otherwise `path` could return a file that is being evicted
+                # Evict shards that were copied ahead only if there is no other way.
+                spare = not ahead and self._origin.folder is None
+                keep = self._copying | (self._in_use if spare else self._held.keys())
+                made = depot.create(shard, keep)
+        except OSError as error:
+            self._fail(error)
+            return False
+        if made is None:
+            return False
+        descriptor, part = made
+        try:
+            pour(self._origin, shard, partial(self._write, descriptor))
+            depot.commit(shard, descriptor, part)
+        except OSError as error:
+            depot.discard(descriptor, part)
+            self._fail(error)
+            return False
+        except BaseException:
+            depot.discard(descriptor, part)
+            raise
+        with self._changed:
+            self.copied_bytes += shard.bytes
+        return True
+
+    def _write(self, descriptor: int, block: memoryview) -> None:
+        while block:
+            if self._stopped:
+                raise _Stopped("the stage is closed")
+            count = os.write(descriptor, block)
+            block = block[count:]
+            self._progress.add(count)
+
+    def _fail(self, error: OSError) -> None:
+        """Stop staging in this process: the folder is full, read-only or gone."""
+        with self._changed:
+            self._failure = self._failure or (error.strerror or str(error))
+
+
+class _Stopped(RuntimeError):
+    """`close` was called."""

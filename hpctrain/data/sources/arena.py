@@ -70,9 +70,8 @@ class Arena:
         weakref.finalize(self, _libc.munmap, start, reserved)
 
     def map(self, slot: int, descriptor: int, size: int) -> None:
-        """Map the `size` bytes of an open file into `slot`. It replaces the file that was there."""
+        """Map the `size` bytes of an open file into `slot`, in which nothing is."""
         start = self._base + slot * self.slot_bytes
-        _map(start, self.slot_bytes, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED)
         _map(start, size, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, descriptor)
 
     def will_need(self, address: int, size: int) -> None:

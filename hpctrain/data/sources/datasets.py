@@ -29,8 +29,8 @@ SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row
 class Datasets:
     """FIELD, or FIELD/offsets and FIELD/values, of each open shard.
 
-    A shard is known by its number, and is open (in `layouts`) if it is asked for. `slots` is how
-    many can be mapped at the same time.
+    A shard is known by its number, and is open (in `layouts`) if it is asked for. At most `slots`
+    shards are added. `users` counts who reads from them.
     """
 
     def __init__(self, shards: Sequence[Shard], fields: Mapping[str, Field]) -> None:
@@ -46,33 +46,25 @@ class Datasets:
         self._words = {name: gcd(size, max(WORDS)) or 1 for name, size in self._sizes.items()}
         self._arena = Arena(files, max(shard.bytes for shard in shards))
         self.slots = self._arena.slots
-        self._free = list(range(self.slots - 1, -1, -1))
-        self._used: dict[int, int] = {}  # the slot of a shard
         self.layouts: dict[int, Layout] = {}
+        self.is_open = np.zeros(files, np.bool_)
+        self.users = 0
         self.all_mapped = True  # among the shards opened so far
 
     def add(self, shard: int, layout: Layout) -> None:
-        """Map what can be mapped of a shard that has just been opened; a slot is free."""
+        """Map what can be mapped of a shard that has just been opened."""
         if layout.rows:
             self.all_mapped = False
         if layout.offsets:
-            slot = self._free[-1]
+            slot = len(self.layouts)
             self._map(layout, slot)
-            self._used[shard] = self._free.pop()
             for name, offset in layout.offsets.items():
                 self._words[name] = gcd(self._words[name], offset)
                 self._bases[name][shard] = slot * self._arena.slot_bytes + offset
         for name, total in layout.totals.items():
             self._totals[name][shard] = total
         self.layouts[shard] = layout
-
-    def remove(self, shard: int) -> None:
-        """Forget a shard, whose slot another one may use."""
-        del self.layouts[shard]
-        for bases in self._bases.values():
-            bases[shard] = -1
-        if shard in self._used:
-            self._free.append(self._used.pop(shard))
+        self.is_open[shard] = True
 
     def chunk_rows(self, shard: int) -> int:
         """Return how many samples a shard stores, and reads, together."""

@@ -11,8 +11,9 @@ up. Grey is repeated.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Literal
 
@@ -175,8 +176,9 @@ def _open(content: Array, sample: int, max_pixels: int) -> Any:
 
 
 def _size(content: Array, sample: int, max_pixels: int) -> Size:
-    with _open(content, sample, max_pixels) as image:
-        return _upright_size(image, _orientation(image, sample))
+    with _open(content, sample, max_pixels) as image, _decoding(sample):
+        upright(image)
+        return image.height, image.width
 
 
 def planes(image: Any, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
@@ -196,50 +198,33 @@ def orientation(image: Any) -> int:
     return found if found in range(1, 9) else 1
 
 
-def upright(image: Any, orientation: int) -> Any:
-    """Return the Pillow image turned upright; its pixels are stored in this orientation."""
-    if orientation == 1:
-        return image
-    transpose = _pillow().Transpose
-    turns = {
-        2: transpose.FLIP_LEFT_RIGHT,
-        3: transpose.ROTATE_180,
-        4: transpose.FLIP_TOP_BOTTOM,
-        5: transpose.TRANSPOSE,
-        6: transpose.ROTATE_270,
-        7: transpose.TRANSVERSE,
-        8: transpose.ROTATE_90,
-    }
-    return image.transpose(turns[orientation])
+def upright(image: Any) -> None:
+    """Decode a Pillow image, and turn it upright."""
+    from PIL import ImageOps
+
+    ImageOps.exif_transpose(image, in_place=True)
 
 
-def _orientation(image: Any, sample: int) -> int:
+@contextmanager
+def _decoding(sample: int) -> Iterator[None]:
     try:
-        return orientation(image)
-    except Exception as error:  # in a PNG it may stand behind damaged pixels
+        yield
+    except Exception as error:  # in a PNG, EXIF data may stand behind damaged pixels
         raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
-
-
-def _upright_size(image: Any, orientation: int) -> Size:
-    size = image.height, image.width
-    return size[::-1] if orientation > 4 else size
 
 
 def _fitted(image: Any, size: Size, fit: _Fit, sample: int) -> Any:
     """Return the decoded image, in RGB and of `size`."""
-    turn = _orientation(image, sample)
-    found = _upright_size(image, turn)
-    if fit == "exact" and found != size:
-        raise DataError(
-            f"the image of sample {sample} is {found[0]} x {found[1]}, not {size[0]} x {size[1]}: "
-            "give a size, and fit 'crop' or 'stretch'"
-        )
-    try:
+    with _decoding(sample):
         if fit != "exact":  # a JPEG is decoded at 1/2, 1/4 or 1/8 of its size: twice as fast
-            image.draft("RGB", size if turn > 4 else size[::-1])
-        image = upright(image.convert("RGB"), turn)
-    except Exception as error:
-        raise DataError(f"the image of sample {sample} cannot be decoded: {error}") from None
+            image.draft("RGB", size if orientation(image) > 4 else size[::-1])
+        image = image.convert("RGB")
+        upright(image)
+    if fit == "exact" and (image.height, image.width) != size:
+        raise DataError(
+            f"the image of sample {sample} is {image.height} x {image.width}, not "
+            f"{size[0]} x {size[1]}: give a size, and fit 'crop' or 'stretch'"
+        )
     height, width = size
     left, top, right, bottom = 0.0, 0.0, float(image.width), float(image.height)
     if fit == "crop":

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.placement import Place, open_place
 from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
@@ -44,6 +45,7 @@ class Reader(PerProcess):
     `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
     that of the data set, if it has been read. `io` says how contiguous datasets are read: "mmap"
     maps them, "read" reads them, "auto" reads them on network file systems and maps them on others.
+    With `first_use` a shard is compared with its digest when it is first opened.
     """
 
     OWN = ("_lock", "_opened")
@@ -57,6 +59,7 @@ class Reader(PerProcess):
         place: Place | None = None,
         index: Index | None = None,
         io: IO = "auto",
+        first_use: bool = False,
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
         self.split, self.index = split, index or load_index(folder)
@@ -65,6 +68,7 @@ class Reader(PerProcess):
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
         self._io: IO = io
+        self._first_use = first_use
         self._samples = EndToEnd([shard.count for shard in chosen.shards])
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
@@ -83,13 +87,12 @@ class Reader(PerProcess):
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         shards, rows = self.locate(indices)
         found = fixed_size(self.fields, len(rows), out)
-        datasets = self.opened.datasets
 
-        def read(part: slice) -> dict[str, Ragged]:
+        def read(part: slice, datasets: Datasets) -> dict[str, Ragged]:
             for name, array in found.items():
                 datasets.spans(name, shards[part], rows[part], 1, array[part])
             return {
-                name: self._read_ragged(name, shards[part], rows[part])
+                name: self._read_ragged(datasets, name, shards[part], rows[part])
                 for name, field in self.fields.items()
                 if field.variable
             }
@@ -104,8 +107,8 @@ class Reader(PerProcess):
         """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""
         shards, rows = self.locate(indices)
 
-        def read(part: slice) -> Int64s:
-            starts, stops = self._places(name, shards[part], rows[part])
+        def read(part: slice, datasets: Datasets) -> Int64s:
+            starts, stops = _places(datasets, name, shards[part], rows[part])
             return stops - starts
 
         return np.concatenate(self._in_parts(shards, read))
@@ -116,18 +119,20 @@ class Reader(PerProcess):
         They go over the ends of samples, too, but not of shards: `shards` are places in
         `self.shards`.
         """
-        spans = self.opened.datasets.spans
-        values = f"{name}/values"
-        self._in_parts(shards, lambda at: spans(values, shards[at], starts[at], length, out[at]))
+
+        def read(part: slice, datasets: Datasets) -> None:
+            place = shards[part], starts[part]
+            datasets.spans(f"{name}/values", *place, length, out[part])
+
+        self._in_parts(shards, read)
 
     def elements(self, name: str) -> Int64s:
         """Return how many elements of a variable-length field each shard has, int64 (shards,)."""
         found = [shard.elements.get(name, -1) for shard in self.shards]
         for i, known in enumerate(found):
             if known < 0:
-                with self.opened.held(np.array([i])):
-                    totals = self.opened.datasets.totals(f"{name}/values", np.array([i]))
-                    found[i] = int(totals[0])
+                with self.opened.held(np.array([i])) as datasets:
+                    found[i] = datasets.layouts[i].totals[f"{name}/values"]
         return np.array(found, np.int64)
 
     def offsets(self, name: str, shard: int) -> Int64s:
@@ -135,21 +140,18 @@ class Reader(PerProcess):
         count = self.shards[shard].count + 1
         found: Int64s = np.empty(count, np.int64)
         whole = (np.array([shard]), np.array([0]), count, found[None])
-        spans = self.opened.datasets.spans
-        self.opened.read(whole[0], lambda: spans(f"{name}/offsets", *whole))
+        self.opened.read(whole[0], lambda datasets: datasets.spans(f"{name}/offsets", *whole))
         return found
 
     def only(self, fields: Iterable[str]) -> Self:
         """Return a reader of the same samples that reads these fields alone."""
-        return type(self)(
-            self.folder, self.split, fields, place=self._place, index=self.index, io=self._io
-        )
+        options: Any = {"place": self._place, "index": self.index, "io": self._io}
+        return type(self)(self.folder, self.split, fields, **options, first_use=self._first_use)
 
     def block_size(self) -> int:
         """Return how many samples make a block of whole chunks, of about BLOCK_BYTES."""
-        first = np.zeros(1, np.int64)
-        with self.opened.held(first):
-            chunk = self.opened.datasets.chunk_rows(0)
+        with self.opened.held(np.zeros(1, np.int64)) as datasets:
+            chunk = datasets.chunk_rows(0)
         size = max(1, self.shards[0].bytes // self.shards[0].count)
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
@@ -192,10 +194,10 @@ class Reader(PerProcess):
         for shard in range(first, last + 1):
             begin, end = int(self._samples.firsts[shard]), int(self._samples.ends[shard])
             low, high = max(start, begin) - begin, min(stop, end) - begin
-            with self.opened.held(np.array([shard])):
+            with self.opened.held(np.array([shard])) as datasets:
                 for name, field in self.fields.items():
                     if not field.variable:
-                        self.opened.datasets.will_need(name, shard, low, high)
+                        datasets.will_need(name, shard, low, high)
 
     @property
     def opened(self) -> OpenShards:
@@ -204,11 +206,12 @@ class Reader(PerProcess):
             with self._lock:
                 if self._opened is None:
                     self._opened = OpenShards(
-                        *(self.shards, self._place, self.fields, self._io, self._since_ns)
+                        *(self.shards, self._place, self.fields),
+                        *(self._io, self._since_ns, self._first_use),
                     )
         return self._opened
 
-    def _in_parts(self, shards: Int64s, read: Callable[[slice], T]) -> list[T]:
+    def _in_parts(self, shards: Int64s, read: Callable[[slice, Datasets], T]) -> list[T]:
         """Return what `read` returns for parts of `shards`, as many as may be open at once."""
         opened, size = self.opened, self.opened.at_once
         parts = [slice(first, first + size) for first in range(0, max(1, len(shards)), size)]
@@ -225,26 +228,26 @@ class Reader(PerProcess):
                 )
         return {name: known[name] for name in chosen}
 
-    def _places(self, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return where samples of a variable-length field begin and end in their shards' values."""
-        pairs = np.empty((len(rows), 2), np.int64)
-        datasets = self.opened.datasets
-        datasets.spans(f"{name}/offsets", shards, rows, 2, pairs)
-        starts, stops = pairs[:, 0], pairs[:, 1]
-        totals = datasets.totals(f"{name}/values", shards)
-        wrong = (starts < 0) | (starts > stops) | (stops > totals)
-        if wrong.any():
-            path = self.opened.path(int(shards[wrong][0]))
-            raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
-        return starts, stops
-
-    def _read_ragged(self, name: str, shards: Int64s, rows: Int64s) -> Ragged:
-        starts, stops = self._places(name, shards, rows)
+    def _read_ragged(self, datasets: Datasets, name: str, shards: Int64s, rows: Int64s) -> Ragged:
+        starts, stops = _places(datasets, name, shards, rows)
         offsets = offsets_of(stops - starts)
         field = self.fields[name]
         values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
-        self.opened.datasets.runs(f"{name}/values", shards, starts, offsets[1:], values)
+        datasets.runs(f"{name}/values", shards, starts, offsets[1:], values)
         return Ragged(values, offsets)
+
+
+def _places(datasets: Datasets, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+    """Return where samples of a variable-length field begin and end in their shards' values."""
+    pairs = np.empty((len(rows), 2), np.int64)
+    datasets.spans(f"{name}/offsets", shards, rows, 2, pairs)
+    starts, stops = pairs[:, 0], pairs[:, 1]
+    totals = datasets.totals(f"{name}/values", shards)
+    wrong = (starts < 0) | (starts > stops) | (stops > totals)
+    if wrong.any():
+        path = datasets.layouts[int(shards[wrong][0])].path
+        raise DataError(f"shard {path} is damaged: the offsets of {name!r} go back")
+    return starts, stops
 
 
 def _joined(parts: list[Ragged]) -> Ragged:

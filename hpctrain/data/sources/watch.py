@@ -10,6 +10,7 @@ whole file, but `touch`, `chmod` and hard links do not end a run.
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,19 +37,24 @@ class Watch:
     """The stamps of the shards that a process has opened, by their numbers in `shards`.
 
     A file that was written after `since_ns`, when the run began to read the data set, is compared
-    with its digest when it is first opened.
+    with its digest when it is first opened; with `first_use`, each file is.
     """
 
-    def __init__(self, shards: Sequence[Shard], since_ns: int) -> None:
-        self._shards, self._since_ns = shards, since_ns
+    def __init__(self, shards: Sequence[Shard], since_ns: int, first_use: bool) -> None:
+        self._shards, self._since_ns, self._first_use = shards, since_ns, first_use
         self._noted: dict[int, _Noted] = {}
+        self._locks: dict[int, threading.Lock] = {}
 
     def admit(self, shard: int, path: Path) -> Stamp:
         """Note and return the stamp of a shard that is about to be opened, if it is unchanged."""
         # A staged copy was compared with the digest when it was made. Its ctime changes whenever a
         # process says that it uses the copy (see `Depot.hold`).
-        own, noted = path.match(self._shards[shard].path), self._noted.get(shard)
-        return self._settle(shard, path, own, noted.stamp if own and noted else None)
+        own = path.match(self._shards[shard].path)
+        with self._locks.setdefault(shard, threading.Lock()):
+            noted = self._noted.get(shard)
+            if self._first_use and noted is None:
+                check_digest(path, self._shards[shard])
+            return self._settle(shard, path, own, noted.stamp if own and noted else None)
 
     def admit_again(self, shard: int) -> Stamp:
         """Note the new stamp of a shard that is open and was touched, if its digest is right."""

@@ -114,7 +114,7 @@ def _facts(library: Library, gpu: Any) -> GpuFacts:
         except library.errors:
             return None
 
-    link, counted = told("pcie"), told("nvlinks")
+    link = told("pcie")
     return GpuFacts(
         library.readings["model"](gpu),  # an error if the GPU is lost
         told("driver"),
@@ -122,7 +122,7 @@ def _facts(library: Library, gpu: Any) -> GpuFacts:
         told("top_clock"),
         told("limit"),
         None if link is None else pcie_bandwidth(link[1][0], link[0][1]),
-        None if counted is None else counted[0],
+        told("nvlinks"),
     )
 
 
@@ -137,5 +137,3 @@ def _findings(library: Library, gpu: Any, label: str) -> Iterator[Finding]:
             yield check.finding(f"{label}: {name}", *library.read(check.reading, gpu))
         except library.errors as error:
             yield unknown(f"{label}: {name}", f"{library.NAME} does not tell it ({error})")
-    for name, why in library.UNSEEN.items():
-        yield unknown(f"{label}: {name}", why)

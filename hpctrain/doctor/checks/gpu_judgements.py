@@ -1,6 +1,6 @@
 """The table of what is checked of a GPU: what is read, what that means, what to do.
 
-`hpctrain.monitor.gpu_library` describes the readings.
+`hpctrain.monitor.nvidia` describes the readings.
 """
 
 import os
@@ -17,8 +17,6 @@ from hpctrain.monitor.cgroup import cpu_list
 
 _DEVICES = Path("/sys/bus/pci/devices")
 _MANY_CORRECTED = 10_000
-_PART_OF_POWER = 0.9
-_HOT = 85.0  # degrees Celsius: about the most that GPUs of data centres work at, under load
 # What the driver itself takes.
 _RESERVED, _PART_RESERVED = 2**30, 0.02
 # GB/s of one lane in one direction, by generation, with the loss of the encoding.
@@ -62,15 +60,6 @@ def _retired(found: str, waits: bool, failed: bool) -> _Judged:
     return _verdict(failed, waits), found + more
 
 
-def _heat(celsius: float, critical: float | None) -> _Judged:
-    """Judge a GPU on which nothing runs; at `critical` it lowers its clock."""
-    most = _HOT if critical is None else critical
-    too_hot = critical is not None and celsius >= critical
-    return _verdict(
-        too_hot, celsius >= min(_HOT, most)
-    ), f"{celsius:.0f} degrees Celsius, with nothing running"
-
-
 def pcie_bandwidth(generation: int, width: int) -> float:
     """Return GB/s in one direction: Gen4 x8 has as much as Gen3 x16."""
     return _LANE.get(generation, _LANE[max(_LANE)]) * width
@@ -86,16 +75,6 @@ def _pcie(now: tuple[int, int], best: tuple[int, int]) -> _Judged:
     has, could = pcie_bandwidth(best[0], now[1]), pcie_bandwidth(*best)
     found = f"Gen{now[0]} x{now[1]}, up to Gen{best[0]} x{now[1]} = {has:.0f} of {could:.0f} GB/s"
     return _verdict(False, has < _FEWEST_LANES * could), found
-
-
-def _nvlink(active: int, total: int) -> _Judged:
-    """Judge how many NVLinks are up of those that the chip has.
-
-    Boards use a part of them by design, such as 12 of 18, so a lost one shows only against the
-    other GPUs of the job (`hpctrain.doctor.comparison`).
-    """
-    found = f"{active} of {total} links are up" if total else "this GPU has none"
-    return _verdict(False, not active and total > 0), found
 
 
 def _numa(bus_id: str) -> _Judged:
@@ -177,24 +156,6 @@ CHECKS = {
         lambda hard, soft: (_verdict(bool(hard), bool(soft)), ", ".join((*hard, *soft)) or "no"),
         f"{_ASK} look at cooling and power of the node.",
     ),
-    "temperature": Check(
-        "heat",
-        _heat,
-        f"{_ASK} look at the cooling of the node.",
-    ),
-    "MIG": Check(
-        "mig",
-        lambda cut: (_verdict(False, cut), "the GPU is cut into instances" if cut else "off"),
-        "Ask for an instance by its type (site.gpu_type), or for nodes without MIG.",
-    ),
-    "power limit": Check(
-        "limits",
-        lambda limit, usual, command: (
-            _verdict(False, limit < _PART_OF_POWER * usual),
-            f"{limit:.0f} W of {usual:.0f} (`{command}`)",
-        ),
-        "The GPU is slower than others: ask the administrators whether that is wanted.",
-    ),
     OTHERS: Check(
         "processes",
         _processes,
@@ -206,12 +167,6 @@ CHECKS = {
         "pcie",
         _pcie,
         f"{_ASK} reseat the GPU or its riser: the link has lost lanes.",
-    ),
-    "NVLink": Check(
-        "nvlinks",
-        _nvlink,
-        f"If GPUs of this cluster are usually bridged: {_ASK.lower()} look at the fabric manager "
-        "(`systemctl status nvidia-fabricmanager`).",
     ),
     "NUMA": Check(
         "bus",

@@ -8,12 +8,11 @@ from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.doctor.finding import Finding, good
 from hpctrain.rendezvous.report import installed_version
 from hpctrain.runs.code.provenance import packages
 
 _PACKAGES = ("torch", "mlflow", "h5py", "hydra-core", "submitit")
-_FOR_GPUS = "Install torch for CUDA if the nodes have GPUs."
 _CODE = Path(__file__).parents[2]
 
 
@@ -27,7 +26,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "hpctrain": __version__,
         **{name: installed_version(name) for name in _PACKAGES},
-        "packages": _digest("\n".join(listed[1:]).encode()),
+        "packages": hashlib.sha256("\n".join(listed[1:]).encode()).hexdigest()[:12],
         "code": _code_digest(),
         "system": platform.platform(),
     }
@@ -43,19 +42,9 @@ def _code_digest(folder: Path = _CODE) -> str:
 
 
 def checked() -> list[Finding]:
-    """Check that the packages are there that a training needs."""
+    """Say what is installed, and whether torch starts without being compiled again."""
     shown = {name: found for name, found in versions().items() if name != "system"}
-    cure = "Install the package again: `python -m pip install hpctrain`."
-    findings = [
-        Finding(f"package {name}", "fail", found, "installed", cure)
-        for name, found in shown.items()
-        if found == "not installed"
-    ]
-    if not findings:
-        findings.append(good("versions", ", ".join(f"{k} {v}" for k, v in shown.items())))
-    if "+cpu" in shown["torch"]:
-        found, cure = f"torch {shown['torch']} is built for CPUs only", _FOR_GPUS
-        findings.append(unknown("torch for GPUs", found, cure))
+    findings = [good("versions", ", ".join(f"{k} {v}" for k, v in shown.items()))]
     spec = find_spec("torch")  # which imports nothing
     if spec and spec.origin and not _keeps_bytecode(Path(spec.origin)):
         findings.append(_no_bytecode(Path(spec.origin).parent))
@@ -78,7 +67,3 @@ def _no_bytecode(folder: Path) -> Finding:
         f"As the owner of the folder: `{sys.executable} -m compileall -q -j 0 {folder.parent}`; uv "
         "has --compile-bytecode.",
     )
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]

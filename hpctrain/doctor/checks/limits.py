@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rich.filesize import decimal
 
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good, judged
-from hpctrain.rendezvous.cores import cores
 from hpctrain.units import GIB, MIB
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB,
@@ -25,11 +24,6 @@ def checked(gpu_ranks: int, infiniband: bool) -> Iterator[Finding]:
     yield shared_memory(size, free, gpu_ranks)
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], infiniband)
-
-
-def cores_of_rank(cpus_per_task: int) -> Finding:
-    """Check the cores of this process."""
-    return cpus(len(os.sched_getaffinity(0)), cores(), cpus_per_task)
 
 
 def cpus(count: int, real: int, asked: int) -> Finding:

@@ -27,6 +27,7 @@ from hpctrain.errors import DamageError
 from hpctrain.record import read
 from hpctrain.rendezvous.port import listen
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.terminal import few
 
 Lost = dict[str, dict[str, str]]
 _Place = tuple[str, str | None, Annotated[int, Meta(ge=0, le=65535)]]  # name, address, port
@@ -128,7 +129,7 @@ def judged(lost: Lost, hosts: Iterable[str]) -> dict[str, Finding]:
             findings[host] = Finding(
                 "TCP to other nodes" if host in ill else "communication of a pair of nodes",
                 "fail",
-                "; ".join(own[:4]) + (f"; and {len(own) - 4} more" if len(own) > 4 else ""),
+                few(own, 4, "; "),
                 "every node reaches every other one",
                 "Ask the administrators about routes and firewalls between these nodes, or choose "
                 "another network (network.interface).",

@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.doctor.finding import Finding, bounded, good, unknown
-from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.doctor.finding import Finding, good, judged, unknown
+from hpctrain.errors import HpctrainError
 from hpctrain.slurm import sbatch
-from hpctrain.slurm.partition_limit import minutes, road
-from hpctrain.slurm.queue import UnreachableError, ask, rows, version
+from hpctrain.slurm.partition_limit import beyond_partition, road
+from hpctrain.slurm.queue import UnreachableError, ask, version
 from hpctrain.slurm.script import sbatch_script
-
-_USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "mix", "alloc")
 
 
 def checked(config: Config) -> Iterator[Finding]:
@@ -37,54 +35,15 @@ def checked(config: Config) -> Iterator[Finding]:
     yield _job(config)
 
 
-def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
-    """Judge the partitions, by lines `NAME|up|LIMIT|NODES|STATE`; `NAME*` is the default one."""
-    found = rows(listed, (r"[^|]+", "[a-z]+", r"[\d:-]+|infinite|unlimited", r"\d+", r"[^|]+"))
-    wanted = config.site.partition
-    names = wanted.split(",") if wanted else [row[0][:-1] for row in found if row[0].endswith("*")]
-    for name in dict.fromkeys(names):
-        check = f"partition {name}"
-        own = [row for row in found if row[0].rstrip("*") == name]
-        if not own:
-            known = ", ".join(sorted({row[0].rstrip("*") for row in found})) or "unknown"
-            cure = f"Set site.partition to one of: {known}."
-            yield Finding(check, "fail", "does not exist", "a partition of this cluster", cure)
-            continue
-        states = ", ".join(f"{row[3]} {row[4]}" for row in own)
-        if any(row[1] != "up" for row in own):
-            cure = "Choose another partition (site.partition), or wait until it is open again."
-            yield Finding(check, "fail", own[0][1], "up", cure)
-            continue
-        usable = sum(int(row[3]) for row in own if row[4].rstrip("*~#!%$@+-") in _USABLE)
-        yield bounded(
-            check,
-            usable,
-            f"nodes: {states}",
-            warn_below=config.launch.node_numbers.start + config.launch.spares,
-            expected=f"launch.nodes={config.launch.nodes} that work",
-            cure="The job waits until nodes come back: ask for fewer (launch.nodes).",
-        )
-        limit = min(minutes(row[2]) for row in own)
-        asked = config.launch.time_min
-        if not isinstance(asked, int):  # auto, which only a training can have
-            continue
-        yield bounded(
-            f"time limit of {name}",
-            limit,
-            f"{own[0][2]} (launch.time_min={asked})",
-            fail_below=asked,
-            expected=f"at least {asked} minutes",
-            cure=f"Set launch.time_min to at most {limit:g}, or choose another partition.",
-        )
-
-
 def _partition(config: Config) -> Iterator[Finding]:
-    listed = ask("sinfo", "--noheader", "--format=%P|%a|%l|%D|%T", quiet=True)
-    if listed is None:
-        yield unknown("partitions", "sinfo does not answer")
-        return
-    yield from partition_findings(listed, config)
-    check, found = "after a preemption", road(config.site, config.launch.chain)
+    """Check what the partition allows a job: its time, and to come back."""
+    launch, partition = config.launch, config.site.partition
+    if isinstance(launch.time_min, int):  # else it is auto, which only a training can have
+        beyond = beyond_partition(launch, partition)
+        cure = "Set launch.time_min to what is allowed, or choose another partition."
+        shown = beyond or f"{launch.time_min} minutes (launch.time_min)"
+        yield judged("time limit", not beyond, shown, "what the partition allows", cure, "fail")
+    check, found = "after a preemption", road(config.site, launch.chain)
     if not found.name:
         yield unknown(check, "scontrol does not answer")
     elif found.name == "by hand":
@@ -99,10 +58,10 @@ def _job(config: Config) -> Finding:
     check = "a job of this config"
     try:
         script = sbatch_script(config, Path(config.output_dir) / "doctor", 1, command="call")
-        return good(check, sbatch.expected_start(script, config))
+        start = sbatch.expected_start(script, config)
+        cure = "Ask for fewer nodes, or for another partition (launch.nodes, site.partition)."
+        return judged(check, not start.startswith("not now"), start, "a start", cure)
     except UnreachableError as error:
         return unknown(check, str(error))
-    except LaunchError as error:
-        return Finding(check, "fail", str(error), "accepted", "Correct the keys that are named.")
     except HpctrainError as error:
-        return Finding(check, "fail", str(error), "a batch script", "Correct the named key.")
+        return Finding(check, "fail", str(error), "accepted", "Correct the keys that are named.")

@@ -1,4 +1,4 @@
-"""Speed of all-reduce by size, with the formulas of nccl-tests.
+"""Speed of all-reduce, with the formulas of nccl-tests.
 
 algorithm bandwidth = bytes / time                       of the tensor of one rank
 bus bandwidth       = algorithm bandwidth x 2(n - 1)/n   the speed of the links, for any n
@@ -7,22 +7,12 @@ https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-_SIZES = {"cpu": (4, 2**16, 2**20, 2**23), "cuda": (4, 2**16, 2**20, 2**24, 2**28)}
+_LARGE = {"cpu": 2**23, "cuda": 2**28}  # bytes
 _REPEATS = 5
-
-
-@dataclass(frozen=True)
-class Row:
-    """The speed of one size in bytes: the fastest of some repeats, of the slowest rank."""
-
-    size: int
-    seconds: float
-    bus_gb_s: float
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
@@ -30,28 +20,33 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     return size / seconds * 2 * (ranks - 1) / ranks / 1e9
 
 
-def measured(device: torch.device, group: dist.ProcessGroup | None = None) -> list[Row]:
-    """Measure all-reduce; all ranks of the group call it, None is the default group.
+def measured(device: torch.device, group: dist.ProcessGroup | None = None) -> dict[str, float]:
+    """Measure the latency of 4 bytes, and the bus bandwidth of a large tensor.
 
-    There is a row for each size, from 4 bytes, whose time is the latency.
+    All ranks of the group call it; None is the default group.
     """
-    count, rows = dist.get_world_size(group), []
-    for size in _SIZES[device.type]:
-        tensor = torch.zeros(size // 4, device=device)
-        dist.all_reduce(tensor, group=group)  # connects
-        best = float("inf")
-        for _ in range(_REPEATS):
-            dist.barrier(group=group)
-            synchronise(device)
-            begin = time.perf_counter()
-            dist.all_reduce(tensor, group=group)
-            synchronise(device)
-            best = min(best, time.perf_counter() - begin)
-        slowest = torch.tensor([best], dtype=torch.float64, device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-        seconds = float(slowest)
-        rows.append(Row(size, seconds, bus_bandwidth(size, seconds, count)))
-    return rows
+    large, count = _LARGE[device.type], dist.get_world_size(group)
+    return {
+        "latency_us": 1e6 * _seconds(4, device, group),
+        "bus_gb_s": bus_bandwidth(large, _seconds(large, device, group), count),
+    }
+
+
+def _seconds(size: int, device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """Return the fastest of some repeats, of the slowest rank."""
+    tensor = torch.zeros(size // 4, device=device)
+    dist.all_reduce(tensor, group=group)  # connects
+    best = float("inf")
+    for _ in range(_REPEATS):
+        dist.barrier(group=group)
+        synchronise(device)
+        begin = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        synchronise(device)
+        best = min(best, time.perf_counter() - begin)
+    slowest = torch.tensor([best], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+    return float(slowest)
 
 
 def synchronise(device: torch.device) -> None:

@@ -92,10 +92,11 @@ def measured(asked: Expectation, ranks: RankInfo, device: Any, seen: Probe) -> P
     # One rank of the node after the other: on CPUs they would share caches and memory.
     figures |= _in_turn(ranks, lambda: speed.measured(device))
     if ranks.world_size > 1:
-        _add(figures, "all_reduce", all_reduce.measured(device))
+        figures |= {f"all_reduce_{k}": v for k, v in all_reduce.measured(device).items()}
     if 1 < ranks.local_world_size < ranks.world_size:
         own, _ = dist.new_subgroups(ranks.local_world_size)
-        _add(figures, "all_reduce_in_node", all_reduce.measured(device, own))
+        inside = all_reduce.measured(device, own)
+        figures |= {f"all_reduce_in_node_{name}": value for name, value in inside.items()}
     if ranks.num_nodes > 1:
         found = pairs.measured(device, ranks)
         figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
@@ -108,12 +109,6 @@ def meet(seen: Probe) -> Probe:
 
     dist.barrier()
     return replace(seen, time=time.time())
-
-
-def _add(figures: dict[str, float], name: str, rows: list[Any]) -> None:
-    figures[f"{name}_latency_us"] = 1e6 * rows[0].seconds
-    for row in rows[1:]:
-        figures[f"{name}_{row.size}_bus_gb_s"] = row.bus_gb_s
 
 
 def _in_turn(ranks: RankInfo, work: Callable[[], dict[str, float]]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import open_place
-from hpctrain.data.places.verification import verified
+from hpctrain.data.places.verification import verify
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
@@ -160,11 +160,11 @@ class DataBuilder:
         shards = index.split(split).shards
         folder = None if data.stage_dir is None else Path(data.stage_dir)
         place = open_place(path, data.stage, shards, folder=folder)
-        place = verified(
-            place, data.verify, path, shards, rank=self._ranks.rank, ranks=self._ranks.world_size
-        )
+        if data.verify == "full":
+            verify(path, shards, self._ranks.rank, self._ranks.world_size)
         self._closes.append(place.close)
-        reader = Reader(path, split, data.fields, place=place, index=index)
+        first_use = data.verify == "first_use"
+        reader = Reader(path, split, data.fields, place=place, index=index, first_use=first_use)
         source: Source = reader
         if data.windows.field is not None:
             source = Windows(

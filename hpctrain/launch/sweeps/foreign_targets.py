@@ -18,7 +18,6 @@ from dataclasses import asdict
 from typing import Any
 
 from hpctrain.config.rules import targets
-from hpctrain.config.rules.arguments import Signature
 from hpctrain.config.rules.objects import Called, called
 from hpctrain.errors import ConfigError
 from hpctrain.launch.entry import Entry
@@ -82,7 +81,9 @@ def answer(objects: Sequence[Mapping[str, Any]]) -> dict[str, str]:
                 signature = inspect.signature(_found(target))
             except (ValueError, TypeError):  # some functions of C do not tell their arguments
                 continue
-            problems += one.misfits(Signature.of(signature))
+            # Python does not check the types of a user's class.
+            bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+            problems += one.misfits(signature.replace(parameters=bare))
         except LookupError as error:
             problems.append(f"{one.key}._target_={target}: {error.args[0]}")
         except BaseException as error:  # a user's module may raise anything

@@ -69,7 +69,7 @@ def say_changed(entries: Sequence[Entry]) -> None:
         told = entry.status is Status.DONE or (entry.status is Status.OPEN and goes_on)
         if not told or not entry.before.attempts:
             continue
-        if found := trained_code.changes(entry.config, entry.run, imported_from(entry)):
+        if found := trained_code.changes(entry.run, imported_from(entry)):
             groups.setdefault((entry.before.state == "finished", found), []).append(entry)
     for (finished, found), group in groups.items():
         names = few((entry.run.name for entry in group), 1)

@@ -7,6 +7,7 @@ read run.json, ask the queue ── set_states ── archive, copy the code ─
 
 import os
 import shutil
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,16 +16,15 @@ from hpctrain import secrets
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays
-from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
+from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import Room
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
-from hpctrain.launch.sweeps.sweep_parent import Parent
 from hpctrain.record import written
 from hpctrain.run_record import RunRecord
-from hpctrain.runs import trust
+from hpctrain.runs import sweep_overrides, trust
 from hpctrain.runs.freeze import freeze, may_start_again, restore_config
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
@@ -34,10 +34,9 @@ from hpctrain.tracking import store
 class Submission:
     """Submits runs of a sweep, to the cluster or to run here; `folder` is that of the sweep."""
 
-    def __init__(
-        self, folder: Path, entries: Sequence[Entry], parent: Parent, *, cluster: bool
-    ) -> None:
-        self._folder, self._entries, self._parent, self._cluster = folder, entries, parent, cluster
+    def __init__(self, folder: Path, entries: Sequence[Entry], *, cluster: bool) -> None:
+        self._folder, self._entries, self._cluster = folder, entries, cluster
+        self._uid = uuid.uuid4().hex  # of the sweep
         self._locks: list[int] = []
         self._copies: list[Path] = []  # code snapshots that this submission has written
         self.room = Room(folder)
@@ -96,14 +95,13 @@ class Submission:
             raise
         archived: dict[Path, Path] = {}
         try:
-            todo = replace_waiting(todo)
             self._copies += [code.path for code in copies_of(todo) if code.write()]
             for entry in todo:
                 if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):
                     archived[entry.run.path] = entry.run.archive()
                     # A new directory has no provenance yet, also if it keeps the code.
                     entry.before, entry.again, entry.keeps_code = RunRecord(), False, False
-            parent = self._parent.of(self._entries)
+            parent = self._parent()
             if self._cluster and todo:
                 planned = arrays.plan(todo, self._folder, sbatch.max_array_size(), in_queue)
                 return arrays.submit(planned, parent, self._locks, self.write_list)
@@ -126,6 +124,14 @@ class Submission:
             with suppress(OSError):
                 if self._folder.exists() and self._cluster:
                     self.write_list()
+
+    def _parent(self) -> dict[str, str] | None:
+        """Return uid, name and folder of the parent in MLflow; None for one run."""
+        if len(self._entries) < 2:
+            return None
+        values = sweep_overrides.span(entry.swept for entry in self._entries)
+        name = f"sweep {self._folder.name} {values}".strip()
+        return {"uid": self._uid, "name": name, "folder": str(self._folder)}
 
     def discard(self) -> None:
         """If nothing was queued, delete the new code snapshots and all empty folders."""

@@ -8,15 +8,13 @@ add() each run ── check all ── Submission: skip what is finished or unde
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import plain
-from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
-from hpctrain.errors import HpctrainError, LaunchError, TrackingError
+from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
@@ -25,15 +23,12 @@ from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.foreign_targets import refused
-from hpctrain.launch.sweeps.submission import Submission, stores
-from hpctrain.launch.sweeps.sweep_parent import Parent
+from hpctrain.launch.sweeps.submission import Submission
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import sbatch
 from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
-from hpctrain.tracking import store
-from hpctrain.tracking.page.links import experiment_page
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",
@@ -52,17 +47,13 @@ class Sweep:
 
     Args:
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
-        followed: Whether the caller waits for the jobs, and tells the user about them.
         config_dir: That of the command, for the record.
     """
 
-    def __init__(
-        self, folder: Path, local: bool = False, followed: bool = False, config_dir: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, local: bool = False, config_dir: str = "") -> None:
         self.folder = folder.absolute()
         self.entries: list[Entry] = []
-        self._parent = Parent(self.folder)
-        self._local, self._followed, self._config_dir = local, followed, config_dir
+        self._local, self._config_dir = local, config_dir
         self._wrong: list[tuple[list[str], HpctrainError]] = []
         self._answers = True  # Slurm's controller, as far as known
 
@@ -83,7 +74,7 @@ class Sweep:
         scheduler, or more runs than the submit limit allows, is a LaunchError.
         """
         cluster = sbatch.available() and not self._local
-        submission = Submission(self.folder, self.entries, self._parent, cluster=cluster)
+        submission = Submission(self.folder, self.entries, cluster=cluster)
         dry_run = self._any("dry_run")
         try:
             scripts = self._checked(cluster)
@@ -96,7 +87,6 @@ class Sweep:
             self._say_notes(cluster and self._answers)
             show(self.entries)
             print("\n".join(scripts), end="")
-            print("".join(dict.fromkeys(_variables(self.entries))), end="")
             submission.discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
@@ -127,7 +117,7 @@ class Sweep:
                 "yours now. Run the same command later to submit the rest; with launch.wait=true "
                 "it waits and submits them when other jobs have ended"
             )
-        elif cluster and any(entry.job for entry in self.entries) and not self._followed:
+        elif cluster and any(entry.job for entry in self.entries):
             self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]
@@ -210,19 +200,13 @@ class Sweep:
             submission.room.check(todo)
         for entry in todo:
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
-            if entry.replaces:
-                entry.mark(Status.WOULD_REPLACE, entry.replaces[0])
 
     def _say_they_run(self) -> None:
-        """Tell how to look after the jobs, and where MLflow shows them, if its store is there."""
+        """Tell how to look after the jobs."""
         # In the form that `hpctrain status` accepts in this working directory.
         usual = self.folder.parent == Path.cwd() / "runs" / "sweeps"
         name = self.folder.name if usual else shlex.quote(str(self.folder))
         say(f"They run without this terminal: `python -m hpctrain status {name}`")
-        for uri, experiment in stores(self.entries):
-            with suppress(TrackingError):
-                if (number := store.experiment_id(uri, experiment)) is not None:
-                    say(f"MLflow: {experiment_page(uri, number)}")
 
     def _say_notes(self, cluster: bool) -> None:
         for note in notes(self.entries, cluster):
@@ -234,7 +218,7 @@ class Sweep:
         if any(entry.detail == "pending" for entry in known):
             say(
                 f"{runs(len(known))} under way with the resources and the code of their "
-                "submission; launch.rerun=queued replaces jobs that wait",
+                "submission; `cancel` takes jobs that wait out of the queue",
                 style="yellow",
             )
 
@@ -268,13 +252,6 @@ def name_apart(entries: list[Entry]) -> None:
 def _resources(launch: LaunchConfig, site: SiteConfig) -> dict[str, Any]:
     own = {f"launch.{key}": getattr(launch, key) for key in _RESOURCES}
     return own | {f"site.{key}": value for key, value in plain(site).items()}
-
-
-def _variables(entries: list[Entry]) -> Iterator[str]:
-    """Yield a line for each variable that the ranks set by themselves, before they import torch."""
-    for config in (entry.config for entry in entries):
-        for name, (value, key) in variables(config.network, config.train).items():
-            yield f"# {key}: each rank sets {name}={value}, unless it is exported\n"
 
 
 def _outcome(entry: Entry) -> float | Exception | None:

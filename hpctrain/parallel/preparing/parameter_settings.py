@@ -43,7 +43,7 @@ class Setting:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
+def _settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
     """Return the setting of each parameter by name; shared ones have several names."""
     if not config.groups and config.layer_decay is None:
         return {}
@@ -53,14 +53,10 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
         _check_patterns(f"optimizer.groups[{i}].match", patterns(rule), every)
     depths = {} if config.layer_decay is None else _decayed(model, config.layer_decay, blocks)
     found: dict[str, Setting] = {}
-    trained = False
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
         same = [name, *shared.get(name, ())]
         made = _setting(same, config.groups, depths.get(name, 1.0))
-        trained |= parameter.requires_grad and not made.freeze
         found |= dict.fromkeys(same, made)
-    if not trained:
-        raise ConfigError("optimizer.groups freezes every parameter: there is nothing to train")
     return found
 
 
@@ -83,7 +79,7 @@ def freeze(
 
     A whole model of which nothing is trained is a ConfigError.
     """
-    chosen = settings(model, optimizer, blocks)
+    chosen = _settings(model, optimizer, blocks)
     if lora.patterns:
         freeze_base(model, lora.also)
     for name, parameter in model.named_parameters():

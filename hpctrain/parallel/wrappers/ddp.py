@@ -21,15 +21,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
 from hpctrain.models.quantized import is_released
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.reducing.gradient_compression import compression
-from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.shards.types import Batch
-from hpctrain.tasks import Task
 
 
 class DDPModel(ParallelModel):
@@ -65,19 +61,6 @@ class DDPModel(ParallelModel):
         if compress.kind != "none":
             self._compression = compression(compress, module)
             ddp.register_comm_hook(self._compression, type(self._compression).reduce)
-
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
-        """Add the gradient of the loss per row of a share; reduce it over the ranks.
-
-        A ConfigError says so if a parameter that is trained has no gradient, or more than one.
-        """
-        try:
-            return super().forward_backward(task, batch)
-        except RuntimeError as error:
-            known = (text for start, text in _REFUSALS.items() if start in str(error))
-            if (text := next(known, None)) is None:
-                raise
-            raise ConfigError(text) from error
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""
@@ -174,18 +157,6 @@ class LocalSGDModel(DDPModel):
                 for kind in ("common", "momentum")
             )
             self._begin(*kept)
-
-
-# What torch says in 900 characters, and without our keys.
-_REFUSALS = {
-    "Expected to have finished reduction": "parallel.ddp: parameters that are trained had no "
-    "gradient in the step before, because the model did not use them, or computed them under "
-    "torch.no_grad(). Use parallel.ddp.find_unused_parameters=true, or freeze them by "
-    "optimizer.groups",
-    "Expected to mark a variable ready only once": "parallel.ddp: parameters had several gradients "
-    "in one backward pass, as with torch.utils.checkpoint and use_reentrant=True. Use "
-    "use_reentrant=False there",
-}
 
 
 def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

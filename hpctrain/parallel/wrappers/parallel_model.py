@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
-from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision, wide_batch
@@ -85,7 +84,7 @@ class ParallelModel:
         self.loads.start()
         parts = []
         for micro, last in split(wide_batch(batch), self.accumulate):
-            with self._reduced(last), self._loss(), second_gradients.explained():
+            with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = checked(task(self.module, micro))
                 _check_gradient(sums["loss"][0])

@@ -13,7 +13,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.config.schema import TrainConfig
 from hpctrain.job.building.flops import tokens_of
 from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
@@ -86,11 +85,10 @@ class Measured:
         task: Any,
         sample: Batch,
         compute: torch.dtype | None,
-        train: TrainConfig,
         classes: Sequence[str] = (),
     ) -> None:
         self._build, self._task, self._sample, self._classes = build, task, sample, [*classes]
-        self._compute, self._train, self._tokens = compute, train, tokens_of(task, sample)
+        self._compute, self._tokens = compute, tokens_of(task, sample)
         self._found: dict[tuple[str, bool], Activations] = {}
 
     def __getitem__(self, mode: str) -> Activations:
@@ -105,14 +103,16 @@ class Measured:
         return self._found[key]
 
     def _measure(self, mode: str, cast: bool) -> Activations:
-        fake, train = FakeTensorMode(allow_non_fake_inputs=True), self._train
-        train = replace(train, activation_checkpointing=mode)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
         model = _without_memory(self._build, fake)
         if cast and self._compute is not None:
             with fake:
                 cast_parameters(model, self._compute)
             model.register_forward_pre_hook(partial(_lowered, self._compute), with_kwargs=True)
-        self._prepare(model, train)
+        if mode != "none":
+            blocks = [block for _, block in find_blocks(model, self._classes)]
+            checkpoint_activations(blocks, mode)
+        model.train()
 
         def step(rows: int) -> _StepBytes:
             with fake:
@@ -124,12 +124,6 @@ class Measured:
         except _NEED_VALUES as error:
             log.info("activations cannot be measured: %s", error)
             return Activations(0, 0, 0, 0, exact=False)
-
-    def _prepare(self, model: nn.Module, train: TrainConfig) -> None:
-        if (mode := train.activation_checkpointing) != "none":
-            blocks = [block for _, block in find_blocks(model, self._classes)]
-            checkpoint_activations(blocks, mode)
-        model.train()
 
     def _step(self, model: nn.Module, rows: int) -> _StepBytes:
         sample = self._sample.items()

@@ -7,17 +7,15 @@ are alike have the positions of the one that is there.
 
 import contextlib
 import math
-import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-import hpctrain
+from hpctrain import frames
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
@@ -242,12 +240,11 @@ def explained(what: str, others: tuple[type[Exception], ...] = ()) -> Iterator[N
     except others:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        skipped = (str(Path(torch.__file__).parent), str(Path(hpctrain.__file__).parent / "plan"))
-        own = [frame for frame in frames if not frame.filename.startswith(skipped)]
-        place = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+        stack = frames.of_error(error)
+        stack = [each for each in stack if each[0].f_globals.get("__package__") != __package__]
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"{what} fails{place}\n{type(error).__name__}: {reason}") from error
+        place = f"{what} fails at {frames.place(stack)}"
+        raise ConfigError(f"{place}\n{type(error).__name__}: {reason}") from error
 
 
 def frozen_weights(model: nn.Module) -> list[torch.Tensor]:

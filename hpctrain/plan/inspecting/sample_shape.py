@@ -113,7 +113,7 @@ def _of_data(data: DataConfig) -> Batch:
 def samples_of_epoch(data: DataConfig) -> int:
     """Return the number of samples of an epoch; a DataError if there is no such data set."""
     total, windows = 0, data.windows
-    for path, split, shards in parts_of(data):
+    for path, split, shards in _parts_of(data):
         if (name := windows.field) is not None and windows.length is not None:
             reader = Reader(path, split, [name])
             total += len(Windows(reader, name, windows.length, windows.stride))
@@ -122,7 +122,15 @@ def samples_of_epoch(data: DataConfig) -> int:
     return total * data.repeat
 
 
-def parts_of(data: DataConfig) -> Iterator[tuple[str, str, list[Shard]]]:
+def sample_bytes(data: DataConfig) -> float:
+    """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
+    total = float(sum(shard.bytes for _, _, shards in _parts_of(data) for shard in shards))
+    if (windows := data.windows).field is not None and windows.length and windows.stride:
+        total *= max(1.0, windows.length / windows.stride)
+    return total / max(1, samples_of_epoch(data) // max(1, data.repeat))
+
+
+def _parts_of(data: DataConfig) -> Iterator[tuple[str, str, list[Shard]]]:
     """Yield the folder, the split and the shards of each part of the training data."""
     for part in data.mixture or [{"path": data.path}]:
         split = part.get("split", data.train_split)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import nn
 
 from hpctrain.config.schema import Config
-from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, staged_bytes, worst
+from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.parallel.precision import DTYPES
@@ -24,7 +24,6 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import stored_bytes
 from hpctrain.plan.predicting.accuracy import is_covered, uncompared
-from hpctrain.plan.predicting.calibration import Calibration
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.shards.types import Batch
@@ -47,9 +46,6 @@ class Estimate:
     budget: Budget
     hardware: Hardware
     tokens: int  # of a sample
-    reason: str = ""
-    staged: float = 0.0  # bytes of the copy of a checkpoint in the host memory of each node
-    calibrated: bool = False  # whether the times are those of measured runs
 
     @property
     def fits(self) -> bool | None:
@@ -72,26 +68,14 @@ class Estimate:
         return False, self.time.step_s * (_SLOWER if self.uncompared else 1.0)
 
     @property
-    def price(self) -> Price | None:
-        """The price that counts; None if unknown."""
-        return self.hardware.price_per_hour
-
-    @property
     def uncompared(self) -> str:
         """What of the layout no published run had that was compared, or ""."""
         return uncompared(self.layout)
 
     @property
-    def mark(self) -> str:
-        """The same as a sentence, and of the GPU."""
-        layout = f"no published run with {self.uncompared} was compared" * bool(self.uncompared)
-        gpu = f"its speed is assumed, for no published run on {self.hardware.title} was compared"
-        return "; ".join(filter(None, (layout, gpu * self.assumed)))
-
-    @property
     def assumed(self) -> bool:
         """Whether the speed is assumed: no published run on such a GPU was compared."""
-        return not (self.time is None or self.calibrated or is_covered(self.hardware))
+        return not (self.time is None or is_covered(self.hardware))
 
     @property
     def hours(self) -> float | None:
@@ -119,11 +103,6 @@ class Estimate:
         return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
 
     @property
-    def host_of_node(self) -> int:
-        """The bytes that offload keeps in the host memory of a node."""
-        return self.layout.config.launch.tasks_per_node * self.memory.host
-
-    @property
     def samples_per_s(self) -> float | None:
         """The samples of all ranks in a second."""
         return None if self.time is None else self.layout.batch.global_size / self.time.step_s
@@ -136,9 +115,11 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `--json`: bytes, seconds and plain numbers; null is unknown."""
+        price = self.hardware.price_per_hour
         of_step = ("step_s", "mfu", "bubble", "comm_s", "exposed_comm_s")
         own = ("samples_per_s", "tokens_per_s_per_gpu", "hours", "gpu_hours", "kwh")
         return {
+            "layout": self.layout.name,
             "overrides": [*self.layout.overrides],
             "ranks": self.layout.ranks,
             "nodes": self.layout.nodes,
@@ -150,10 +131,10 @@ class Estimate:
             **{name: self.time and getattr(self.time, name) for name in of_step},
             "steps": self.budget.steps,
             **{name: getattr(self, name) for name in own},
-            "cost": self.cost(self.price),
+            "cost": self.cost(price),
             "spot_cost": self.cost(self.hardware.spot),
-            "currency": self.price and self.price.currency,
-            "reason": self.reason,
+            "currency": price and price.currency,
+            "reason": self.fit.reason,
         }
 
 
@@ -167,8 +148,7 @@ def uncompared_line(estimates: Iterable[Estimate]) -> str:
 class Estimator:
     """Predicts layouts of one model, which is on the meta device.
 
-    `activations` are those of a sample, by `train.activation_checkpointing`. Without `calibration`
-    the times follow from the efficiencies alone.
+    `activations` are those of a sample, by `train.activation_checkpointing`.
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
@@ -176,7 +156,6 @@ class Estimator:
         self._memory = MemoryModel(model, facts, activations)
         self.efficiencies = Efficiencies()
         self.budget = Budget(None, "no budget")
-        self.calibration: Calibration | None = None
 
     @classmethod
     def of_config(cls, config: Config, task: Any, sample: Batch) -> Self:
@@ -189,7 +168,7 @@ class Estimator:
             facts = facts_of(model, task, sample, blocks)
         half = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
         dtype = half.get(config.precision.compute)
-        measured = Measured(build, task, sample, dtype, config.train, blocks)
+        measured = Measured(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
     def least(self, config: Config, ranks: int) -> float:
@@ -198,31 +177,15 @@ class Estimator:
         trained = stored * (1 + optimizer_states(config.optimizer)) * facts.trainable
         return (stored * (facts.parameters - facts.adapted) + trained) / ranks
 
-    def checkpoint_bytes(self, config: Config) -> float:
-        """Return the bytes of a checkpoint: with adapters (LoRA) it is without the base."""
-        facts, train = self.facts, config.train
-        model = facts.trainable if train.lora.patterns else facts.parameters
-        elements = model * (1 + (train.ema is not None))
-        elements += optimizer_states(config.optimizer) * facts.trainable
-        return stored_bytes(config.precision) * elements
-
     def of(self, layout: Layout, hardware: Hardware) -> Estimate:
         """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
         memory = self._memory.of(layout, hardware)
         about = layout, self.facts, self.activations["none"]
         time = step_time(*about, hardware, self.efficiencies)
-        if self.calibration is not None:
-            time = time and self.calibration.time(time)
-            memory = self.calibration.bytes(memory)
-        saved = self.checkpoint_bytes(layout.config)
         launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
-        copy, kept = saved / layout.nodes, ranks * memory.host
-        staged = staged_bytes(copy, kept, ranks, launch.mem_gb)
         complete, margin = memory.activations is not None, margin_of(layout.config.train)
         fit = worst(
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
-            on_host(kept + staged, ranks, launch.mem_gb) if kept else Fit(True),
+            on_host(ranks * memory.host, ranks, launch.mem_gb),
         )
-        run = self.budget, hardware, self.facts.tokens
-        calibrated = self.calibration is not None
-        return Estimate(layout, memory, fit, time, *run, staged=staged, calibrated=calibrated)
+        return Estimate(layout, memory, fit, time, self.budget, hardware, self.facts.tokens)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.starting_weights import adapter_problems
+from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.distributed.devices import CONTEXT_BYTES
@@ -68,7 +68,7 @@ class MemoryModel:
     def of(self, layout: Layout, hardware: Hardware) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
         config = layout.config
-        for problem in adapter_problems(config.train, config.parallel, config.precision):
+        for problem in refused(config, "adapters", layout.degrees):
             raise ConfigError(problem)
         stages = self._stages.of(layout)
         of_stages = (self._stage(layout, hardware, both, i) for i, both in enumerate(stages))

@@ -66,20 +66,8 @@ class Efficiencies:
             host_link=self.host_link if link is None else link * LINK,
         )
 
-    @property
-    def assumptions(self) -> dict[str, str]:
-        """What the answer says about them."""
-        return {
-            "products": f"{self.best:.0%} of the dense peak at most, less for small ones; in fp8 "
-            f"{self.fp8:.0%} of that",
-            "attention": f"{self.attention:.0%} of the peak, half of the square",
-            "memory": f"{self.memory:.0%} of the HBM bandwidth; activations pass it "
-            f"{self.traffic:g} times, with torch.compile {self.fused:g} times",
-            "offload": f"{self.host_link / 1e9:.3g} GB/s to the host, whose memory gives "
-            f"{self.host_memory / 1e9:g} GB/s for each GPU",
-            "overlap": f"communication hides behind {self.overlap:.0%} of the computing and slows "
-            f"it by {self.contention:.0%} of its own time",
-        }
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in vars(self).items())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Notes on a run, in the manner of jobstats: what was used badly, and the override to change."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omegaconf import OmegaConf
@@ -22,11 +22,6 @@ class _Seen:
 
     account: RunAccount
     share: dict[str, float]
-    slow: list[str]  # the run's own notes on a slow rank
-    memory: float  # the most of a GPU, in percent; NaN if no sensor tells it, as below
-    use: float  # of the GPUs, in percent
-    idle: float  # of the GPU-hours
-    requests: list[str]  # what was asked of Slurm and not needed
 
     def percent(self, part: str) -> str:
         return f"{100 * self.share[part]:.0f}% of the time"
@@ -50,79 +45,51 @@ class _Seen:
     def saves(self, factor: float) -> str:
         return self.times(factor, checkpoint__every_steps=200, checkpoint__every_s=None)
 
-    def room(self) -> str:
-        """Return what uses more of the memory, or fewer GPUs."""
-        several = self.account.gpus(self.account.spans[-1]) > 1
-        fewer = f"{'half' if self.memory > 25 else 'a quarter'} of the GPUs" if several else ""
-        power = 2 ** int(math.log2(max(1.0, 90 / max(self.memory, 1e-9))))
-        return self.cures("room", fewer or "a smaller GPU is enough", power)
+    def of_time(self) -> Iterator[str]:
+        """Yield what took too much of the time."""
+        share, slow = self.share, self.account.facts.record.noted("slow_rank")
+        if share["data_wait"] > 0.05:
+            yield f"{self.percent('data_wait')} the ranks waited for data: {self.cures('data')}"
+        if slow:
+            yield (
+                f"{'; '.join(slow)}: look at what it does there, or leave its node out "
+                "(`+site.sbatch.exclude=NODE`)"
+            )
+        elif share["communication"] > 0.2 and not share["slow_rank"]:
+            yield (
+                f"{self.percent('communication')} rank 0 waited for other ranks: "
+                f"{self.cures('communication') or 'fewer ranks wait less'}"
+            )
+        if 0.05 < share["checkpoint"] >= share["lost"]:
+            rarer = math.ceil(share["checkpoint"] / 0.02)
+            yield f"{self.percent('checkpoint')} went into checkpoints: {self.saves(rarer)}"
+        elif share["lost"] > max(0.03, share["checkpoint"]):
+            again = "went into steps that were made again after a restart"
+            yield f"{self.percent('lost')} {again}: {self.saves(0.5)}"
+        if share["evaluation"] > 0.2:
+            fewer = self.times(2, train__eval_every=None) or "fewer of them"
+            yield f"{self.percent('evaluation')} went into evaluations: {fewer}"
 
-
-# When it is said, and what; each was found in a run.
-_RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str]], ...] = (
-    (
-        lambda run: run.share["data_wait"] > 0.05,
-        lambda run: f"{run.percent('data_wait')} the ranks waited for data: {run.cures('data')}",
-    ),
-    (
-        lambda run: (
-            run.share["communication"] > 0.2 and not run.slow and not run.share["slow_rank"]
-        ),
-        lambda run: (
-            f"{run.percent('communication')} rank 0 waited for other ranks: "
-            f"{run.cures('communication') or 'fewer ranks wait less'}"
-        ),
-    ),
-    (
-        lambda run: bool(run.slow),
-        lambda run: (
-            f"{'; '.join(run.slow)}: look at what it does there, or leave its node out "
-            "(`+site.sbatch.exclude=NODE`)"
-        ),
-    ),
-    (
-        lambda run: 0.05 < run.share["checkpoint"] >= run.share["lost"],
-        lambda run: (
-            f"{run.percent('checkpoint')} went into checkpoints: "
-            f"{run.saves(math.ceil(run.share['checkpoint'] / 0.02))}"
-        ),
-    ),
-    (
-        lambda run: run.share["lost"] > max(0.03, run.share["checkpoint"]),
-        lambda run: (
-            f"{run.percent('lost')} went into steps that were made again after a restart: "
-            f"{run.saves(0.5)}"
-        ),
-    ),
-    (
-        lambda run: run.share["evaluation"] > 0.2,
-        lambda run: (
-            f"{run.percent('evaluation')} went into evaluations: "
-            + (run.times(2, train__eval_every=None) or "fewer of them")
-        ),
-    ),
-    (
-        lambda run: run.memory < 50,
-        lambda run: f"GPU memory {run.memory:.0f}% used: {run.room()}",
-    ),
-    (
-        lambda run: run.use < 50 and run.share["data_wait"] <= 0.05,
-        lambda run: (
-            f"the GPUs were used {run.use:.0f}% of the time: {run.cures('room', 'fewer GPUs')}"
-        ),
-    ),
-    (
-        lambda run: run.idle > 0.2,
-        lambda run: (
-            f"{run.idle * run.account.gpu_hours:.2g} of {run.account.gpu_hours:.2g} GPU-hours were "
-            "idle: `monitor.idle_action=stop` ends such runs"
-        ),
-    ),
-    (
-        lambda run: bool(run.requests),
-        lambda run: "; ".join(run.requests),
-    ),
-)
+    def of_gpus(self) -> Iterator[str]:
+        """Yield what of the GPUs was not used, as far as sensors tell it."""
+        account, usage = self.account, self.account.usage
+        memory = _known(usage.peak("memory_usage_percentage"))
+        if memory < 50:
+            several = account.gpus(account.spans[-1]) > 1
+            fewer = f"{'half' if memory > 25 else 'a quarter'} of the GPUs" if several else ""
+            power = 2 ** int(math.log2(max(1.0, 90 / max(memory, 1e-9))))
+            cure = self.cures("room", fewer or "a smaller GPU is enough", power)
+            yield f"GPU memory {memory:.0f}% used: {cure}"
+        use = _known(usage.mean("utilization_percentage"))
+        if use < 50 and self.share["data_wait"] <= 0.05:
+            cure = self.cures("room", "fewer GPUs")
+            yield f"the GPUs were used {use:.0f}% of the time: {cure}"
+        hours, idle = account.gpu_hours, _known(usage.idle_gpu_hours())
+        if hours and idle > 0.2 * hours:
+            yield (
+                f"{idle:.2g} of {hours:.2g} GPU-hours were idle: `monitor.idle_action=stop` ends "
+                "such runs"
+            )
 
 
 def notes(account: RunAccount) -> list[str]:
@@ -146,17 +113,9 @@ def notes(account: RunAccount) -> list[str]:
             f"the run has taken {time['allocated']:.0f} s: shares of less than {_LEAST_S:.0f} s "
             "are no ground for advice",
         ]
-    hours, idle = account.gpu_hours, account.idle_gpu_hours
-    seen = _Seen(
-        account,
-        {name: seconds / time["allocated"] for name, seconds in time.items()},
-        account.facts.record.noted("slow_rank"),
-        _known(account.usage.peak("memory_usage_percentage")),
-        _known(account.usage.mean("utilization_percentage")),
-        idle / hours if idle and hours else math.nan,
-        [*_requests(account)],
-    )
-    return found + [text(seen) for applies, text in _RULES if applies(seen)]
+    seen = _Seen(account, {name: seconds / time["allocated"] for name, seconds in time.items()})
+    requests = "; ".join(_requests(account))
+    return [*found, *seen.of_time(), *seen.of_gpus(), *filter(None, [requests])]
 
 
 def _known(value: float | None) -> float:

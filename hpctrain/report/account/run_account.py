@@ -13,19 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 from hpctrain import hardware
 from hpctrain.config.frozen import values_of
-from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import better, main_metric
+from hpctrain.metric_names import main_metric
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
 from hpctrain.report.account.usage import Usage
-from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, best, judge
 from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.slurm.allocations import Allocation, allocations
 from hpctrain.units import GIB
@@ -154,27 +150,9 @@ class RunAccount:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Metric, value and step of the best value; None if the name tells no direction."""
-        kept = best_of(self.facts.path, self.facts.record)
-        if kept is not None:
-            return asdict(kept)
-        direction, series = better(self.metric), self.history.series(self.metric)
-        found = [
-            (value, step)
-            for value, step in zip(series.values, series.steps, strict=True)
-            if math.isfinite(value)
-        ]
-        if direction is None or not found:
-            return None
-        choose = min if direction == "lower" else max
-        value, step = choose(found, key=lambda each: each[0])
-        return {"metric": self.metric, "value": value, "step": step}
-
-    @property
-    def samples(self) -> int:
-        """The samples of the steps that were made; 0 if the config does not tell."""
-        batch, stages = (self.value(f"train.{n}") for n in ("global_batch_size", "batch_size_ramp"))
-        return Ramp.of(int(batch or 0), stages or []).samples(self.step)
+        """Metric, value and step of the best value, as `status` has it."""
+        found, metric = best(self.facts), self.facts.progress.metric
+        return {"metric": metric, "value": found[0], "step": found[1]} if found else None
 
     @property
     def kwh(self) -> float | None:
@@ -187,30 +165,10 @@ class RunAccount:
         return (counted or 0.0) + watts * node_s / 3.6e6
 
     @property
-    def per(self) -> dict[str, dict[str, float]]:
-        """Seconds, GPU-hours, kWh and cost for a step and a sample."""
-        costs = {"seconds": self.time["allocated"], "gpu_hours": self.gpu_hours}
-        if self.kwh is not None:
-            costs["kwh"] = self.kwh
-        if self.cost is not None:
-            costs["cost"] = self.cost[0]
-        amounts = {"step": self.step, "sample": self.samples}
-        return {
-            name: {key: value / amount for key, value in costs.items()}
-            for name, amount in amounts.items()
-            if amount > 0
-        }
-
-    @property
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
         return most or self.usage.peak("memory_usage_megabytes", GIB / 1e6)
-
-    @property
-    def idle_gpu_hours(self) -> float | None:
-        """The hours, times GPUs, in which a GPU had nothing to do; None if no sensor tells it."""
-        return self.usage.idle_gpu_hours()
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
@@ -289,12 +247,8 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
     if account.history.damaged:
         found.append(f"{account.history.damaged} damaged places in the journal")
     if account.gpu_hours and account.cost is None:
-        machine = account.hardware
-        if machine is None:
-            found.append("cost: the hardware is not known; hardware=NAME of the training names it")
-        else:
-            found.append(
-                f"cost: {machine.name} has no price; trainings with hardware={machine.name} "
-                "hardware.price.own='1.20 EUR' have yours"
-            )
+        found.append(
+            "cost: the hardware is not known, or has no price; trainings with hardware=NAME "
+            "hardware.price.own='1.20 EUR' have yours"
+        )
     return found

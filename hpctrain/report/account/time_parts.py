@@ -64,11 +64,6 @@ class Span:
         """How it has ended, or that it runs."""
         return self.facts.state or ("running" if self.runs else "killed")
 
-    @property
-    def steps(self) -> str:
-        """Its first and its last step, for people."""
-        return f"{self.first_step:,}-{self.reached:,}"
-
 
 def spans(
     attempts: Sequence[Attempt],

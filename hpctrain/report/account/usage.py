@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from hpctrain.tracking import samples
 
@@ -74,27 +73,12 @@ class Usage:
             if (sensor := self.nodes[node].get(f"{gpu}_{name}"))
         }
 
-    def of_nodes(self, name: str) -> dict[str, _Sensor]:
-        """Return a sensor of every node that has it."""
-        return {node: each[name] for node, each in self.nodes.items() if name in each}
-
     def kwh(self) -> float | None:
-        """Return the energy of the GPUs; None unless every GPU of the run tells it.
-
-        A GPU that does not count its energy has it from its power, held until the next sample.
-        """
-        counted, power = self.of_gpus("energy_joules"), self.of_gpus("power_usage_watts")
-        joules = 0.0
-        for gpu in self.gpus:
-            if gpu in counted:
-                joules += _rises(counted[gpu].values)
-            elif gpu in power:
-                sensor = power[gpu]
-                pairs = zip(sensor.values, sensor.durations(), strict=True)
-                joules += sum(watts * seconds for watts, seconds in pairs)
-            else:
-                return None
-        return joules / _JOULES if self.gpus else None
+        """Return the energy that the GPUs have counted; None unless every GPU of the run does."""
+        counted = self.of_gpus("energy_joules")
+        if not self.gpus or counted.keys() != self.gpus.keys():
+            return None
+        return sum(_rises(sensor.values) for sensor in counted.values()) / _JOULES
 
     def idle_gpu_hours(self) -> float | None:
         """Return the hours, times GPUs, in which a GPU was idle by its sensor."""
@@ -109,20 +93,19 @@ class Usage:
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a sensor over all GPUs or nodes; None where none has it, as below."""
-        return _mean(self._all(name))
+        values = self._values(name)
+        return fmean(values) if values else None
 
     def peak(self, name: str, unit: float = 1.0) -> float | None:
         """Return the most of a sensor of any GPU or node, in units of the sensor's."""
-        values = [value for each in self._all(name) for value in each.values]
+        values = self._values(name)
         return max(values) / unit if values else None
 
-    def _all(self, name: str) -> list[_Sensor]:
-        return [*self.of_gpus(name).values(), *self.of_nodes(name).values()]
-
-
-def _mean(sensors: Iterable[_Sensor]) -> float | None:
-    values = [value for each in sensors for value in each.values]
-    return sum(values) / len(values) if values else None
+    def _values(self, name: str) -> list[float]:
+        of_nodes = (sensors[name] for sensors in self.nodes.values() if name in sensors)
+        return [
+            value for each in (*self.of_gpus(name).values(), *of_nodes) for value in each.values
+        ]
 
 
 def _rises(values: list[float]) -> float:

@@ -1,15 +1,15 @@
 """`status --live [RUN]`: the nodes and GPUs of a run, live in the terminal.
 
 digits-3fa92c1b
-running  step 1200/5000  val/accuracy 0.97  ETA 00:04:10
-node  device  use  last samples  memory  power  temp
-n01   cores   75%  ▅▆▇▇▆▇▇█▇▇    31%
-      gpu 0   98%  ██████████    78%     412 W  61 °C
+running  step 1200/5000  val/accuracy 0.97  ETA 4 min
+node  device  use  memory  power  temp
+n01   cores   75%  31%
+      gpu_0   98%  78%     412 W  61 °C
 """
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -17,26 +17,30 @@ from rich.live import Live
 
 from hpctrain.console import Console, print_json
 from hpctrain.errors import StorageError
-from hpctrain.report.live.snapshot import Device, Snapshot, snapshot
+from hpctrain.report.live.snapshot import Snapshot, snapshot
 from hpctrain.report.tree import Rows, Section, Sentences
 from hpctrain.report.views import terminal_view
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
+from hpctrain.runs.state.state import UNDER_WAY
+from hpctrain.units import duration
 
 _EVERY_S = 2.0
-_SPARK = 12  # samples
-_NAME = 16  # characters of a node's name; longer ones are shortened in the middle
-_LEVELS = "▁▂▃▄▅▆▇█"
-_HEADS = ("node", "device", "use", "last samples", "memory", "power", "temp")
+# The columns of a device: the values of which it has one, and their form.
+_CELLS = {
+    "use": ("{:.0f}%", "cpu_utilization_percentage", "utilization_percentage"),
+    "memory": ("{:.0f}%", "memory_usage_percentage", "system_memory_usage_percentage"),
+    "power": ("{:.0f} W", "power_usage_watts"),
+    "temp": ("{:.0f} °C", "temperature_celsius"),
+}
 
 
 def main(argv: list[str]) -> int:
     """Show the run until it has ended, or once; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain status --live",
-        description="Show what the nodes and GPUs of a run do: their use now and in the last "
-        "samples, memory, power, temperature, and which node is slow. It reads only the run "
-        "directory, so it works on a login node. Ctrl-C ends it; it ends with the run.",
+        description="Show what the nodes and GPUs of a run do: their use, memory, power, "
+        "temperature, and which node is slow. It reads only the run directory, so it works on a "
+        "login node. Ctrl-C ends it; it ends with the run.",
     )
     parser.add_argument(
         "run",
@@ -60,54 +64,56 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _live(run: RunDir, console: Console) -> None:
+def _live(run: Path, console: Console) -> None:
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 seen = snapshot(run)
                 live.update(picture(seen), refresh=True)
-                if seen.state not in ("created", "queued", "running", "lost"):  # it may come back
+                if seen.state.name not in (*UNDER_WAY, "created", "lost"):  # it may come back
                     return
                 time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         pass
 
 
-def _chosen(folder: Path, name: str | None) -> RunDir:
+def _chosen(folder: Path, name: str | None) -> Path:
     """Return the run that is named, or the one with the newest progress."""
     if name is not None and are_folders([name]):
         folder = Path(name)
     elif name is not None:
-        return RunDir.open(latest_run(folder, name, "status --live"))
+        return latest_run(folder, name, "status --live")
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
-    return RunDir.open(newest(runs))
+    return newest(runs)
 
 
 def picture(seen: Snapshot) -> RenderableType:
     """Return the run for a terminal; the notes come first, as its lower edge cuts the rest."""
-    notes = [*seen.notes]
-    notes += [f"{_shortened(node.name)}: {note}" for node in seen.nodes for note in node.notes]
+    notes = [
+        *filter(None, [seen.state.reason]),
+        *(f"{node.name}: {note}" for node in seen.nodes for note in node.notes),
+    ]
     if not seen.nodes:
         notes.append("no samples yet: the monitor of a node writes one every monitor.every_s")
     rows = [
-        [_shortened(node.name) if device is node.cores else "", *_cells(device)]
+        [node.name if device == "cores" else "", device, *_cells(values)]
         for node in seen.nodes
-        for device in (node.cores, *node.gpus)
+        for device, values in {"cores": node.metrics, **node.gpus}.items()
     ]
     sections: Sequence[Section] = [
         Sentences("", "", ["  ".join(_head(seen))]),
         Sentences("Notes", "", notes),
-        Rows.of("", _HEADS, rows),
+        Rows.of("", ["node", "device", *_CELLS], rows),
     ]
     return terminal_view.show(seen.run.name, sections, most=len(rows) + 20)
 
 
 def _head(seen: Snapshot) -> Iterator[str]:
-    progress = seen.progress
+    progress = seen.run.progress
     most, values = progress.max_steps, progress.metrics
-    yield seen.state
+    yield seen.state.name
     if progress.step is not None:
         yield f"step {progress.step}/{'?' if most is None else most}"
     for name in dict.fromkeys((progress.metric, "train/loss")):
@@ -115,28 +121,10 @@ def _head(seen: Snapshot) -> Iterator[str]:
             yield f"{name} {values[name]:.4g}"
     if rate := values.get("perf/samples_per_s"):
         yield f"{rate:,.0f} samples/s"
-    if (left := progress.left_s) is not None and seen.state == "running":
-        yield f"ETA {time.strftime('%H:%M:%S', time.gmtime(min(left, 1e9)))}"
-    if seen.slowest:
-        yield f"slowest: {seen.slowest}"
+    if seen.eta_s is not None:
+        yield f"ETA {duration(seen.eta_s)}"
 
 
-def _cells(device: Device) -> list[str]:
-    def text(form: str, *names: str) -> str:
-        return next((form.format(device.now[name]) for name in names if name in device.now), "")
-
-    hot = " hot" if device.now.get("throttled_by_heat") else " °C"
-    levels = (_LEVELS[min(7, max(0, int(percent / 12.5)))] for percent in device.use[-_SPARK:])
-    return [
-        device.name,
-        text("{:.0f}%", "cpu_utilization_percentage", "utilization_percentage"),
-        "".join(levels),
-        text("{:.0f}%", "memory_usage_percentage", "system_memory_usage_percentage"),
-        text("{:.0f} W", "power_usage_watts"),
-        text("{:.0f}" + hot, "temperature_celsius"),
-    ]
-
-
-def _shortened(name: str) -> str:
-    half = _NAME // 2 - 1
-    return name if len(name) <= _NAME else f"{name[:half]}..{name[-half:]}"
+def _cells(values: Mapping[str, float]) -> Iterator[str]:
+    for form, *names in _CELLS.values():
+        yield next((form.format(values[name]) for name in names if name in values), "")

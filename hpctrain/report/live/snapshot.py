@@ -1,43 +1,29 @@
 """What a run directory tells about a run at a moment: its progress, and its nodes and devices.
 
-    monitor/NODE.jsonl ── the last samples ── Node ── the notes: slow, silent, idle
-    progress.json, run.json ──────────────────────── Snapshot
+    monitor/NODE.jsonl ── the last sample ── Node ── the notes: slow, silent, idle
+    progress.json, run.json ─────────────────────── Snapshot
 
 Nothing but files of the run directory is read; no node and no scheduler is asked.
 """
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from hpctrain.config.frozen import load
-from hpctrain.rendezvous.ranks import host_of
-from hpctrain.run_record import Attempt, Hang, Progress
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.state import State, eta_s, judge
 from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.tracking import samples
 
-_HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _SILENT = 3.0  # intervals without a sample
-_ALIVE_S = 60.0  # a run writes its progress more often
-_USE = "utilization_percentage"
-
-
-@dataclass
-class Device:
-    """A GPU, or the cores of a node."""
-
-    name: str  # `gpu 0`, or `cores`
-    now: dict[str, float]  # by name, without that of the device
-    use: list[float] = field(default_factory=list)  # percent, the oldest first
+_USE, _CLOCK = "utilization_percentage", "clock_megahertz"
 
 
 @dataclass
@@ -46,124 +32,84 @@ class Node:
 
     name: str
     age_s: float  # since its last sample
-    cores: Device  # those of the job, and what is measured of the node
-    gpus: list[Device]
+    metrics: dict[str, float]  # of the last sample
     notes: list[str] = field(default_factory=list)  # what is wrong with it, in words
+
+    @property
+    def gpus(self) -> dict[str, dict[str, float]]:
+        """The metrics of each GPU, without its name."""
+        found: dict[str, dict[str, float]] = {}
+        for match in filter(None, map(samples.GPU.fullmatch, self.metrics)):
+            found.setdefault(match[1], {})[match[2]] = self.metrics[match[0]]
+        return found
 
 
 @dataclass
 class Snapshot:
     """A run at a moment."""
 
-    run: Path
-    state: str  # of run.json; "lost" if the run shows no sign of life
-    progress: Progress  # empty before the first step
+    run: Facts
+    state: State  # as far as the run directory tells it
+    eta_s: float | None  # None if nothing can be forecast
     nodes: list[Node]  # of the newest attempt, those with notes first
-    slowest: str  # rank and node at the last report; "" if unknown
-    notes: list[str] = field(default_factory=list)  # what looks wrong with the run, in words
 
     def facts(self) -> dict[str, Any]:
         """Return everything for `--json`."""
+        progress = self.run.progress
         return {
-            "run": str(self.run),
-            "state": self.state,
-            "step": self.progress.step,
-            "max_steps": self.progress.max_steps,
-            "steps_per_s": self.progress.steps_per_s,
-            "metrics": self.progress.metrics,
-            "slowest": self.slowest,
-            "notes": self.notes,
-            "nodes": [
-                {
-                    "node": node.name,
-                    "age_s": round(node.age_s, 3),
-                    "notes": node.notes,
-                    "metrics": node.cores.now,
-                    "gpus": [{"gpu": gpu.name, "metrics": gpu.now} for gpu in node.gpus],
-                }
-                for node in self.nodes
-            ],
+            "run": str(self.run.path),
+            "state": self.state.name,
+            "reason": self.state.reason,
+            "step": progress.step,
+            "max_steps": progress.max_steps,
+            "eta_s": self.eta_s,
+            "metrics": progress.metrics,
+            "nodes": [asdict(node) for node in self.nodes],
         }
 
 
-def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
-    """Read a run; `now` is in seconds since the epoch. A damaged run.json is a StorageError."""
-    now = time.time() if now is None else now
-    record = run.read()
-    attempt, state = record.attempt, record.state or "created"
-    progress = Progress.of(run.path)
-    read = [_node(path, name, now) for name, path in samples.files(run.path).items()]
-    begun = attempt.started
+def snapshot(path: Path, now: float | None = None) -> Snapshot:
+    """Read a run directory; `now` is in seconds since the epoch."""
+    now, run = time.time() if now is None else now, Facts.read(path)
+    run.held = RunDir(path).is_locked()
+    state, begun = judge(run, now), run.attempt.started
+    read = [_node(path, name, now) for name, path in samples.files(path).items()]
     # A node of an attempt before is not a part of the run any more.
     nodes = [node for node in read if node is not None and now - node.age_s >= begun]
     _compare(nodes)
-    if state == "running":
-        every_s = _config(run.config_file).monitor.every_s
+    if state.name == "running":
+        every_s = _config(path / "config.yaml").monitor.every_s
         for node in nodes:
             if node.age_s > _SILENT * every_s + 5.0:
                 node.notes.append(f"silent: no sample for {node.age_s:.0f} s")
-    idle = samples.idle(run.path)
+    idle = samples.idle(path)
     for node in nodes:
         when, text = idle.get(node.name, (0.0, ""))
         if text and when >= begun:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
-    hang = Hang.of(run.path, attempt.key, begun) if state == "running" else None
-    notes = [*([hang.sentence] if hang else []), *record.noted()]
-    age_s = now - progress.time
-    if state == "running" and begun <= progress.time and age_s > _ALIVE_S:
-        # As `status` says, unless the scheduler knows more.
-        state = state if run.is_locked() else "lost"
-        notes = [f"no sign of life for {age_s:.0f} s: `status` says what became of it", *notes]
-        progress = structs.replace(progress, steps_per_s=None)  # nothing is forecast
-    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), notes)
+    left = eta_s(run, now) if state.name == "running" else None
+    return Snapshot(run, state, left, nodes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest
 
 
 def _node(path: Path, name: str, now: float) -> Node | None:
-    size = path.stat().st_size
-    found = [s for s in samples.read(path, max(0, size - _TAIL)) if s.metrics][-_HISTORY:]
-    if not found:
-        return None
-    last = found[-1].metrics
-    numbers = sorted({int(m[1][4:]) for m in map(samples.GPU.fullmatch, last) if m})
-    gpus = [_gpu(number, found) for number in numbers]
-    own = {key: value for key, value in last.items() if not samples.GPU.fullmatch(key)}
-    use = [s.metrics.get(f"cpu_{_USE}", 0.0) for s in found]
-    return Node(name, max(0.0, now - found[-1].time), Device("cores", own, use), gpus)
-
-
-def _gpu(number: int, found: Sequence[samples.Sample]) -> Device:
-    prefix = f"gpu_{number}_"
-    now = {k.removeprefix(prefix): v for k, v in found[-1].metrics.items() if k.startswith(prefix)}
-    use = [s.metrics[f"{prefix}{_USE}"] for s in found if f"{prefix}{_USE}" in s.metrics]
-    return Device(f"gpu {number}", now, use)
+    begin = max(0, path.stat().st_size - _TAIL)
+    found = [sample for sample in samples.read(path, begin) if sample.metrics]
+    return Node(name, max(0.0, now - found[-1].time), dict(found[-1].metrics)) if found else None
 
 
 def _compare(nodes: Sequence[Node]) -> None:
     """Note what makes a node slower than the others."""
-    busy = [gpu for node in nodes for gpu in node.gpus if gpu.now.get(_USE, 0.0) >= BUSY_PERCENT]
-    clocks = [gpu.now["clock_megahertz"] for gpu in busy if "clock_megahertz" in gpu.now]
-    usual = statistics.median(clocks) if clocks else 0.0
-    for node in nodes:
-        for gpu in node.gpus:
-            clock = gpu.now.get("clock_megahertz")
-            if gpu.now.get("throttled_by_heat"):
-                node.notes.append(f"slow: {gpu.name} is too hot, its clock is lowered")
-            elif gpu in busy and clock is not None and clock < GPU_CLOCK * usual:
-                node.notes.append(
-                    f"slow: {gpu.name} has {clock:.0f} MHz, the median is {usual:.0f} MHz"
-                )
-            if gpu.now.get("ecc_uncorrected_errors"):
-                node.notes.append(f"{gpu.name} has memory errors that could not be corrected")
-
-
-def _slowest(progress: Progress, attempt: Attempt) -> str:
-    """Return `rank 3 on n02`: the slowest rank at the last report."""
-    rank = progress.metrics.get("perf/slowest_rank", math.nan)
-    if not 0 <= rank < attempt.world_size:
-        return ""
-    host = host_of(int(rank), attempt.world_size, attempt.hosts)
-    return f"rank {int(rank)}" + (f" on {host}" if host else "")
+    every = [(node, name, gpu) for node in nodes for name, gpu in node.gpus.items()]
+    busy = [gpu for *_, gpu in every if gpu.get(_USE, 0.0) >= BUSY_PERCENT and _CLOCK in gpu]
+    usual = statistics.median(gpu[_CLOCK] for gpu in busy) if busy else 0.0
+    for node, name, gpu in every:
+        if gpu.get("throttled_by_heat"):
+            node.notes.append(f"slow: {name} is too hot, its clock is lowered")
+        elif gpu in busy and (clock := gpu[_CLOCK]) < GPU_CLOCK * usual:
+            node.notes.append(f"slow: {name} has {clock:.0f} MHz, the median is {usual:.0f} MHz")
+        if gpu.get("ecc_uncorrected_errors"):
+            node.notes.append(f"{name} has memory errors that could not be corrected")

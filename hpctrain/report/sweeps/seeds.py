@@ -9,14 +9,13 @@ The interval is that of Student's t distribution for the mean: t(0.975, n-1) s /
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import lower_is_better
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import cause, check_metrics, label
+from hpctrain.report.sweeps.parameters import cause, check_metrics
 
 _LEVEL = 0.95
 
@@ -62,11 +61,6 @@ class Setting:
     missing: dict[str, str]  # with the reason
     estimates: dict[str, _Estimate]  # by metric
 
-    @property
-    def label(self) -> str:
-        """The values as a short text."""
-        return label(self.values) or "all runs"
-
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
     """Put the runs of each setting together, the best setting first.
@@ -87,21 +81,12 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
     check_metrics(accounts, metrics)
     made = [_setting(dict(values), group, metrics) for values, group in groups.items()]
     sign = 1 if lower_is_better(metrics[0]) else -1
-    return sorted(
-        made,
-        key=lambda each: (
-            not each.runs,  # those without a result come last
-            sign * each.estimates[metrics[0]].mean if each.runs else 0.0,
-            [_value(each.values[key]) for key in sorted(each.values)],
-        ),
-    )
+    first = metrics[0]
 
+    def place(each: Setting) -> tuple[bool, float]:  # those without a result come last
+        return not each.runs, sign * each.estimates[first].mean if each.runs else 0.0
 
-def _value(text: str) -> tuple[float, str]:
-    """Return what orders the values of a key: numbers by their size, before all others."""
-    with suppress(ValueError):
-        return float(text), text
-    return math.inf, text
+    return sorted(made, key=place)
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:

@@ -13,38 +13,27 @@ from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
 
 _MOST_ROWS = 200
-_LONG = 40  # characters of a cell that may be folded
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")  # of parts
 _STYLE = """
-:root{color-scheme:light dark;--text:#1a1a1a;--soft:#5a5a5a;--back:#fff;--card:#f6f7f9;
---grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;
---s6:#6b6b6b}
-@media screen and (prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
---card:#1e2125;--grid:#3a3f45;--s0:#56b4e9;--s1:#ff9352;--s2:#3cd0a0;--s3:#e49cc6;--s4:#f0b942;
---s5:#c3b1f5;--s6:#b0b0b0}}
+:root{color-scheme:light dark;--text:#1a1a1a;--back:#fff;--card:#f6f7f9;--grid:#d8dade}
+@media screen and (prefers-color-scheme:dark){
+:root{--text:#e8e8e8;--back:#15171a;--card:#1e2125;--grid:#3a3f45}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
-color:var(--text);font:15px/1.5 system-ui,sans-serif}
-h1{font-size:1.3rem;overflow-wrap:anywhere}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}
-.soft{color:var(--soft)}.bar{display:flex;height:1.6rem;border-radius:4px;overflow:hidden;
-background:var(--card)}.bar span{height:100%}.key{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;
-margin:.6rem 0;padding:0;list-style:none}.key i{display:inline-block;width:.8em;height:.8em;
-margin-right:.4em;border-radius:2px}.charts{display:grid;gap:1rem;
-grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr))}
-figure{margin:0;background:var(--card);border-radius:6px;padding:.4rem;break-inside:avoid}
-figure svg{width:100%;height:auto;display:block}.scroll{overflow-x:auto}
+color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.3rem}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}.verdict{font-size:1.1rem}
+.bar{display:flex;height:1.6rem;border-radius:4px;overflow:hidden}
+.key{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;padding:0;list-style:none}
+.key i{display:inline-block;width:.8em;height:.8em;margin-right:.4em}
+.bar,.key i{print-color-adjust:exact}.scroll{overflow-x:auto}
+.charts{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr))}
+figure{margin:0;background:#fff;border-radius:6px;padding:.4rem;break-inside:avoid}
+figure svg{width:100%;height:auto;display:block}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
-vertical-align:top}th{font-weight:600}
-td,th{white-space:nowrap}.long{white-space:normal;min-width:12rem;overflow-wrap:anywhere}
-.verdict{font-size:1.1rem;overflow-wrap:anywhere}a{color:var(--s0)}
-dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem;margin:1rem 0}
-dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}code{background:var(--card);padding:0 .25em;
-border-radius:3px;overflow-wrap:anywhere}
-@media(max-width:480px){dl{grid-template-columns:1fr;gap:0}dt{margin-top:.5rem}}
-@media print{:root{color-scheme:light;--text:#000;--card:#fff;--soft:#444}
-body{font-size:11px;max-width:none}
-h2{break-after:avoid}dl{grid-template-columns:7rem minmax(0,1fr)}.charts{break-before:avoid}
-.bar{print-color-adjust:exact}.key i{print-color-adjust:exact}
-.charts{grid-template-columns:1fr 1fr}}
+vertical-align:top;overflow-wrap:normal}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem}dd{margin:0}
+code{background:var(--card);padding:0 .25em}
+@media(max-width:480px){dl{grid-template-columns:1fr}}
 """
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -95,7 +84,7 @@ def _fact(fact: Fact) -> str:
 def _bar(section: Bars) -> str:
     bar = key = ""
     for n, fact, share in section.shares():
-        color = f"background:var(--s{n % 7});opacity:{1 if n < 7 else 0.55}"
+        color = f"background:{_COLOURS[n % 7]};opacity:{1 if n < 7 else 0.55}"
         name = escape(fact.name)
         bar += f'<span style="width:{100 * share:.3f}%;{color}" title="{name}"></span>'
         key += f'<li><i style="{color}"></i>{name} {100 * share:.1f}% ({escape(fact.text)})</li>'
@@ -109,18 +98,14 @@ def _with_code(line: str) -> str:
 
 
 def _table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table that scrolls sideways; long texts fold."""
+    """Return a table, which scrolls sideways where it is too wide."""
     if not rows:
         return ""
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows[:_MOST_ROWS]
     )
     more = len(rows) - _MOST_ROWS
-    rest = f'<p class="soft">{more} more: --json has all.</p>' if more > 0 else ""
+    rest = f"<p>{more} more: --json has all.</p>" if more > 0 else ""
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{rest}'
-
-
-def _cell(text: str) -> str:
-    return escape(text) if len(text) < _LONG else f'<div class="long">{escape(text)}</div>'

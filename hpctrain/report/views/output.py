@@ -1,4 +1,4 @@
-"""The files of charts: a PNG picture, or an HTML page that needs no other files."""
+"""The files of charts: a PNG picture, or an HTML page."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,10 +7,10 @@ from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 
 
-def check(option: str, file: Path, *endings: str) -> None:
+def check(option: str, file: Path, ending: str = "") -> None:
     """Check that a file can be made, before runs are read; raise a ConfigError if not."""
-    if endings and file.suffix.lower() not in endings:
-        raise ConfigError(f"{option} {file}: a plot is a {' or a '.join(endings)} file")
+    if ending and file.suffix.lower() != ending:
+        raise ConfigError(f"{option} {file}: it must end in {ending}; `report --html` makes a page")
     if not file.resolve().parent.is_dir() or file.is_dir():
         raise ConfigError(f"{option} {file}: no file can be written there")
     if find_spec("matplotlib") is None:

@@ -6,7 +6,7 @@ from hpctrain.report.views.charts import metric_chart
 
 _MOST_CHARTS = 12
 _FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
-_LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen", "slowest_rank")
+_LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen")
 
 
 def run_charts(account: RunAccount) -> list[Chart]:

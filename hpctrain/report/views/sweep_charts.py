@@ -1,11 +1,13 @@
 """The charts of several runs: their curves, and scaling."""
 
+from dataclasses import replace
+
 from matplotlib.axes import Axes
 
 from hpctrain.report.sweeps.parameters import Sweep, label
 from hpctrain.report.sweeps.scaling import Scaling
 from hpctrain.report.tree import Chart
-from hpctrain.report.views.charts import line, name_axes
+from hpctrain.report.views.charts import line, metric_chart
 
 _MOST_LINES = 7
 _LONGEST = 40  # characters in a legend
@@ -13,16 +15,12 @@ _LONGEST = 40  # characters in a legend
 
 def sweep_chart(sweep: Sweep) -> Chart:
     """Return the curves of the best runs of a sweep."""
-
-    def draw(axes: Axes) -> None:
-        for number, account in enumerate(sweep.finished[:_MOST_LINES]):
-            series = account.history.series(sweep.metric)
-            told = label({key: account.swept.get(key, "") for key in sweep.keys})
-            name = told if 0 < len(told) <= _LONGEST else account.name
-            line(axes, series.steps, series.values, name, number)
-        name_axes(axes, "step", sweep.metric)
-
-    return Chart(f"best runs: {sweep.metric}", draw)
+    series = {}
+    for account in sweep.finished[:_MOST_LINES]:
+        told = label({key: account.swept.get(key, "") for key in sweep.keys})
+        name = told if 0 < len(told) <= _LONGEST else account.name
+        series[name] = account.history.series(sweep.metric)
+    return replace(metric_chart(sweep.metric, series, []), title=f"best runs: {sweep.metric}")
 
 
 def scaling_chart(series: Scaling) -> Chart:
@@ -31,7 +29,7 @@ def scaling_chart(series: Scaling) -> Chart:
 
     def draw(axes: Axes) -> None:
         axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
-        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal", 6)
+        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xlabel("ranks")

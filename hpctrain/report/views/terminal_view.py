@@ -33,19 +33,21 @@ def _shown(section: Section, most: int) -> Iterator[RenderableType]:
         case Rows():
             heads, rows = section.columns()
             yield from _table(heads, rows, most)
-        case Sentences("", _, lines):
-            yield from (Cell(line, no_wrap=False) for line in lines)
-        case Sentences(_, _, lines):
-            yield from _table(["", ""], [["  *", line] for line in lines], most, gap=1)
+        case Sentences(title, _, lines):
+            shown = lines[:most] if title else lines
+            yield from (Cell(f"{'  * ' * bool(title)}{line}") for line in shown)
+            yield from _more(len(lines) - len(shown))
 
 
-def _table(
-    heads: list[str], rows: list[list[str]], most: int, gap: int = 2
-) -> Iterator[RenderableType]:
+def _table(heads: list[str], rows: list[list[str]], most: int) -> Iterator[RenderableType]:
     if rows:
-        table = Table(*heads, gap=gap)
+        table = Table(*heads)
         for row in rows[:most]:
             table.add_row(*row)
         yield table
-    if len(rows) > most:
-        yield Text(f"  ... {len(rows) - most} more (--json)")
+    yield from _more(len(rows) - most)
+
+
+def _more(count: int) -> Iterator[RenderableType]:
+    if count > 0:
+        yield Text(f"  ... {count} more (--json)")

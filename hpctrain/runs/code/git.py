@@ -44,7 +44,7 @@ class Repo:
         submodules, and of other repositories inside that are not ignored, are included.
         """
         folders = [os.path.relpath(folder, self.root) for folder in self.used]
-        others = ("ls-files", "-z", "--others", "--exclude-standard")
+        others = ("ls-files", "-z", "--others", "--exclude=*.pyc", "--exclude-standard")
         modules = [f":(glob){folder}/**/*.{end}" for folder in folders for end in ("py", "so")]
         tracked = self._git("ls-files", "-z", "--cached")
         new = self._git(*others, "--", *folders)

@@ -1,9 +1,10 @@
-"""The modules that a training consists of, found and compared without importing them.
+"""The modules of the user that a process has imported, and how they differ from those of before.
 
-    config ── _target_: my_net.Net ── my_net.py ── import helper ── helper.py ── …
+    import my_net ── my_net.py ── import helper ── helper.py ── loaded() ── modules.json
+    helper.py is edited ───────────────────────────────────────── on_disk() ── difference()
 
-These are the modules of the user: those in the folders that `git.code_folders` names. Installed
-packages and hpctrain are recorded by their versions.
+These are the modules in the folders that `git.code_folders` names. Installed packages and hpctrain
+are recorded by their versions.
 
 Comments, docstrings and the layout of the lines do not change what is trained, so they do not
 count.
@@ -11,23 +12,21 @@ count.
 
 import ast
 import functools
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from hpctrain import secrets
-from hpctrain.config.frozen import targets
-from hpctrain.config.rules.targets import imported, package_of, submodule
 from hpctrain.record import Record
 from hpctrain.runs.code.git import code_folders
 
 _LARGEST = 4 << 20  # bytes of a module whose text is kept
-_NOT_USERS = ("hpctrain", "__main__")
-_NO_PART = ("tracking", "notify")  # sections that have no part in the result
+_NOT_USERS = ("hpctrain", "torch", "__main__")  # what is compiled is below `torch`
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _SHOWN = 3  # files
 _NO_TREE = (SyntaxError, ValueError, RecursionError)  # no Python, or an expression of many parts
 
@@ -49,52 +48,39 @@ def search_path() -> list[Path]:
     return first + [each for each in folders if each not in first and each != Path.cwd()]
 
 
-def find(
-    config: Mapping[str, Any], folders: Sequence[Path] | None = None, also: Iterable[str] = ()
-) -> dict[str, Module]:
-    """Return the modules of a training by name; every `_target_` of the plain config counts.
+def loaded(before: Collection[str], packages: Collection[str] = ()) -> dict[str, Module]:
+    """Return the user's modules that are imported, by name, as their files are now.
 
-    Python looks for them in these folders, or where this process does. `also` names more modules,
-    which no `import` in the source names.
+    Those are left out that `sys.modules` had `before`, unless they are in one of the packages: a
+    program that trains has modules of its own.
     """
-    places = tuple(search_path() if folders is None else folders)
-    sections = {name: node for name, node in config.items() if name not in _NO_PART}
-    todo = [*targets(sections), *also]
-    found: dict[str, Module] = {}
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name in seen or name.partition(".")[0] in _NOT_USERS:
+    folders, found = search_path(), dict[str, Module]()
+    for name, module in sorted(sys.modules.items()):
+        file, package = getattr(module, "__file__", None) or "", name.partition(".")[0]
+        if package in _NOT_USERS or (name in before and package not in packages):
             continue
-        seen.add(name)
-        for spec in _located(name, places):
-            if spec.name in found or not spec.origin:
-                continue
-            file = Path(spec.origin)
-            try:
-                facts = file.stat()
-                text, imports = _read(file, package_of(spec), facts.st_mtime_ns, facts.st_size)
-            except OSError:  # the import will tell it
-                continue
-            root = next((each for each in places if file.is_relative_to(each)), file.parent)
-            found[spec.name] = Module(str(file.relative_to(root)), text)
-            todo += imports
-    return dict(sorted(found.items()))
+        if any(part in file for part in _INSTALLED):
+            continue
+        path = Path(os.path.realpath(file))
+        root = next((each for each in folders if file and path.is_relative_to(each)), None)
+        if root is not None and (text := _text_of(path)) is not None:
+            found[name] = Module(str(path.relative_to(root)), text)
+    return found
 
 
-def loaded(before: Iterable[str]) -> list[str]:
-    """Return the user's modules that were imported since `sys.modules` had those names."""
-    folders = search_path()
-    new = {*sys.modules} - {*before}
-    files = {name: getattr(sys.modules[name], "__file__", None) for name in new}
-    return sorted(
-        name
-        for name, file in files.items()
-        if file
-        and name.partition(".")[0] not in _NOT_USERS
-        and any(Path(file).resolve().is_relative_to(folder) for folder in folders)
-        and not {"site-packages", "dist-packages"} & {*Path(file).parts}
-    )
+def on_disk(
+    known: Mapping[str, Module], folders: Sequence[Path] | None = None
+) -> dict[str, Module]:
+    """Return those of these modules whose files are there, as they are now.
+
+    Python looks for them in these folders, or where this process does.
+    """
+    places, found = search_path() if folders is None else folders, dict[str, Module]()
+    for name, module in known.items():
+        texts = (_text_of(place / module.file) for place in places)
+        if (text := next((each for each in texts if each is not None), None)) is not None:
+            found[name] = Module(module.file, text)
+    return found
 
 
 def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: str) -> str:
@@ -118,41 +104,20 @@ def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: s
     return secrets.mask("; ".join(texts))
 
 
-def _located(name: str, folders: Sequence[Path]) -> Iterator[ModuleSpec]:
-    """Yield the package, the inner packages and the module of a dotted name, as far as they are."""
-    package, *rest = name.split(".")
-    spec = PathFinder.find_spec(package, [*map(str, folders)])
-    while spec is not None:
-        yield spec
-        spec = submodule(spec, rest.pop(0)) if rest else None
+def _text_of(file: Path) -> str | None:
+    with suppress(OSError):
+        facts = file.stat()
+        return _read(file, facts.st_mtime_ns, facts.st_size)
+    return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(file: Path, package: str, mtime_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
-    """Return what is kept of a module, and the names that it imports; the file may change."""
+def _read(file: Path, mtime_ns: int, size: int) -> str:
+    """Return what is kept of a module; the file may change."""
     content = file.read_bytes()
     if file.suffix != ".py" or size > _LARGEST:
-        return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}", ()
-    text = secrets.mask(content.decode(errors="replace"))
-    try:
-        return text, tuple(dict.fromkeys(_imports(ast.parse(content), package)))
-    except _NO_TREE:  # the import will tell it
-        return text, ()
-
-
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield the dotted names that a module imports, anywhere in it; some may be no modules."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(names=names):
-                base = imported(node, package)
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in names)
-            case ast.Call(func=called, args=[ast.Constant(value=str(name)), *_]):
-                if ast.unparse(called).rpartition(".")[2] in ("import_module", "__import__"):
-                    yield name if not name.startswith(".") else f"{package}{name}"
+        return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
+    return secrets.mask(content.decode(errors="replace"))
 
 
 def _change(old: Module | None, new: Module | None) -> str:

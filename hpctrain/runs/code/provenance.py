@@ -36,23 +36,15 @@ def collect() -> Mapping[str, str]:
     return content | {"git.json": written(facts)}
 
 
-def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) -> None:
-    """Write the provenance folder of a run. A folder with other content is archived.
-
-    The files of the folder `twin`, which has the same content, are shared as hard links.
-    """
+def store(folder: Path, content: Mapping[str, str]) -> None:
+    """Write the provenance folder of a run. A folder with other content is archived."""
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
             return
         set_aside(folder)
     folder.mkdir(parents=True)
     for name, text in content.items():
-        try:
-            if twin is None:
-                raise FileNotFoundError
-            os.link(twin / name, folder / name)
-        except OSError:  # no hard links on this file system
-            (folder / name).write_text(text, errors="surrogateescape")
+        (folder / name).write_text(text, errors="surrogateescape")
 
 
 def take_over(folder: Path, source: Path) -> None:
@@ -61,7 +53,7 @@ def take_over(folder: Path, source: Path) -> None:
     Until a run starts, it has no folder of its own: clusters limit the number of files.
     """
     if content := {path.name: _text(path) for path in sorted(source.glob("*"))}:
-        store(folder, content, source)
+        store(folder, content)
 
 
 _text = functools.partial(text_of, errors="surrogateescape")

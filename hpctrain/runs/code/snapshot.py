@@ -22,7 +22,8 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,18 @@ class _File(NamedTuple):
 
     content: bytes  # of a link: its target
     mode: int  # type of a link; of a file, who may read and execute it
+
+    @classmethod
+    def of(cls, path: Path, root: Path) -> _File:
+        """Read a file below a root."""
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode):
+            return cls(path.read_bytes(), 0o400 | mode & 0o155)
+        target = os.readlink(path)
+        end = os.path.normpath(path.parent / target)
+        # A relative link that leads out of the tree would have another target in the snapshot.
+        target = target if Path(end).is_relative_to(root) else end
+        return cls(os.fsencode(target), stat.S_IFLNK)
 
     def write(self, path: Path) -> None:
         """Write the copy, which is read-only, because other runs use it too."""
@@ -113,55 +126,98 @@ class Snapshot:
 def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | None:
     """Read the code that a job runs; None with `launch.snapshot=off`.
 
-    Nothing is written, and the two folders are left out. Code that is too large, or with
-    `launch.snapshot=git` cannot be read by git, is a ConfigError; a file that cannot be read is a
-    StorageError.
+    Nothing is written, and the two folders are left out. Code that is too large is a ConfigError; a
+    file that cannot be read is a StorageError.
     """
     if launch.snapshot == "off":
         return None
-    require_git = launch.snapshot == "git"
     repos, outside = repositories(code_folders())
-    if require_git and Path.cwd() in outside:
-        raise ConfigError(
-            f"launch.snapshot=git: {Path.cwd()} is in no git repository (use git init; or "
-            "launch.snapshot=auto, which copies only code in repositories; or launch.snapshot=off)"
-        )
-    used = [folder for repo in repos for folder in repo.used]
-    results, others = Path(output_dir), [Path(output_dir), Path(data_path)]
-    # If the code itself is inside such a folder, only the results in it are left out.
-    others = [place for place in others if not any(each.is_relative_to(place) for each in used)]
-    if results not in others:
-        others += [results / "code", results / "sweeps", results / "functions"]
-        others += [*results.glob("mlflow*"), *(file.parent for file in results.glob("*/run.json"))]
-    reader, folders = _Reader(others), list[str]()
+    others = _results(repos, Path(output_dir), Path(data_path))
+    listed: dict[str, tuple[Path, Path]] = {}  # by the name in the copy: the file and its root
+    left_out, copied = list[str](), list[str]()
     for repo in repos:
         try:
-            reader.read(repo.name, repo.root, repo.files())
+            names = repo.files()
         except ConfigError as error:
-            if require_git:
-                raise
             outside += repo.used
             log.warning("%s", error)
-        else:
-            folders += _inside(repo)
-    if not reader.has_package:
+            continue
+        for name, is_tracked in names.items():
+            full = repo.root / name
+            if any(full.is_relative_to(folder) for folder in others):
+                continue
+            if why := _why_not(full, is_tracked):
+                left_out.append(f"{full}{why}")
+            else:
+                listed[f"{repo.name}/{name}"] = full, repo.root
+        relative = (os.path.relpath(folder, repo.root) for folder in repo.used)
+        copied += [os.path.normpath(os.path.join(repo.name, folder)) for folder in relative]
+    root = PACKAGE.parent
+    if not any(full == PACKAGE / "__init__.py" for full, _ in listed.values()):
         installed = (file for file in PACKAGE.rglob("*") if file.suffix in (".py", ".sh", ".yaml"))
-        names = sorted(str(file.relative_to(PACKAGE.parent)) for file in installed)
-        reader.read("installed", PACKAGE.parent, dict.fromkeys(names, True))
-        folders.append("installed")
-    reader.check()
-    has = {folder for path in reader.files for folder in _parents(path)}
-    copied = [folder for folder in dict.fromkeys(folders) if folder in has]
+        listed |= {f"installed/{file.relative_to(root)}": (file, root) for file in installed}
+        copied.append("installed")
+    files = _read(listed)
     # Python still imports from the working directory, and from the folder of a program that calls
     # hpctrain, if they could not be copied.
     places = {Path.cwd(), *map(Path, map(os.path.realpath, sys.path[:1]))}
     here = [folder for folder in outside if folder in places]
-    digest = _digest(reader.files, [*copied, *map(str, here)])
+    digest = _digest(files, [*copied, *map(str, here)])
     path = Path(output_dir) / "code" / digest
     # The user is not told about folders without modules.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
     imported = (*(path / folder for folder in copied), *here)
-    return Snapshot(digest, path, imported, tuple(unfrozen), reader.files, tuple(reader.left_out))
+    return Snapshot(digest, path, imported, tuple(unfrozen), files, tuple(left_out))
+
+
+def _results(repos: list[Repo], results: Path, data: Path) -> list[Path]:
+    """Return the folders that are not copied, as they have results or data."""
+    used = [folder for repo in repos for folder in repo.used]
+    # If the code itself is inside such a folder, only the results in it are left out.
+    others = [p for p in (results, data) if not any(each.is_relative_to(p) for each in used)]
+    if results not in others:
+        others += [results / "code", results / "sweeps", results / "functions"]
+        others += [*results.glob("mlflow*"), *(file.parent for file in results.glob("*/run.json"))]
+    return others
+
+
+def _why_not(file: Path, is_tracked: bool) -> str:
+    """Return why a file is not copied, for the user; "" if it is."""
+    if is_private(file):
+        return ": it may hold secrets; jobs inherit exported variables"
+    if not is_tracked and (size := _size(file)) > _LARGE:
+        return f" ({size / 1e6:,.0f} MB): `git add` it if the code needs it"
+    return ""
+
+
+def _size(file: Path) -> int:
+    with suppress(FileNotFoundError, NotADirectoryError):  # tracked, but deleted
+        return file.lstat().st_size
+    return 0
+
+
+def _read(listed: Mapping[str, tuple[Path, Path]]) -> dict[str, _File]:
+    """Read the files, each with its root, by their names; too many bytes are a ConfigError."""
+    sizes = {full: _size(full) for full, _ in listed.values()}
+    if (total := sum(sizes.values())) > _LARGEST:
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        shown = ", ".join(f"{path} {size / 1e6:.0f} MB" for path, size in largest)
+        raise ConfigError(
+            f"launch.snapshot: a copy of the code has at most {_LARGEST / 1e6:g} MB, and this one "
+            f"{total / 1e6:,.0f} MB in {len(sizes):,} files (largest: {shown}); list files that "
+            "are no code in .gitignore, or set launch.snapshot=off"
+        )
+    files = {}
+    for name, (full, root) in listed.items():
+        # Not what is tracked in a folder that is a link now, nor a submodule without its files.
+        if os.path.realpath(full.parent) == str(full.parent) and (
+            full.is_symlink() or full.is_file()
+        ):
+            try:
+                files[name] = _File.of(full, root)
+            except OSError as error:
+                raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
+    return files
 
 
 def _digest(files: Mapping[str, _File], imported: list[str]) -> str:
@@ -170,74 +226,3 @@ def _digest(files: Mapping[str, _File], imported: list[str]) -> str:
         for part in (os.fsencode(path), str(file.mode).encode(), file.content):
             hashed.update(len(part).to_bytes(8, "little") + part)
     return hashed.hexdigest()[:16]
-
-
-class _Reader:
-    """Reads the files of a snapshot. Over the size limit it only adds up their sizes."""
-
-    def __init__(self, others: list[Path]) -> None:
-        self.files: dict[str, _File] = {}
-        self.left_out: list[str] = []
-        self.has_package = False
-        self._others, self._sizes, self._total = others, dict[str, int](), 0
-
-    def read(self, name: str, root: Path, paths: Mapping[str, bool]) -> None:
-        """Read files below a root into the folder `name`; True are those that git tracks."""
-        for path, is_tracked in paths.items():
-            full = root / path
-            if any(full.is_relative_to(folder) for folder in self._others):
-                continue
-            if not is_tracked and full.suffix == ".pyc":
-                continue
-            if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
-                continue  # tracked, but its folder is a link now
-            try:
-                self._read(full, f"{name}/{path}", root, is_tracked)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # tracked, but deleted
-            except OSError as error:
-                raise StorageError(f"launch.snapshot: {full}: {error.strerror}") from error
-            self.has_package |= full == PACKAGE / "__init__.py"
-
-    def _read(self, full: Path, path: str, root: Path, is_tracked: bool) -> None:
-        facts = full.lstat()
-        if is_private(full):
-            self.left_out.append(f"{full}: it may hold secrets; jobs inherit exported variables")
-        elif not is_tracked and facts.st_size > _LARGE:
-            size = f"{facts.st_size / 1e6:,.0f} MB"
-            self.left_out.append(f"{full} ({size}): `git add` it if the code needs it")
-        elif stat.S_ISLNK(facts.st_mode):
-            target = os.readlink(full)
-            end = os.path.normpath(full.parent / target)
-            # A relative link that leads out of the tree would have another target in the snapshot.
-            target = target if Path(end).is_relative_to(root) else end
-            self.files[path] = _File(os.fsencode(target), stat.S_IFLNK)
-        elif stat.S_ISREG(facts.st_mode):
-            self._sizes[str(full)] = facts.st_size
-            self._total += facts.st_size
-            # Over the limit, only the sizes are needed for the error message.
-            if self._total <= _LARGEST:
-                self.files[path] = _File(full.read_bytes(), 0o400 | facts.st_mode & 0o155)
-
-    def check(self) -> None:
-        """Raise ConfigError if the files are over the size limit."""
-        if self._total <= _LARGEST:
-            return
-        largest = sorted(self._sizes.items(), key=lambda item: -item[1])[:3]
-        shown = ", ".join(f"{path} {size / 1e6:.0f} MB" for path, size in largest)
-        raise ConfigError(
-            f"launch.snapshot: a copy of the code has at most {_LARGEST / 1e6:g} MB, and this one "
-            f"{self._total / 1e6:,.0f} MB in {len(self._sizes):,} files (largest: {shown}); list "
-            "files that are no code in .gitignore, or set launch.snapshot=off"
-        )
-
-
-def _inside(repo: Repo) -> Iterator[str]:
-    """Yield the folders of a snapshot that Python imports from for a working tree."""
-    for folder in repo.used:
-        yield os.path.normpath(os.path.join(repo.name, os.path.relpath(folder, repo.root)))
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := os.path.dirname(path):
-        yield path

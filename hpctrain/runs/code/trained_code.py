@@ -12,10 +12,10 @@ said what has changed. A record has only what differs from those before, and nul
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hpctrain.config.frozen import plain
+from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.record import Count, Record, read_known, written
@@ -44,14 +44,15 @@ class _File(Record, frozen=True):
     records: tuple[_Imported, ...]
 
 
-def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
+def record(config: Config, run: RunDir, known: Collection[str]) -> None:
     """Note with which modules the last attempt trains, if they are others than before.
 
-    `loaded` are the names of modules that the attempt has imported.
+    `known` are the names of modules that the process had when its first training began.
     """
     records = _records(run.path)
     before = _merged(records)
-    now = modules.find(plain(config), also=[*before, *loaded])
+    packages = {target.partition(".")[0] for target in targets(plain(config))}
+    now = modules.on_disk(before) | modules.loaded(known, packages)
     if not modules.difference(before, now, ""):
         return
     changed: dict[str, Module | None] = {
@@ -68,11 +69,11 @@ def inherit(parent: RunDir, run: RunDir, step: int) -> None:
         _write(run, [_Imported(0, {**before})])
 
 
-def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) -> str:
+def changes(run: RunDir, folders: Sequence[Path] | None = None) -> str:
     """Return in one line how the code differs from that which made the checkpoints of a run.
 
     It is "" if nothing differs, or nothing is known, or nothing of an older training would go on.
-    Modules are found as `modules.find` does.
+    Modules are found as `modules.on_disk` does.
     """
     content, step = run.read(), run.last_checkpoint()
     finished = content.state == "finished"
@@ -80,15 +81,14 @@ def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) 
     known = [one for one in _records(run.path) if one.attempt <= maker]
     if not known or not (step or finished):
         return ""
-    before = _merged(known)
-    now = modules.find(plain(config), folders, also=before)
-    attempt = known[-1].attempt
-    return modules.difference(before, now, f"attempt {attempt}" if attempt else "the branch")
+    before, attempt = _merged(known), known[-1].attempt
+    since = f"attempt {attempt}" if attempt else "the branch"
+    return modules.difference(before, modules.on_disk(before, folders), since)
 
 
-def warn(config: Config, run: RunDir) -> None:
+def warn(run: RunDir) -> None:
     """Log a warning if the code of now is not that which has made the checkpoints of a run."""
-    if changed := changes(config, run):
+    if changed := changes(run):
         log.warning("%s was trained with other code than that of now: %s", run.name, changed)
 
 

@@ -39,7 +39,6 @@ UNDER_WAY = ("queued", "running", "requeued")
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _SUBMITTING_S = 60.0  # run.json says queued a little before sbatch has answered
 _ALIVE_S = 60.0  # a process whose heartbeat is older than this counts as dead
-_ENDS_S = 120.0  # KillWait and the epilog of a job take less
 _STALLED_S = 600.0  # without a step, if the time of a step is not known yet
 _LEAST_STALLED_S, _STALLED_STEPS = 60.0, 10
 
@@ -163,15 +162,7 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
 def _ending(run: Facts, now: float) -> State | None:
     """Return the state while the job is ending; it may be back in the queue in a moment."""
     if run.recorded_state == "interrupted":
-        text = f"saved at step {_step_of(run)}, ending"
-        since_s = now - (run.attempt.ended or now)
-        if (
-            run.job and run.job.is_ending and since_s > _ENDS_S
-        ):  # a task in state D: a requeued job waits for its end
-            on = "".join(f" on {host}" for host in run.attempt.avoid)
-            text += f" for {duration(since_s)}: a task{on} cannot be killed; Slurm gives up after "
-            text += "its UnkillableStepTimeout (scontrol show config)"
-        return State("running", text)
+        return State("running", f"saved at step {_step_of(run)}, ending")
     return State("running", "ending") if run.recorded_state in ("queued", "running") else None
 
 

@@ -1,7 +1,6 @@
 """The chunks of a dataset: which samples each holds, where it lies and how it is decoded."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -10,31 +9,11 @@ import numpy as np
 from hpctrain.shards.storage.codecs import Filter, Pipeline
 from hpctrain.shards.storage.file import File
 from hpctrain.shards.storage.scratch import Bytes, Damaged, Undecodable, scratch
-from hpctrain.shards.types import Int64s
+from hpctrain.shards.types import Array, Int64s
 
 MOST = 2**28  # chunks; their table takes 5 GB
 
 Sizes = tuple[int, ...]
-_Slices = tuple[slice, ...]
-
-
-class Grid:
-    """The chunks of a dataset: ranges of `rows` samples ("runs"), each in one or more `tiles`.
-
-    A tile has its number, the slices of a sample that it holds, and the slices of the chunk that
-    are used. Both leave out the sample axis.
-    """
-
-    def __init__(self, shape: Sizes, chunk: Sizes, axis: int) -> None:
-        counts = _counts(shape, chunk)
-        self.rows = chunk[axis]
-        self._along, self._apart = counts[axis], math.prod(counts[axis + 1 :])
-        self.tiles = _tiles(samples_first(shape, axis)[1:], samples_first(chunk, axis)[1:])
-
-    def chunk(self, run: int, tile: int) -> int:
-        """Return the number, in C order, of the chunk that holds one tile of a run."""
-        outer, inner = divmod(tile, self._apart)
-        return (outer * self._along + run) * self._apart + inner
 
 
 def samples_first(sizes: Sizes, axis: int) -> Sizes:
@@ -49,11 +28,11 @@ class ChunkTable:
     none can be, or an absurd number of them are Damaged.
     """
 
-    def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
+    def __init__(self, dataset: h5py.Dataset, file: File, axis: int = 0) -> None:
         self._pipeline = _pipeline(dataset)
-        self._file = File.open(path)
+        self._file, self._axis, self._grid = file, axis, chunk_grid(dataset)
         self._shape, self._dtype, self._fill = dataset.chunks, dataset.dtype, dataset.fillvalue
-        count = math.prod(chunk_grid(dataset))
+        count = math.prod(self._grid)
         if count > MOST:
             raise Damaged(f"it lists {count:,} chunks")
         chunks, found = listed_chunks(dataset)
@@ -73,7 +52,25 @@ class ChunkTable:
             size = self._sizes[chunks][wrong][0]
             raise Damaged(f"it lists a chunk of {size} bytes, not {self._pipeline.nbytes}")
 
-    def read(self, chunk: int, out: Bytes) -> None:
+    def read(self, run: int, out: Array) -> None:
+        """Fill `out`, (n, *shape), with the samples of a run: those of one chunk, or of some."""
+        whole = out.shape == self._shape and not self._axis
+        size, grid = samples_first(self._shape, self._axis)[1:], list(self._grid)
+        grid[self._axis] = 1
+        for place in np.ndindex(*grid):
+            at = (*place[: self._axis], run, *place[self._axis + 1 :])
+            number = int(np.ravel_multi_index(at, self._grid))
+            if whole:
+                return self._read(number, out.reshape(-1).view(np.uint8))
+            decoded = scratch("chunk", self._pipeline.nbytes)
+            self._read(number, decoded)
+            chunk = np.moveaxis(decoded.view(self._dtype).reshape(self._shape), self._axis, 0)
+            starts = np.multiply(samples_first(place, self._axis)[1:], size)
+            part = out[:, *map(slice, starts, starts + size)]  # what is beyond the end is left out
+            part[...] = chunk[tuple(map(slice, part.shape))]
+        return None
+
+    def _read(self, chunk: int, out: Bytes) -> None:
         """Fill `out` with a whole chunk. A chunk that was never written holds the fill value."""
         if self._offsets[chunk] < 0:
             out.view(self._dtype)[:] = self._fill
@@ -132,15 +129,3 @@ def filters(dataset: h5py.Dataset) -> list[Filter]:
 
 def _counts(shape: Sizes, chunk: Sizes) -> list[int]:
     return [-(-size // part) for size, part in zip(shape, chunk, strict=True)]
-
-
-def _tiles(shape: Sizes, chunk: Sizes) -> list[tuple[int, _Slices, _Slices]]:
-    if shape == chunk:
-        return [(0, (), ())]
-    tiles = []
-    for number, place in enumerate(np.ndindex(*_counts(shape, chunk))):
-        starts = [i * size for i, size in zip(place, chunk, strict=True)]
-        lengths = [min(size, n - at) for n, size, at in zip(shape, chunk, starts, strict=True)]
-        inside = tuple(slice(at, at + size) for at, size in zip(starts, lengths, strict=True))
-        tiles.append((number, inside, tuple(slice(size) for size in lengths)))
-    return tiles

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, TypeVar
-from weakref import WeakValueDictionary
+from typing import TypeVar
 
 from hpctrain.errors import DataError
 from hpctrain.shards.storage.scratch import Bytes, Damaged
@@ -27,22 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class File:
-    """A file descriptor that the datasets of a file share, closed with the last of them."""
+    """A file descriptor that the datasets of a file share, closed with the last of them.
 
-    _open: ClassVar[WeakValueDictionary[tuple[int, ...], "File"]] = WeakValueDictionary()
+    `key` tells the file from every other one, and from a new one of the same name.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._identity = _identity(os.fstat(self._descriptor))
-        self.size = self._identity[0]
-
-    @classmethod
-    def open(cls, path: Path) -> "File":
-        """Return the file object of an open file, or open the file."""
-        status = os.stat(path)
-        key = (status.st_dev, status.st_ino, *_identity(status))
-        return cls._open.get(key) or cls._open.setdefault(key, cls(path))
+        status = os.fstat(self._descriptor)
+        self._identity = _identity(status)
+        self.size = status.st_size
+        self.key = (status.st_dev, status.st_ino, *self._identity)
 
     def read(self, offset: int, out: Bytes) -> None:
         """Fill `out` with the bytes from `offset`; a file that ends before is Damaged."""
@@ -62,7 +57,7 @@ class File:
 
     def _reopen(self) -> None:
         """Open the file again: a handle that a network file system has forgotten stays invalid."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _identity(os.fstat(descriptor)) != self._identity:
                 raise Damaged("the file has been replaced while it was read")

@@ -6,7 +6,6 @@ that, so a shard from somebody else could be used to read the files of the perso
 """
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -29,7 +28,7 @@ def find(file: h5py.File, place: str) -> h5py.Dataset | None:
     file, and values that lie in another file, raise Elsewhere.
     """
     try:
-        here = walk(file["/"], place, _refused)
+        here = walk(file["/"], place)
     except Circle:
         return None
     if not isinstance(here, h5py.Dataset):
@@ -42,18 +41,10 @@ def find(file: h5py.File, place: str) -> h5py.Dataset | None:
     return here
 
 
-def walk(root: h5py.Group, place: str, leaving: Callable[[h5py.Group, str, str], None]) -> Any:
-    """Return the object at a path below a group, or None if there is none.
+def walk(root: h5py.Group, place: str) -> Any:
+    """Return the object at a path below a group, or None if there is none; see `find`.
 
-    Args:
-        root: An open file or a group in it.
-        place: The path; links in it are followed one by one.
-        leaving: Called with the group that holds an external link, and the link's file and path,
-            before that file is opened. What it raises stops the walk.
-
-    Raises:
-        Elsewhere: A link of a type that a plug-in of HDF5 would follow.
-        Circle: Too many links.
+    Links are followed one by one: too many are a Circle.
     """
     here: Any = root
     names, followed = _names(place), 0
@@ -74,13 +65,9 @@ def walk(root: h5py.Group, place: str, leaving: Callable[[h5py.Group, str, str],
             here = here.file["/"] if target.startswith("/") else here
             continue
         if kind == h5py.h5l.TYPE_EXTERNAL:
-            leaving(here, *(os.fsdecode(part) for part in here.id.links.get_val(name)))
+            raise Elsewhere(f"is a link into {os.fsdecode(here.id.links.get_val(name)[0])}")
         here = here[name]
     return here
-
-
-def _refused(_: h5py.Group, file: str, __: str) -> None:
-    raise Elsewhere(f"is a link into {file}")
 
 
 def _names(place: str) -> list[str]:

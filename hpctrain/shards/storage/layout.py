@@ -7,6 +7,7 @@ is read by `Chunked`.
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import h5py
@@ -18,11 +19,12 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard, check_shard
 from hpctrain.shards.storage.chunk_table import samples_first
 from hpctrain.shards.storage.chunks import Chunked, decoders
+from hpctrain.shards.storage.file import File
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.storage.stamp import Stamp
 
-INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
+_INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
 
 
 class Layout:
@@ -56,6 +58,10 @@ class Layout:
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
 
+    @cached_property
+    def _bytes(self) -> File:
+        return File(self.path)
+
     def check_is(self, stamp: Stamp) -> None:
         """Check that this is the file of a stamp."""
         if self.stamp.file != stamp.file:
@@ -75,7 +81,7 @@ class Layout:
         offsets, values = f"{name}/offsets", f"{name}/values"
         values_place, offsets_place = field.datasets(name)
         # Other programs use any integer type. Ours are int64, which can be mapped.
-        ends = self._add(offsets, offsets_place, ("int64", *INTEGERS), (count + 1,))
+        ends = self._add(offsets, offsets_place, ("int64", *_INTEGERS), (count + 1,))
         self._add(values, values_place, (field.dtype,), (None, *field.shape))
         total = self.totals[values]
         first, last = int(ends[0]), int(ends[count])
@@ -104,7 +110,7 @@ class Layout:
         if dataset is None:
             raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
         want = shape[1 : axis + 1] + shape[:1] + shape[axis + 1 :]
-        if (differs := disagreement(dataset, dtypes, want)) is not None:
+        if (differs := _disagreement(dataset, dtypes, want)) is not None:
             raise DataError(
                 f"shard {self.path}: {place!r} is {differs[0]}, the index says {differs[1]}"
             )
@@ -120,9 +126,10 @@ class Layout:
             if self._mapped:
                 self.offsets[name] = offset
             else:
-                self.rows[name] = Plain(self.path, name, offset, dtype, found[1:])
+                self.rows[name] = Plain(self._bytes, name, offset, dtype, found[1:])
         else:
-            self.rows[name] = chunked = Chunked(dataset, self.path, pool=decoders(), axis=axis)
+            chunked = Chunked(dataset, self._bytes, pool=decoders(), axis=axis)
+            self.rows[name] = chunked
             self._needs_hdf5 |= not chunked.direct
         return dataset
 
@@ -137,7 +144,7 @@ def _open(path: Path) -> h5py.File:
         return h5py.File(path, "r")  # with the lock setting of whoever has it open in this process
 
 
-def disagreement(
+def _disagreement(
     dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
 ) -> tuple[str, str] | None:
     """Return what a dataset is and what the index lists, such as `float32 [3]`; None: they agree.

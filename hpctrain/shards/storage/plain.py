@@ -6,7 +6,6 @@ do, are one read.
 """
 
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
@@ -22,12 +21,11 @@ class Plain:
     chunk_rows = 1
 
     def __init__(
-        self, path: Path, name: str, offset: int, dtype: str, shape: tuple[int, ...]
+        self, file: File, name: str, offset: int, dtype: str, shape: tuple[int, ...]
     ) -> None:
-        self._path, self._name, self._offset = path, name, offset
+        self._file, self._name, self._offset = file, name, offset
         self._dtype, self._shape = np.dtype(dtype), shape
         self._row = self._dtype.itemsize * prod(shape)
-        self._file = File.open(path)
 
     def rows(self, rows: Int64s) -> Array:
         """Return rows in the given order, repeats allowed: (n, *shape)."""
@@ -49,7 +47,7 @@ class Plain:
 
     def copy(self, start: int, stop: int, out: Array) -> None:
         """Copy the rows from `start` to `stop` into `out`, (stop - start, *shape), contiguous."""
-        with reading(self._path, self._name, start, stop - 1):
+        with reading(self._file.path, self._name, start, stop - 1):
             flat = out.reshape(-1).view(np.uint8)
             self._file.read(self._offset + start * self._row, flat)
 

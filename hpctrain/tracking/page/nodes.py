@@ -1,8 +1,7 @@
 """Tags about the nodes of a run, from what their monitors have written.
 
-hpctrain.node.n01      driver=570.1, gpu_0=NVIDIA H100, kernel=6.8.0
-hpctrain.nodes_differ  driver: 570.1 on n01; 550.9 on n02
-hpctrain.idle          n01: gpu_0 below 5% for 30 minutes
+hpctrain.node.n01  driver=570.1, gpu_0=NVIDIA H100, kernel=6.8.0
+hpctrain.idle      n01: gpu_0 below 5% for 30 minutes
 """
 
 from collections.abc import Mapping
@@ -10,11 +9,9 @@ from pathlib import Path
 
 from hpctrain.run_record import Hang
 from hpctrain.secrets import mask
-from hpctrain.terminal import few
 from hpctrain.tracking import samples
 
 _MOST_NODES = 64
-Facts = Mapping[str, str]
 
 
 class Nodes:
@@ -22,7 +19,7 @@ class Nodes:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._facts: dict[str, Facts] = {}  # the newest of each node
+        self._facts: dict[str, Mapping[str, str]] = {}  # the newest of each node
         self._read: dict[str, int] = {}
         self._tags: dict[str, str] = {}
 
@@ -36,8 +33,6 @@ class Nodes:
             f"hpctrain.node.{node}": ", ".join(f"{name}={value}" for name, value in facts.items())
             for node, facts in [*self._facts.items()][:_MOST_NODES]
         }
-        if differences := _differing(self._facts):
-            found["hpctrain.nodes_differ"] = "; ".join(differences)
         if idle := "; ".join(text for _, text in samples.idle(self._run_dir).values()):
             found["hpctrain.idle"] = idle
         if hang := Hang.get(self._run_dir):
@@ -46,17 +41,3 @@ class Nodes:
         new = {key: value for key, value in found.items() if self._tags.get(key) != value}
         self._tags |= new
         return new
-
-
-def _differing(newest: Mapping[str, Facts]) -> list[str]:
-    """Return what differs between nodes."""
-    found = []
-    for key in sorted({key for facts in newest.values() for key in facts}):
-        nodes: dict[str, list[str]] = {}
-        for node, facts in newest.items():
-            if key in facts:  # a node whose GPUs are not known yet lacks some
-                nodes.setdefault(facts[key], []).append(node)
-        if len(nodes) > 1:
-            values = (f"{value} on {few(names, 3, ' ')}" for value, names in nodes.items())
-            found.append(f"{key}: {', '.join(values)}")
-    return found

@@ -16,7 +16,6 @@ class JournalFacts:
     """What is known of the journal up to the last `scan`.
 
     Attributes:
-        status: The last status of the run, and `why` it is that.
         ended: Whether the newest attempt has recorded its final status.
         writer: The process of the newest attempt.
         last_time: The time of the last record.
@@ -24,7 +23,6 @@ class JournalFacts:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = journal_path(run_dir)
-        self.status, self.why = "RUNNING", ""
         self.ended = False
         self.writer: Process | None = None
         self.last_time = 0.0
@@ -86,8 +84,7 @@ class JournalFacts:
         return {}
 
     def _learn_status(self, body: dict[str, Any]) -> None:
-        self.status, self.why = str(body["status"]), str(body.get("reason", ""))
-        self.ended = self.status != "RUNNING"
+        self.ended = body["status"] != "RUNNING"
         if not self.ended:
             self.writer = Process(body["host"], body["pid"], body["started"])
 

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
+from hpctrain.metric_names import better
 from hpctrain.tracking import server, store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.mlflow_names import clean_key
@@ -160,11 +161,40 @@ class MlflowRun:
         """Call a method of MLflow's client with the id of this run; an error is the caller's."""
         return self._try(getattr(self._client, method), self.run_id, *args, **kwargs)
 
+    def tell_parent(self, metric: str) -> None:
+        """Give the sweep's run the best value of its finished runs: in a table it is one row.
+
+        A run that ends at the same moment may have written an older answer, so it is asked again.
+        """
+        direction, key = better(metric), clean_key(metric)
+        if not self.parent_id or direction is None:
+            return
+        query = f"tags.`{_PARENT}` = '{self.parent_id}' and attributes.status = 'FINISHED'"
+        order = [f"metrics.`{key}` {'ASC' if direction == 'lower' else 'DESC'}"]
+        told = ""
+        while True:
+            found = self._call(
+                self._client.search_runs, [self.experiment_id], query, max_results=1, order_by=order
+            )
+            if not found or key not in found[0].data.metrics or found[0].info.run_id == told:
+                return
+            told = found[0].info.run_id
+            self._call_parent("log_metric", key, found[0].data.metrics[key])
+            self._call_parent("set_tag", "hpctrain.sweep.best", found[0].info.run_name)
+
+    def _call_parent(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of MLflow's client with the id of the sweep's run, unless it is deleted.
+
+        Without that run, this one is still complete.
+        """
+        with suppress(DeletedError):
+            self._call(getattr(self._client, method), self.parent_id, *args, **kwargs)
+
     def set_running(self) -> None:
         """Set the status of the run and of its sweep to RUNNING."""
         self._call(self._client.update_run, self.run_id, status="RUNNING")
         if self.parent_id:
-            self._call_parent(self._client.update_run, status="RUNNING")
+            self._call_parent("update_run", status="RUNNING")
 
     def set_ended(self, status: str, end_time: float) -> None:
         """Set the final status; end the sweep too if no other run of it is RUNNING."""
@@ -176,12 +206,7 @@ class MlflowRun:
         """End the sweep, at `end_time` in milliseconds, unless a run of it is RUNNING."""
         query = f"tags.`{_PARENT}` = '{self.parent_id}' and attributes.status = 'RUNNING'"
         if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
-            self._call_parent(self._client.set_terminated, "FINISHED", end_time)
-
-    def _call_parent(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call a method with the id of the sweep's run; without that run, this one is complete."""
-        with suppress(DeletedError):
-            self._call(method, self.parent_id, *args, **kwargs)
+            self._call_parent("set_terminated", "FINISHED", end_time)
 
     def _open_parent(self, start_time: float) -> str:
         """Return the id of the MLflow run that stands for the sweep."""

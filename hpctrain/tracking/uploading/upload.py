@@ -7,10 +7,13 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
+from hpctrain.errors import DamageError
 from hpctrain.lock import file_lock
+from hpctrain.metric_names import main_metric
+from hpctrain.run_record import Progress
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known
@@ -94,6 +97,8 @@ class Upload:
         self.points += self._system.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
+        if self.journal.ended:
+            self._tell_sweep(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             self._publish(run)
@@ -132,7 +137,11 @@ class Upload:
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self.journal.last_time)
         run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
-        self.journal.status, self.journal.why = "KILLED", UNRECORDED
+
+    def _tell_sweep(self, run: MlflowRun) -> None:
+        with suppress(DamageError):
+            progress = Progress.of(self.run_dir)
+            run.tell_parent(main_metric(progress.metric, progress.metrics))
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)

@@ -126,11 +126,8 @@ class Meter:
         took, times = self._took, sorted(self._times.take())
         elapsed = max(took.at, 1e-9)
         memory = _memory(self._precision.device) if self._on_gpu else (0.0, 0.0)
-        slowest, memory, lost_s = self._slow_ranks.compare(
-            Interval(
-                *(elapsed, took.worked, took.waited, memory),
-            )
-        )
+        own = Interval(elapsed, took.worked, took.waited, memory)
+        memory, lost_s = self._slow_ranks.compare(own)
         self._account.lose(lost_s)
         speed = (self._samples - self._samples_before) / elapsed
         found: dict[str, float] = {
@@ -148,8 +145,6 @@ class Meter:
             found[names.STEP_MS_MAX] = 1000 * times[-1]
         if self._utilisation is not None:
             found |= self._utilisation.metrics(speed)
-        if slowest is not None:
-            found[names.SLOWEST_RANK] = slowest
         if self._measures_communication:
             found[names.COMMUNICATION_FRACTION] = self._asleep_s / elapsed
         if self._on_gpu:

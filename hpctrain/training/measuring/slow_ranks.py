@@ -2,7 +2,7 @@
 
     each rank   its own time: work of its main thread, waiting for its data, being blocked
     log step    one reduction of some numbers for each rank ── median of the others ── a note
-                                                            ── the slowest rank, the largest memory
+                                                            ── the largest memory
 
 All ranks take equally long for a step, because they wait for each other. Their own time differs: a
 thread that waits in a collective operation of gloo sleeps. So its work is the time on a core, and
@@ -10,7 +10,6 @@ the time of waiting for a core, as Linux counts them. The thread that drives a G
 long as the GPU does; there only the waiting for data is compared.
 """
 
-import math
 import os
 import statistics
 import threading
@@ -21,10 +20,9 @@ from typing import NamedTuple
 import torch
 
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.slow import CLEARLY_SLOW_RANK, OF_IT_IF_CLEAR, RANK, RANK_S, SLOWEST_RANK
+from hpctrain.slow import CLEARLY_SLOW_RANK, OF_IT_IF_CLEAR, RANK, RANK_S
 
 _SILENT_S = 600.0  # from one line about a rank to the next
-_RECENT_S = 5.0  # the weight of a report falls by e in this time
 
 
 class WorkClock:
@@ -64,7 +62,6 @@ class Interval(NamedTuple):
 class Compared(NamedTuple):
     """What the ranks have found together."""
 
-    slowest: int | None  # the rank that the others have waited for most, if one stands out
     memory: tuple[float, float]  # the largest of the ranks' two peaks, in bytes
     lost_s: float = 0.0  # what the others have lost to a rank that a note names
 
@@ -90,16 +87,15 @@ class SlowRanks:
         self._on_cpu = mesh.device.type == "cpu"
         self._alone = mesh.degrees.ranks == 1
         self._stage = mesh.degrees.ranks // mesh.degrees.pp
-        self._trained_s, self._recent_s = 0.0, 0.0
+        self._trained_s = 0.0
         self._own_s = [0.0] * mesh.degrees.ranks
-        self._recent = [0.0] * mesh.degrees.ranks
         # Seconds of training, which are the same on all ranks, and the rank of the last note.
         self._now, self._told, self._slow = 0.0, 0.0, -1
 
     def compare(self, own: Interval) -> Compared:
         """Compare with the other ranks; each of them calls this at the same log steps."""
         if self._alone:
-            return Compared(None, own.memory)
+            return Compared(own.memory)
         mesh, ranks = self._mesh, self._mesh.degrees.ranks
         own_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.
@@ -109,13 +105,7 @@ class SlowRanks:
         table = table.to(mesh.device)
         mesh.add(table)
         trained, owns, peak, reserved = table.T.tolist()
-        trained_s = max(trained)
-        lost_s = self._lost_to_one(trained_s, owns)
-        kept = math.exp(-trained_s / _RECENT_S)
-        self._recent_s = kept * self._recent_s + trained_s
-        self._recent = [kept * a + b for a, b in zip(self._recent, owns, strict=True)]
-        found = slowest(self._recent, self._recent_s, self._stage, *SLOWEST_RANK)
-        return Compared(found[0] if found else None, (max(peak), max(reserved)), lost_s)
+        return Compared((max(peak), max(reserved)), self._lost_to_one(max(trained), owns))
 
     def _lost_to_one(self, trained_s: float, owns: Sequence[float]) -> float:
         """Note a rank that is much slower for a while; return the seconds that the others lose."""
@@ -150,21 +140,18 @@ def slowest(
     own_s: Sequence[float],
     trained_s: float,
     stage: int,
-    ratio: float = RANK.times,
-    share: float = RANK.share,
 ) -> tuple[int, float, float] | None:
     """Return a rank whose own time is much longer, how many times, and the seconds that it costs.
 
-    It is compared with the `stage` ranks that have the same layers: others have other work. Much is
-    `ratio` times their median, if they lose at least the part `share` of the time in which they
-    have trained.
+    It is compared with the `stage` ranks that have the same layers: others have other work. `RANK`
+    says what is much longer than their median, and the least part of the time that they lose.
     """
     found: list[tuple[float, int, float]] = []
     for rank, own in enumerate(own_s):
         first = rank // stage * stage
         others = [own_s[other] for other in range(first, first + stage) if other != rank]
         median = statistics.median(others) if others else own
-        if own > ratio * median and own - median > share * trained_s:
+        if own > RANK.times * median and own - median > RANK.share * trained_s:
             found.append((own - median, rank, own / max(median, 1e-3)))
     lost_s, rank, times = max(found, default=(0.0, 0, 0.0))
     return (rank, times, lost_s) if found else None

@@ -1,58 +1,15 @@
-"""What a conversion adds to a source: other names of its fields, and a limit of what it gives."""
+"""Other names for the fields of a source."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from data_prep.options import Options
-from data_prep.processes import Progress
-from data_prep.show.console import size
 from data_prep.source import BadRecords, Block, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.sample_schema import check_fields
 
 _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
-# Deflate, in gzip and PNG, cannot do more than 1,032 to 1; but a Parquet file of 226 KB can hold
-# 5 GB, because the same value is stored once.
-GROWTH = 1000
-FLOOR = 2**30  # bytes; less does no harm
-_CURE = (
-    "is the source a file that unpacks to nearly anything? If they are right, --max-output SIZE "
-    "allows more, and the same command goes on"
-)
-
-
-def limited(advance: Progress, source: Source, options: Options) -> Progress:
-    """Return a function that counts samples and bytes, and stops a conversion above the limit."""
-    files = {file.path: file.size for piece in source.pieces for file in piece.files}
-    most, why, done = options.max_output, "", 0
-    if most is None and source.unpacks and files:
-        most, why = _most(sum(files.values()))
-
-    def counted(samples: int, nbytes: int) -> None:
-        nonlocal done
-        advance(samples, nbytes)
-        done += nbytes
-        if most is not None and done > most:
-            raise DataError(f"the samples are more than {size(most)}{why}: {_CURE}")
-
-    return counted
-
-
-def check_unpacked(what: str, nbytes: int, read: int, max_output: int | None) -> None:
-    """Check the size that a packed array says it has, before all of it is read."""
-    most, why = _most(read)
-    if nbytes > (max_output or most):
-        why = "" if max_output else why
-        raise DataError(f"{what} has more than {size(max_output or most)}{why}: {_CURE}")
-
-
-def _most(read: int) -> tuple[int, str]:
-    """Return the most bytes of samples from so many bytes of files, and the reason."""
-    if GROWTH * read <= FLOOR:
-        return FLOOR, f", the limit for a source of {size(read)}"
-    return GROWTH * read, f", {GROWTH} times the source of {size(read)}"
 
 
 @dataclass(frozen=True)
@@ -61,11 +18,6 @@ class _Renamed(Source):
 
     source: Any = None
     names: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def unpacks(self) -> bool:  # type: ignore[override]
-        """See `Source`."""
-        return bool(self.source.unpacks)
 
     def split_files(self) -> Iterable[str]:
         """See `Source`."""

@@ -3,46 +3,35 @@
 Two runs differ in their config, code, data and packages, and in the numbers that they report.
 """
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.console import Console, print_json
 from hpctrain.disk import text_of
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount, read
-from hpctrain.report.tree import Fact, Facts, Rows, Section, Sentences, as_json
-from hpctrain.report.views import terminal_view
+from hpctrain.report.tree import Fact, Facts, Rows, Section, Sentences
 from hpctrain.runs.code import provenance
-from hpctrain.runs.state.select import add_dir, select
 from hpctrain.runs.sweep_overrides import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print what differs between two runs; return the exit code."""
-    options = _parse(argv)
-    paths = select(options.dir, options.runs)
+def compared(paths: Sequence[Path]) -> tuple[str, list[Section]]:
+    """Return a title, and what differs between two runs; other paths are a ConfigError."""
     if len(paths) != 2:
         names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
-        raise ConfigError(f"--compare {' '.join(options.runs)}: it takes two runs, and got {names}")
+        raise ConfigError(f"--compare: it takes two runs, and got {names}")
     left, right = read(paths)
     for account in (left, right):
         if damage := account.facts.damage or ("" if account.config else account.left_out[0]):
             raise ConfigError(f"{account.name} cannot be compared: {damage}")
-    found = tree(left, right)
-    if options.json:
-        print_json(as_json(found))
-    else:
-        Console().print(terminal_view.show(f"{left.name} and {right.name}", found))
-    return 0
+    return f"{left.name} and {right.name}", _tree(left, right)
 
 
-def tree(left: RunAccount, right: RunAccount) -> list[Section]:
+def _tree(left: RunAccount, right: RunAccount) -> list[Section]:
     """Return what differs between two runs, and where they part."""
     left_out: list[str] = []
     config = _differing(flat(left.config), flat(right.config))
@@ -131,14 +120,9 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
 
 
 def _versions(text: str) -> dict[str, str]:
-    found = {}
-    for line in text.splitlines():
-        if line.startswith("# Python "):
-            found["Python"] = line.split()[2]
-        elif "==" in line:
-            name, _, version = line.partition("==")
-            found[name] = version
-    return found
+    lines = text.replace("# Python ", "Python==", 1).splitlines()
+    pairs = (line.partition("==")[::2] for line in lines)
+    return {name: version.split()[0] for name, version in pairs if version}
 
 
 def _metrics(
@@ -161,20 +145,3 @@ def _metrics(
     # At one step the loss says more than what follows from it.
     partings.sort(key=lambda each: (each["step"], each["metric"] != "train/loss", each["metric"]))
     return partings, last, len(steps)
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain report --compare",
-        description="Show what differs between two runs, and the first step at which they part.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a directory, or the start of a name; or one folder that holds two runs",
-    )
-    add_dir(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    return parser.parse_args(argv)

@@ -253,7 +253,6 @@ class Attempt:
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
-            waits=not self._ranks.worker,
             check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),
         )
         if not others:

@@ -35,7 +35,6 @@ from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import requeue_from_rank
-from hpctrain.tracking.uploading.child_uploader import wait_for_left
 
 if TYPE_CHECKING:
     from hpctrain.search.trial_run import Piece
@@ -60,7 +59,6 @@ def main(argv: list[str]) -> int:
     key = ranks.attempt_key
     try:
         code = _lead(Worker(folder, lambda: _stopped(folder)), folder, ranks)
-        wait_for_left()
     except BaseException:
         # The others wait for the next line, or in a collective operation of a training.
         if pieces.current(folder, key) is None:

@@ -7,7 +7,6 @@ The layer keeps its place and its parameters their names, so plans, checkpoints 
 model fit as before.
 """
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.formats import wide
 
 _ADAPTERS = ("lora_A", "lora_B")
-_SHOWN = 6
+_SHOWN = 8
 
 
 def is_adapter(name: str) -> bool:
@@ -156,15 +155,12 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 def _unmatched(pattern: str, model: nn.Module, linear: Sequence[str]) -> str:
     others = [n for n, _ in model.named_modules() if n and fnmatchcase(n, pattern)]
+    why = "no module has such a name"
     if others:
         kind = type(model.get_submodule(others[0])).__name__
-        return (
-            f"train.lora.match={pattern}: {others[0]} is a {kind}; adapters belong to linear "
-            f"layers, such as {', '.join(linear[:_SHOWN]) or '(the model has none)'}"
-        )
+        why = f"{others[0]} is a {kind}, and adapters belong to linear layers"
     ends = sorted({f"*.{name.rpartition('.')[2]}" for name in linear})
-    near = difflib.get_close_matches(pattern, [*ends, *linear], 3, 0.5) or ends[:_SHOWN]
     return (
-        f"train.lora.match={pattern}: no module has such a name; linear layers are "
-        f"{', '.join(near) or '(none)'}"
+        f"train.lora.match={pattern}: {why}; linear layers are "
+        f"{', '.join(ends[:_SHOWN]) or '(none)'}"
     )

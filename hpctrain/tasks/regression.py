@@ -91,49 +91,35 @@ class Regression(SplitTask):
         The outputs are predictions, a floating dtype, in the shape of the target.
         """
         found, target = self.measured(outputs, batch)
-        if self.ignore is not None:
-            return self._of_known(found, target, batch["mask"])
-        error, mask = found - target, batch["mask"]
         weights = self._for(target)
-        samples, known = mask.sum(), error.detach()
-        if self.loss == "relative_l2":
-            loss = (relative_l2(error, target, weights) * mask).sum()
-        else:
-            errors = error.square() if self.loss == "mse" else error.abs()
-            loss = _means(errors if weights is None else errors * weights, mask)
-        sums = {
-            "loss": (loss, samples),
-            "mse": (_means(known.square(), mask), samples),
-            "mae": (_means(known.abs(), mask), samples),
-            "relative_l2": ((relative_l2(known, target) * mask).sum(), samples),
-        }
-        for number, name in enumerate(self.channels):
-            part = known if known.dim() == 1 else known[:, number]
-            sums[f"mse/{name}"] = (_means(part.square(), mask), samples)
-        return sums
-
-    def _of_known(self, found: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> Sums:
-        """Return the sums over the targets that exist."""
-        weights, axes = self._for(target), [1] * (target.dim() - 1)
-        gone = target.isnan() if math.isnan(self.ignore or 0) else target == self.ignore
-        known = ~gone & mask.bool().view(-1, *axes)
+        known = batch["mask"].bool().view(-1, *[1] * (target.dim() - 1)).expand_as(target)
+        if self.ignore is not None:
+            gone = target.isnan() if math.isnan(self.ignore) else target == self.ignore
+            known = known & ~gone
         error, target = (torch.where(known, each, 0.0) for each in (found - target, target))
         shown, samples = error.detach(), known.reshape(len(known), -1).any(1)
+
+        def mean(errors: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if self.ignore is None:  # each sample counts the same, and else each target
+                each = errors.flatten(1).mean(1) if errors.dim() > 1 else errors
+                return (each * samples).sum(), samples.sum()
+            return errors.sum(), shares.sum()
+
         if self.loss == "relative_l2":
-            loss = ((relative_l2(error, target, weights) * samples).sum(), samples.sum())
+            loss = (relative_l2(error, target, weights) * samples).sum(), samples.sum()
         else:
             errors = error.square() if self.loss == "mse" else error.abs()
-            shares = known if weights is None else known * weights
-            loss = ((errors * shares).sum(), shares.sum())
+            scale = 1 if weights is None else weights
+            loss = mean(errors * scale, known * scale)
         sums = {
             "loss": loss,
-            "mse": (shown.square().sum(), known.sum()),
-            "mae": (shown.abs().sum(), known.sum()),
+            "mse": mean(shown.square(), known),
+            "mae": mean(shown.abs(), known),
             "relative_l2": ((relative_l2(shown, target) * samples).sum(), samples.sum()),
         }
         for number, name in enumerate(self.channels):
             of = (slice(None), number) if target.dim() > 1 else ...
-            sums[f"mse/{name}"] = (shown[of].square().sum(), known[of].sum())
+            sums[f"mse/{name}"] = mean(shown[of].square(), known[of])
         return sums
 
     def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -180,12 +166,6 @@ def relative_l2(
     # The gradient of a root is infinite at 0, where a prediction is exactly right.
     smallest = torch.finfo(above.dtype).tiny
     return (above.clamp(min=smallest) / below.clamp(min=1e-12)).sqrt()
-
-
-def _means(errors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the samples that count of the mean over each sample."""
-    each = errors.flatten(1).mean(1) if errors.dim() > 1 else errors
-    return (each * mask).sum()
 
 
 def _stacked(batch: Batch, names: str | Sequence[str], key: str) -> torch.Tensor:

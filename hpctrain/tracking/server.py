@@ -3,10 +3,10 @@
 `requests`, which MLflow's client uses, too, takes no password along to another host.
 """
 
-import base64
 import os
 import urllib.parse
 import urllib.request
+from functools import partial
 from typing import Any
 
 import requests
@@ -57,7 +57,7 @@ def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
         message = "something before the server forbids it, such as a gateway or a firewall"
     elif status in (401, 403):
         message = (
-            f"it refuses {_given()}; "
+            f"it refuses {_credentials()[0]}; "
             "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
             "MLFLOW_TRACKING_TOKEN), which jobs inherit; slurm/mlflow-server.sbatch writes them "
             "into server.env"
@@ -74,8 +74,7 @@ def _get(uri: str, endpoint: str) -> tuple[int, dict[str, Any]]:
     try:
         answer = requests.get(
             f"{uri.rstrip('/')}/api/2.0/mlflow/{endpoint}",
-            headers=_authorization(),
-            auth=lambda request: request,  # not that of ~/.netrc
+            auth=_credentials()[1],
             timeout=_TIMEOUT,
             verify=not insecure and certificate,
         )
@@ -88,17 +87,20 @@ def _get(uri: str, endpoint: str) -> tuple[int, dict[str, Any]]:
     return answer.status_code, parsed if isinstance(parsed, dict) else {}
 
 
-def _given() -> str:
-    header = _authorization().get("Authorization", "")
-    kinds = {"Basic": "the user and password", "Bearer": "the token (MLFLOW_TRACKING_TOKEN)"}
-    return kinds.get(header.partition(" ")[0], "the lack of a password")
-
-
-def _authorization() -> dict[str, str]:
-    """Return the HTTP header, from the same environment variables that MLflow's client reads."""
-    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+def _credentials() -> tuple[str, Any]:
+    """Return in words, and for requests, what the variables of MLflow's client give to a server."""
+    user, token = (
+        os.environ.get("MLFLOW_TRACKING_USERNAME"),
+        os.environ.get("MLFLOW_TRACKING_TOKEN"),
+    )
     if user:
-        secret = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
-        return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
-    return {"Authorization": f"Bearer {token}"} if token else {}
+        password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+        return "the user and password", (user.encode(), password.encode())
+    if token:
+        return "the token (MLFLOW_TRACKING_TOKEN)", partial(_with_token, token)
+    return "the lack of a password", lambda request: request  # not that of ~/.netrc
+
+
+def _with_token(token: str, request: Any) -> Any:
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request

@@ -77,10 +77,8 @@ def sqlite_path(uri: str) -> Path:
     prefix, path = uri[:10], uri[10:]
     if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
         hint = (
-            "; MLflow only maintains its file store, and hpctrain writes none: either bring its "
-            "runs into a database, `mlflow migrate-filestore --source mlruns --target "
-            "sqlite:///mlflow.db`, or name a server of it, `MLFLOW_ALLOW_FILE_STORE=true mlflow "
-            "server --backend-store-uri mlruns`"
+            "; bring the runs of MLflow's file store into a database: `mlflow migrate-filestore "
+            "--source mlruns --target sqlite:///mlflow.db`"
             if uri.startswith(("file:", "/", ".")) or ":" not in uri
             else ""
         )

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import logging
 import os
-import re
 import sys
 import time
 import warnings
@@ -70,22 +69,10 @@ def _check_journal(path: Path) -> None:
 
 
 def _find_runs(root: Path) -> list[Path]:
-    """Return every run directory under `root` that has a journal, `root` itself too.
-
-    Copies of code, in which a test may have runs, are left out.
-    """
-    found = []
-    for place, folders, files in os.walk(root):
-        if os.path.isfile(f"{place}/journal/meta.json"):
-            found.append(Path(place))
-        if found[-1:] == [Path(place)] or "run.json" in files:
-            folders.clear()
-        if os.path.basename(place) == "code":
-            folders[:] = [name for name in folders if not _OF_COPY.match(name)]
-    return sorted(found)
-
-
-_OF_COPY = re.compile(r"[0-9a-f]{16}$|\.")  # `RunDir.code_copy`, also one that is not complete
+    """Return `root` if it is a run directory that has a journal, or those that are in it."""
+    places = (root, *sorted(root.glob("*")))
+    found = [place for place in places if (place / "journal" / "meta.json").is_file()]
+    return found[:1] if found[:1] == [root] else found
 
 
 def sync(run_dirs: Iterable[Path], uri: str | None = None) -> int:

@@ -12,7 +12,6 @@ process, the `uploader`, uploads the journal. The training does not notice if it
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -95,10 +94,9 @@ class NullTracker(Tracker):
 class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
-    `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
-    `upload`, `hpctrain status --upload` uploads later. `finish` waits `drain` seconds for the
-    uploader, unless it does not wait (`waits`) because this process trains another run next.
-    `check` ends the process if it may no longer write (see `Journal`).
+    `uid` is the id of the run, and the parent is its sweep. Without `upload`, `hpctrain status
+    --upload` uploads later. `finish` waits `drain` seconds for the uploader. `check` ends the
+    process if it may no longer write (see `Journal`).
     """
 
     def __init__(
@@ -113,17 +111,13 @@ class JournalTracker(Tracker):
         parent_name: str | None = None,
         upload: bool = True,
         drain: float = 10.0,
-        waits: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        for name in filter(None, (uid, parent_uid)):
-            if not re.fullmatch(r"[\w.\-]+", name):
-                raise ValueError(f"uid {name!r}: only letters, digits, '_', '.' and '-'")
         self._run_dir = run_dir.absolute()
         self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload
         self._uploader = ChildUploader(self._run_dir, self._uri, drain)
-        self._waits, self._finished = waits, False
+        self._finished = False
         self._rewound = False
         self._logged = False
         self._names: dict[str, str] = {}  # of the metrics so far, with those in MLflow
@@ -265,10 +259,7 @@ class JournalTracker(Tracker):
         self._journal.append("status", **ended, **({} if final else {"final": False}))
         self._journal.close()
         self._uploader.revive()
-        if self._waits:
-            self._uploader.wait()
-        else:
-            self._uploader.leave()
+        self._uploader.wait()
 
 
 def public(values: Mapping[str, Any]) -> dict[str, str]:

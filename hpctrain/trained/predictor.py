@@ -1,13 +1,12 @@
 """Writes what a trained model says about each sample of a data set, as HDF5 shards.
 
-split ── parts of 65,536 samples ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
+split ── a part for each data-parallel rank ── shards of 65,536 samples ── index.json
 
 The shards follow the order of the samples; the index is written last, so a folder without one is
-what an interrupted prediction has left. A shard has fewer samples
-where otherwise some ranks would have nothing to do.
+what an interrupted prediction has left.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +116,15 @@ class _Prediction:
         self._rows = 2 * BatchSizes.of(parts.config, self._mesh.degrees).share
         self._feed: DevicePrefetcher = parts.data.in_order(self._rows)
         self._count = self._feed.loader.count
-        share = -(-self._count // (self._mesh.dp_size * self._rows))
-        self._size = max(1, min(SHARD_SAMPLES // self._rows, share)) * self._rows
+        # The ranks make equally many passes, since those of FSDP gather parameters together.
+        self._passes = -(-self._count // (self._mesh.dp_size * self._rows))
         self._split = str(parts.config.data.evaluated)
         self._written: list[Any] = []
 
     def run(self) -> Index:
         self._begin()
-        todo = range(-(-self._count // self._size))
-        size, own = self._mesh.dp_size, self._mesh.dp_rank
         with self._trained.progress(self._count, "predicted ") as shown:
-            # All ranks make the same passes, since those of FSDP gather parameters together.
-            for first in range(0, len(todo), size):
-                turn = todo[first : first + size]
-                self._make(turn[min(own, len(turn) - 1)], turn, shown, kept=own < len(turn))
+            self._make(shown)
         self._feed.close()
         with long_work("writing predictions"):
             pass
@@ -156,50 +150,47 @@ class _Prediction:
         if problem := objects.broadcast(problem):
             raise StorageError(problem)
 
-    def _samples(self, number: int) -> int:
-        return min(self._size, self._count - number * self._size)
-
-    def _make(self, number: int, turn: Sequence[int], shown: Progress, *, kept: bool) -> None:
-        """Make the shard `number`, while the other ranks make the others of this turn."""
-        rows = self._samples(number)
-        passes = -(-max(map(self._samples, turn)) // self._rows)
+    def _make(self, shown: Progress) -> None:
+        """Write the shards of this rank: its part of the samples, in their order."""
+        first = self._mesh.dp_rank * self._passes * self._rows
+        left = max(0, min(self._count - first, self._passes * self._rows))
+        shards = -(-self._passes * self._rows // SHARD_SAMPLES)
+        each = -(-self._passes // shards)  # passes of a shard
         parts: dict[str, list[Array]] = {}
-        for i, batch in enumerate(self._taken(number * self._size, passes)):
+        for number, batch in enumerate(self._taken(first)):
             outputs = _Outputs(self._task)
             self._trained.model.evaluate(outputs, batch)
-            first = i * self._rows
+            rows = min(self._rows, left)
+            left -= rows
             for name, value in outputs.kept.items():
                 if len(value) != len(batch["mask"]):
                     raise ConfigError(
                         f"{name} has {len(value)} rows for {len(batch['mask'])} samples: a "
                         "prediction has one row for each sample"
                     )
-                kept_rows = value[: max(0, rows - first)]
-                if not len(kept_rows):
-                    continue
-                before = parts.setdefault(name, [])
-                before.append(_array(kept_rows))
-                _check_alike(name, _field(before[0]), _field(before[-1]))
-            left = (self._samples(n) - first for n in turn)
-            shown.advance(sum(max(0, min(self._rows, n)) for n in left), 0)
-        # The ranks of a replica have the same outputs, and one of them writes.
-        if kept and self._mesh.is_counted:
-            self._write(number, rows, parts)
+                if rows:
+                    before = parts.setdefault(name, [])
+                    before.append(_array(value[:rows]))
+                    _check_alike(name, _field(before[0]), _field(before[-1]))
+            shown.advance(min(self._mesh.dp_size * self._rows, self._count - shown.samples), 0)
+            if (number + 1) % each == 0 or number + 1 == self._passes:
+                # The ranks of a replica have the same outputs, and one of them writes.
+                if parts and self._mesh.is_counted:
+                    self._write(self._mesh.dp_rank * shards + number // each, parts)
+                parts = {}
 
-    def _taken(self, start: int, passes: int) -> Iterator[Batch]:
-        """Yield so many batches; the last one again where samples are lacking."""
-        self._feed.load_state_dict({"consumed": start})
-        given, last = 0, None
-        for batch in self._feed:
-            given, last = given + 1, batch
+    def _taken(self, first: int) -> Iterator[Batch]:
+        """Yield the batches from a sample on; the last one again where samples are lacking."""
+        last = (self._count - 1) // self._rows * self._rows
+        self._feed.load_state_dict({"consumed": min(first, last)})
+        batches = iter(self._feed)
+        batch = next(batches)
+        for _ in range(self._passes):
             yield batch
-            if given == passes:
-                return
-        while last is not None and given < passes:
-            given += 1
-            yield last
+            batch = next(batches, batch)
 
-    def _write(self, number: int, rows: int, parts: dict[str, list[Array]]) -> None:
+    def _write(self, number: int, parts: dict[str, list[Array]]) -> None:
+        rows = sum(map(len, next(iter(parts.values()))))
         fields = {key: _field(values[0]) for key, values in parts.items()}
         name = shard_name(self._split, number)
         unfinished = self._out / f".{name}.unfinished"

@@ -190,9 +190,9 @@ def test_the_model_begins_as_it_was_and_only_adapters_are_trained() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("*.qeury", "no module has such a name; linear layers are *.query"),
-        ("layers.0", "layers.0 is a Layer; adapters belong to linear layers, such as"),
-        ("embed", "embed is a Embedding; adapters belong to linear layers"),
+        ("*.qeury", "no module has such a name; linear layers are *."),
+        ("layers.0", "layers.0 is a Layer, and adapters belong to linear layers; linear"),
+        ("embed", "embed is a Embedding, and adapters belong"),
     ],
 )
 def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:

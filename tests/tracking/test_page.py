@@ -199,6 +199,17 @@ def test_links_lead_to_the_training_runs(tmp_path: Path) -> None:
     assert links.known_pages(tmp_path) is None
 
 
+def test_files_that_an_older_version_has_left_are_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "journal" / "uploaded.json"
+    for noted, stored in (({"waiting": [7, 5]}, 5), ({}, 9), ({"waiting": [5], "files": 8}, 8)):
+        Uploaded("http://h", "u", "1", "ab", 9).write(tmp_path)
+        body = json.loads(file.read_text())
+        file.write_text(json.dumps({**body, "files": None, **noted}))
+        note = Uploaded.read(tmp_path)
+        assert note is not None
+        assert note.files_stored == stored
+
+
 def test_a_change_on_a_node_is_told_once(tmp_path: Path) -> None:
     writer = samples.Writer(samples.folder(tmp_path) / "n01.jsonl")
     seen = nodes.Nodes(tmp_path)

@@ -73,8 +73,6 @@ def test_params_are_flattened() -> None:
 
 
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="uid"):
-        tracker(tmp_path, uid="it's")
     with pytest.raises(TrackingError, match="file store"):
         tracker(tmp_path, uri="mlruns")
     assert list(tmp_path.iterdir()) == []

@@ -45,8 +45,8 @@ def test_other_stores_are_refused(uri: str) -> None:
         check_uri(uri)
 
 
-def test_the_file_store_has_two_roads_out() -> None:
-    with pytest.raises(TrackingError, match=r"migrate-filestore .*or .*MLFLOW_ALLOW_FILE"):
+def test_the_file_store_has_a_road_out() -> None:
+    with pytest.raises(TrackingError, match=r"file store into a database: .*migrate-filestore"):
         check_uri("file:///tmp/mlruns")
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.child import Child
-from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Uploaded
 
 log = logging.getLogger(__name__)
@@ -26,16 +26,6 @@ log = logging.getLogger(__name__)
 _RESTARTS = 5  # at most so many restarts of a killed uploader
 START_S = 60.0  # at most so long it may take to import mlflow and to open the store
 _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
-
-
-_left: list[tuple[Child, float]] = []
-
-
-def wait_for_left() -> None:
-    """Wait until the processes that `leave` has left are done, each for its `drain` seconds."""
-    while _left:
-        process, drain = _left.pop()
-        process.wait(drain)
 
 
 class ChildUploader:
@@ -70,13 +60,6 @@ class ChildUploader:
         if self.process:
             self.process.revive(_RESTARTS)
 
-    def leave(self) -> None:
-        """Let the process upload what is left, and end, while this one does something else."""
-        _left[:] = [each for each in _left if each[0].code is None]
-        if self.process is not None:
-            self.process.release()
-            _left.append((self.process, self._drain))
-
     def wait(self) -> None:
         """Wait until the process has uploaded everything, and say what is left; SIGINT ends it."""
         uploader = self.process
@@ -94,9 +77,9 @@ class ChildUploader:
                 if waited > _SILENT_S and not told:
                     told = True
                     log.info(
-                        "waiting up to %g s until %s in MLflow (tracking.drain_s, counted from the "
-                        "start of MLflow; Ctrl-C ends the wait)",
-                        *(self._drain, self._left()),
+                        "waiting up to %g s until everything is in MLflow (tracking.drain_s, "
+                        "counted from the start of MLflow; Ctrl-C ends the wait)",
+                        self._drain,
                     )
                 time.sleep(0.02)
         uploader.release()
@@ -114,21 +97,10 @@ class ChildUploader:
             why = f"the uploader ended with {code}, see {self._log_path}"
         log.log(
             logging.INFO if goes_on else logging.WARNING,
-            "%s not in MLflow yet (%s); %snothing is lost: `python -m hpctrain status --upload %s` "
-            "uploads the rest",
-            *(self._left(), why, goes_on, self._run_dir),
+            "not everything is in MLflow yet (%s); %snothing is lost: `python -m hpctrain status "
+            "--upload %s` uploads the rest",
+            *(why, goes_on, self._run_dir),
         )
-
-    def _left(self) -> str:
-        """Return what is not in the store yet, with a verb: `7 points are`, `the end is`."""
-        note = Uploaded.read(self._run_dir)
-        ours = note is not None and note.uri == self._uri
-        records = read_all(self._journal, note.offset if note and ours else 0)
-        points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
-        if points:
-            return f"{points:,} points are"
-        files = note is not None and ours and note.files_stored < note.offset
-        return "files of the run are" if files else "the end of the run is"
 
     @property
     def _log_path(self) -> Path:

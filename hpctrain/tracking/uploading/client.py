@@ -46,13 +46,6 @@ def import_mlflow() -> None:
     import mlflow  # noqa: F401
 
 
-def repository(uri: str, place: str) -> Any:
-    """Return what carries the files of a run to a place that the server `uri` has named."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    return get_artifact_repository(place, tracking_uri=uri)
-
-
 def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the id of the experiment `name`; create the experiment if it does not exist.
 
@@ -61,12 +54,8 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         artifacts = None if store.is_server(uri) else _place(uri)
-        try:
-            return str(client.create_experiment(name, artifact_location=artifacts))
-        except Exception as error:
-            if getattr(error, "error_code", "") != "RESOURCE_ALREADY_EXISTS":
-                raise
-            experiment = client.get_experiment_by_name(name)
+        # If another process has just created it on a server, the caller tries again.
+        return str(client.create_experiment(name, artifact_location=artifacts))
     if experiment.lifecycle_stage != "active":
         raise deleted_experiment(uri, name, str(experiment.experiment_id))
     return str(experiment.experiment_id)

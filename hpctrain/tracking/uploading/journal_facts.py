@@ -28,7 +28,6 @@ class JournalFacts:
         self.last_time = 0.0
         self._scanned = 0  # the position up to which `scan` has read
         self._superseded: list[tuple[int, int]] = []  # positions from, to
-        self._superseded_steps: list[str] = []  # for people
         self._first_time: dict[tuple[str, int, float | str], float] = {}  # by key, step, value
         self.scan()
 
@@ -79,8 +78,6 @@ class JournalFacts:
                 return dict(body["tags"])
             case "note":
                 return {f"hpctrain.note.{body['topic']}": str(body["text"])}
-            case "superseded":
-                return {"hpctrain.superseded": "steps " + ", ".join(self._superseded_steps)}
             case "status":
                 attempt, reason = str(body["attempt"]), body.get("reason", "")
                 return {"hpctrain.job.attempt": attempt, "hpctrain.reason": reason}
@@ -94,12 +91,8 @@ class JournalFacts:
     def _learn_superseded(self, body: dict[str, Any]) -> None:
         begin, end = body["from"], body["to"]
         self._superseded.append((begin, end))
-        steps = []
         for old in read_all(self._path, begin, end):
             if old.body["kind"] == "metrics":
-                steps.append(old.body["step"])
                 for key, value in old.body["metrics"].items():
-                    self._first_time.setdefault((key, steps[-1], value), old.body["time"])
-        if steps:
-            told = f"{min(steps)}-{max(steps)} (by attempt {body['attempt']})"
-            self._superseded_steps.append(told)
+                    point = key, old.body["step"], value
+                    self._first_time.setdefault(point, old.body["time"])

@@ -7,20 +7,20 @@ tags, and ignores a metric that it already has with the same step, time and valu
 that is killed repeats at most one batch, and no value is stored twice.
 """
 
-import getpass
 import logging
 import os
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
 from hpctrain.metric_names import better
-from hpctrain.tracking import store
+from hpctrain.tracking import server, store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.mlflow_names import clean_key
-from hpctrain.tracking.uploading.artifacts import Artifacts
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ _POSITION = "hpctrain.cursor"
 _UID = "hpctrain.uid"
 _PARENT = "mlflow.parentRunId"
 
-FIRST_PAUSE = 0.5  # seconds
-LONGEST_PAUSE = 30.0
+_FIRST_PAUSE = 0.5  # seconds
+_LONGEST_PAUSE = 30.0
 _LOCK_SECONDS = 10.0  # after this it counts as a failed try, and `pause` decides about another
 
 
@@ -93,7 +93,9 @@ class MlflowRun:
             self._find_or_create, meta.uid, meta.run_name, start_time, self.parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
-        self.artifacts = Artifacts(meta.uri, run.info.artifact_uri)
+        self._place = str(run.info.artifact_uri)
+        if store.is_server(meta.uri):
+            server.check_place(meta.uri, self._place)
         if run.info.lifecycle_stage != "active":
             raise DeletedError(self.run_id, meta.uri)
         self.position = int(run.data.tags.get(_POSITION, 0))
@@ -138,6 +140,22 @@ class MlflowRun:
     def log_tags(self, tags: dict[str, str], position: int) -> None:
         """Set tags, then store the position."""
         self._log_batch(tags=self._tags({**tags, _POSITION: str(position)}))
+
+    def send(self, file: Path, folder: str = "") -> None:
+        """Send a file into a folder of the run, such as `images`; it replaces one of its name."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        # The client of MLflow would ask the store for the place again with each file.
+        repository = get_artifact_repository(self._place, tracking_uri=self._meta.uri)
+        repository.log_artifact(str(file), folder or None)
+
+    def send_text(self, text: str, name: str) -> None:
+        """Send a text as the file `name`, such as `logs/7.rank0.log`."""
+        *folders, last = Path(name).parts
+        with TemporaryDirectory() as folder:
+            file = Path(folder, last)
+            file.write_text(text, encoding="utf-8")
+            self.send(file, "/".join(folders))
 
     def call_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of MLflow's client with the id of this run; an error is the caller's."""
@@ -210,7 +228,8 @@ class MlflowRun:
         found = self._client.search_runs([self.experiment_id], query, view, 10, order)
         if found:
             return next((run for run in found if run.info.lifecycle_stage == "active"), found[0])
-        tags = {_UID: uid, "mlflow.user": _user(), "mlflow.source.type": "JOB"}
+        user = os.environ.get("USER") or str(os.getuid())
+        tags = {_UID: uid, "mlflow.user": user, "mlflow.source.type": "JOB"}
         if parent:
             tags[_PARENT] = parent
         log.info("creating run %s (%s)", name, uid)
@@ -236,7 +255,7 @@ class MlflowRun:
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` again and again after transient errors."""
-        delay = FIRST_PAUSE
+        delay = _FIRST_PAUSE
         while True:
             try:
                 return self._try(function, *args, **kwargs)
@@ -246,7 +265,7 @@ class MlflowRun:
                 log.warning("%s; trying again in %.1f s", " ".join(str(error).split())[:500], delay)
                 # Inside the handler, so that an exception of `pause` carries this one as context.
                 self._pause(delay * random.uniform(0.7, 1.0))
-            delay = min(2 * delay, LONGEST_PAUSE)
+            delay = min(2 * delay, _LONGEST_PAUSE)
 
     def _try(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` under the store's write lock."""
@@ -263,13 +282,6 @@ class MlflowRun:
         from mlflow.entities import RunTag
 
         return [RunTag(clean_key(key), _shorten(value, _TAG)) for key, value in tags.items()]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a passwd entry for us
-        return str(os.getuid())
 
 
 def _milliseconds(seconds: float) -> int:

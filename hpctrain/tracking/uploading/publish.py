@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.tracking.page import run_files
-from hpctrain.tracking.uploading.client import nature
 from hpctrain.tracking.uploading.mlrun import DeletedError, MlflowRun
 
 log = logging.getLogger(__name__)
 
 _LONGEST_DIGEST = 36  # characters: MLflow's limit
-_PASSING = (401, 403, 404, 408, 429)  # answers of HTTP that may be others later
 
 
 class _HopelessError(Exception):
@@ -45,7 +43,7 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
                 else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
             )
             sent = [
-                _tolerant(name, lambda: run.artifacts.send_text(content, name))  # noqa: B023
+                _tolerant(name, lambda: run.send_text(content, name))  # noqa: B023
                 for name, content in texts
             ]
             return all(sent)
@@ -65,17 +63,8 @@ def _tolerant(what: str, send: Callable[[], Any]) -> bool:
     except Exception as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
         log.error("%s is not in MLflow: %s", what, reason)
-        return _is_hopeless(error)
+        return isinstance(error, _HopelessError)
     return True
-
-
-def _is_hopeless(error: Exception) -> bool:
-    """Return whether the file itself is at fault, and not its place or the right to write there."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        return 400 <= int(status) < 500 and status not in _PASSING
-    rejected = hasattr(error, "error_code") and nature(error) == "rejected"
-    return rejected or isinstance(error, _HopelessError)
 
 
 def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
@@ -88,7 +77,7 @@ def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
     folder = str(body["to"])
     if ".." in Path(folder).parts or Path(folder).is_absolute():
         raise _HopelessError("its folder is not one of the run")
-    run.artifacts.send(file, "" if folder == "." else folder)  # MLflow refuses "."
+    run.send(file, "" if folder == "." else folder)  # MLflow refuses "."
     if folder == "images":
         run.call_once("set_tag", "mlflow.loggedImages", "true")
 

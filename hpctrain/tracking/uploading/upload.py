@@ -24,7 +24,6 @@ from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Po
 from hpctrain.tracking.uploading.publish import publish
 
 log = logging.getLogger(__name__)
-_NOTE = "mlflow.note.content"
 
 
 class GaveUp(Exception):
@@ -86,7 +85,10 @@ class Upload:
         run = self._open()
         for record in read_all(self._path, self.position, end):
             if record.body["kind"] == "metrics":
-                self._add_metrics(run, record)
+                points = self.journal.points(record)
+                if len(self._batch) + len(points) >= BATCH:
+                    self._flush(run, record.start)
+                self._batch += points
             elif record.body["kind"] != "time":  # that one is for reports; a batch goes on
                 self._flush(run, record.start)
                 self._log_other(run, record)
@@ -171,34 +173,17 @@ class Upload:
         path = self.run_dir.absolute().parent / f".{self._meta.parent_uid}.lock"
         return file_lock(path, lambda: self._pause(0.2))
 
-    def _add_metrics(self, run: MlflowRun, record: Record) -> None:
-        points = self.journal.points(record)
-        if len(self._batch) + len(points) >= BATCH:
-            self._flush(run, record.start)
-        self._batch += points
-
     def _log_other(self, run: MlflowRun, record: Record) -> None:
         body = record.body
-        match body["kind"]:
-            case "params":
-                run.log_params(body["params"], record.end)
-            case "tags" | "superseded" | "note":
-                tags = self.journal.tags(record)
-                if run.tags.get(_NOTE):  # of an earlier version; people may have changed it
-                    tags.pop(_NOTE, None)
-                run.log_tags(tags, record.end)
-            case "artifact" | "dataset" | "model":
-                run.log_tags({}, record.end)
-            case "status":
-                status = body["status"]
-                if status == "RUNNING":
-                    run.set_running()
-                else:
-                    run.set_ended(status, body["time"])
-                run.log_tags(self.journal.tags(record), record.end)
-            case kind:
-                # A newer version of hpctrain has written it; this version cannot know it.
-                log.warning("no use for a %r record at byte %d", kind, record.start)
+        if body["kind"] == "params":
+            run.log_params(body["params"], record.end)
+            return
+        if body["kind"] == "status" and body["status"] == "RUNNING":
+            run.set_running()
+        elif body["kind"] == "status":
+            run.set_ended(body["status"], body["time"])
+        # What has no tags, such as an artifact or a record of a newer version, only moves on.
+        run.log_tags(self.journal.tags(record), record.end)
 
     def _flush(self, run: MlflowRun, position: int) -> None:
         """Upload the waiting metrics, which are all before `position`."""

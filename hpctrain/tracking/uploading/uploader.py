@@ -21,21 +21,20 @@ from hpctrain.errors import TrackingError
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.uploading.child_uploader import START_S
-from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
 log = logging.getLogger(__name__)
+_POLL_S = 2.0
 
 
 class _Uploader:
-    """Follows a journal: every `poll` seconds, and at most `drain` seconds after the training.
+    """Follows a journal: every two seconds, and at most `drain` seconds after the training.
 
     These seconds begin when MLflow has started and opened the store, if that is later.
     """
 
-    def __init__(self, run_dir: Path, poll: float, drain: float, uri: str | None = None) -> None:
+    def __init__(self, run_dir: Path, drain: float, uri: str | None = None) -> None:
         self._run_dir = run_dir
-        self._poll = poll
         self._drain = drain
         self._deadline: float | None = None
         self._stdin_open = True
@@ -46,32 +45,22 @@ class _Uploader:
 
     def run(self) -> None:
         """Return when all but artifacts is uploaded and the training process has ended."""
-        delay = 0.0
         with upload_lock(self._run_dir, lambda: self._pause(0.2)):
             while True:
                 # Checked before `drain`: if it has died, `drain` uploads its last record.
                 died = self._journal.writer_died
                 self._alerts.look()
-                try:
-                    self.upload.drain()
-                    if self._journal.ended or not self._journal.writer_here:
-                        self._alerts.look()
-                        return
-                    if died and self._journal.writer_died:
-                        self.upload.close_killed()
-                        if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
-                            self._alerts.killed(UNRECORDED)
-                        return
-                except DeletedError as error:
-                    # Somebody may restore the run, so the upload is tried again later.
-                    if not delay:
-                        log.warning("%s", error)
-                    delay = min(2 * delay or FIRST_PAUSE, LONGEST_PAUSE)
-                    self._pause(delay)
-                    continue
-                delay = 0.0
+                self.upload.drain()
+                if self._journal.ended or not self._journal.writer_here:
+                    self._alerts.look()
+                    return
+                if died and self._journal.writer_died:
+                    self.upload.close_killed()
+                    if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
+                        self._alerts.killed(UNRECORDED)
+                    return
                 if not died:
-                    self._nap(self._poll)
+                    self._nap(_POLL_S)
 
     def _pause(self, seconds: float) -> None:
         self._alerts.look()
@@ -102,21 +91,17 @@ def main(argv: list[str]) -> int:
     """Run the uploader; return 0 when everything is in the store."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain.tracking.uploading.uploader")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--uri", help="the store, which the tracker knows from its config")
     options = parser.parse_args(argv)
     child.begin()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
-        uploader = _Uploader(options.run_dir, options.poll, options.drain, options.uri)
+        uploader = _Uploader(options.run_dir, options.drain, options.uri)
         uploader.run()
-    except GaveUp as end:
-        why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
+    except GaveUp:
         log.error(
-            "gave up%s; `python -m hpctrain status --upload %s` uploads the rest",
-            why,
-            options.run_dir,
+            "gave up; `python -m hpctrain status --upload %s` uploads the rest", options.run_dir
         )
         return 1
     except TrackingError as error:

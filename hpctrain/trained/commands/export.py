@@ -16,6 +16,7 @@ from hpctrain.tracking.journal import journal_path
 from hpctrain.trained.loaded import LoadedRun
 
 _COLUMNS = ("step", "key", "value")
+_FILE_BYTES = 5 * 10**9  # of weights, as Hugging Face has it
 
 
 def main(argv: list[str]) -> int:
@@ -43,21 +44,12 @@ def main(argv: list[str]) -> int:
         choices=("fp64", "fp32", "bf16", "fp16"),
         help="the format of the weights (default: precision.params of the run)",
     )
-    parser.add_argument(
-        "--shard-gb",
-        type=float,
-        default=5.0,
-        metavar="GB",
-        help="the largest size of a file (default: 5)",
-    )
     trust.add_argument(parser)
     options = parser.parse_args(argv)
     if options.csv:
         return _export_metrics(options)
     if options.out is None:
         raise ConfigError("export takes a folder for the weights, or --csv FILE")
-    if not options.shard_gb > 0:
-        raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
     run = LoadedRun(one_run(options.dir, options.run, "export"))
@@ -74,9 +66,7 @@ def main(argv: list[str]) -> int:
     try:
         unfinished.mkdir(parents=True)
         made = exporter.write(
-            unfinished,
-            int(options.shard_gb * 1e9),
-            lambda name: print(f"writing {name}", file=sys.stderr),
+            unfinished, _FILE_BYTES, lambda name: print(f"writing {name}", file=sys.stderr)
         )
         if options.out.exists():
             options.out.rmdir()

@@ -29,6 +29,7 @@ class Status(Enum):
     DONE = "finished before"
     UNDER_WAY = "{} already"  # the state of its job
     ELSEWHERE = "running elsewhere"
+    LEFT = "{} before"  # its recorded state; launch.rerun=none leaves it
     WOULD_QUEUE = "would be submitted"
     WOULD_RUN = "would run here"
     NO_ROOM = "no room yet"
@@ -112,11 +113,11 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
         entry.mark(Status.OPEN)
         path = os.path.realpath(entry.run.path)
         record = entry.before
-        state = record.state
+        state, rerun = record.state, entry.config.launch.rerun
         task, job = jobs.task_of(record), job_of(entry.run.path, record, jobs)
         if path in seen:
             entry.mark(Status.TWICE)
-        elif state == "finished" and entry.config.launch.rerun != "all":
+        elif state == "finished" and rerun != "all":
             entry.mark(Status.DONE)
         # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
         elif job and not (job.is_ending and state in ("failed", "finished")):
@@ -126,4 +127,6 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
             entry.mark(Status.ELSEWHERE)
         elif state == "finished":
             entry.again = True
+        elif rerun == "none" and record.attempts:
+            entry.mark(Status.LEFT, state)
         seen.add(path)

@@ -180,7 +180,7 @@ def test_rerun(train: Train, tmp_path: Path) -> None:
 
 def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:
     for override, message in {
-        "launch.rerun=some": "launch.rerun=some: allowed are failed, all",
+        "launch.rerun=some": "launch.rerun=some: allowed are failed, all, none",
         "launch.snapshot=yes": "launch.snapshot=yes: allowed are auto, off",
         "launch.max_running=0": "launch.max_running=0: it must be at least 1",
     }.items():

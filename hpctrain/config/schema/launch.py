@@ -118,8 +118,8 @@ class LaunchConfig:
     rerun: str = key(
         "failed",
         "Runs that exist are submitted again if they have not finished (failed), even if they have "
-        "(all).",
-        choices=("failed", "all"),
+        "(all), or never (none).",
+        choices=("failed", "all", "none"),
     )
     snapshot: str = key(
         "auto",

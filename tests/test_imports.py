@@ -31,7 +31,8 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": (
-        "config.schema distributed.long_work distributed.objects rendezvous.ranks shards.types"
+        "config.schema distributed.long_work distributed.objects rendezvous.leaving "
+        "rendezvous.port rendezvous.ranks shards.types"
     ),
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
     "checkpoint": "data.workers.shared distributed.long_work distributed.objects "

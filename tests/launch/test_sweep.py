@@ -16,13 +16,15 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import plan
-from hpctrain.launch.entry import Entry
+from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.sweep import name_apart
+from hpctrain.run_record import Attempt, RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import runs_of
 from hpctrain.slurm import partition_limit
+from hpctrain.slurm.queue import Queue
 from hpctrain.yaml_file import conf_dir
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -176,6 +178,17 @@ def test_rerun(train: Train, tmp_path: Path) -> None:
     assert run_json(again)["uid"] != uid
     assert {run_json(path)["state"] for path in (kept, again)} == {"finished"}
     assert (run / "provenance" / "git.json").exists()
+
+
+@pytest.mark.parametrize(("rerun", "status"), [("none", Status.LEFT), ("failed", Status.OPEN)])
+def test_only_runs_that_were_never_started(tmp_path: Path, rerun: str, status: Status) -> None:
+    config = Config()
+    config.launch.rerun = rerun
+    failed = RunRecord(state="failed", attempts=(Attempt(),))
+    begun = Entry([], config, RunDir(tmp_path / "begun"), before=failed)
+    new = Entry([], config, RunDir(tmp_path / "new"))
+    set_states([begun, new], Queue())
+    assert [entry.status for entry in (begun, new)] == [status, Status.OPEN]
 
 
 def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:

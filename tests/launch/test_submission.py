@@ -185,11 +185,8 @@ def test_a_controller_that_does_not_answer_stops_before_anything_is_written(
     assert line.startswith("error: Slurm's controller does not answer")
     assert "hydra/launcher=submitit_local" in line
     # A dry run needs no controller.
-    words = ("seed=1,2", "tracking=off", "launch.dry_run=true", "network.interface=ib0")
-    done = train("-m", *words, PATH=path)
-    assert "its limits and queue are unknown" in done.stderr
-    line = "# network.interface: each rank sets GLOO_SOCKET_IFNAME=ib0, unless it is exported\n"
-    assert done.stdout.count(line) == 1
+    done = train("-m", "seed=1,2", "tracking=off", "launch.dry_run=true", PATH=path)
+    assert "not checked whether the jobs can start" in done.stderr
     assert done.stderr.count("would be submitted") == 2
     assert "#SBATCH --array=0-1" in done.stdout
     assert not (tmp_path / "runs").exists()

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import hpctrain_on, journal_metrics, only_run, run_json, run_module
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.runs.freeze import check, freeze
+from tests.conftest import hpctrain_on, journal_metrics, only_run, run_json
 
 # An evaluation that the undisturbed run does not make would be seen: by plateau and patience, by
 # the random numbers of dropout, and by the means since the last log line. The task has a state.
@@ -43,11 +45,12 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
     ],
 )
 def test_paused_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    digits: Path, tmp_path: Path, every: tuple[str, ...], ranks: int
+    digits: Path, tmp_path: Path, composer: Composer, every: tuple[str, ...], ranks: int
 ) -> None:
     where = f"data.path={digits}"
     common = ("experiment=digits", where, *WATCHED, *every)
-    run_module("hpctrain", "freeze", *common, f"output_dir={tmp_path}/runs")
+    config = composer.typed([*common, f"output_dir={tmp_path}/runs"])
+    freeze(config, check(config))
     run = only_run(tmp_path)
     done = hpctrain_on(ranks, *common, f"output_dir={tmp_path}/other/runs", cwd=tmp_path)
     undisturbed = only_run(tmp_path / "other")

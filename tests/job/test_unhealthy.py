@@ -23,7 +23,8 @@ from tests.conftest import (
     shared,
 )
 
-STEPS = 24  # an epoch has 22 steps, so every sample is trained on
+SAMPLES = 128  # of a step
+STEPS = 12  # an epoch has as many steps, so every sample is trained on once
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +61,8 @@ def nan_sample(data: Path) -> list[str | int]:
 @pytest.fixture
 def train_on(train: Train, broken: Path) -> Train:
     """A function that trains on these digits, in tmp_path/runs."""
-    often = (f"train.max_steps={STEPS}", "checkpoint.every_steps=1", "train.log_every=1")
+    size = (f"train.global_batch_size={SAMPLES}", "data.tail=pad", f"train.max_steps={STEPS}")
+    often = (*size, "checkpoint.every_steps=1", "train.log_every=1")
     return partial(train, f"data.path={broken}", "tracking.upload=false", *often)
 
 
@@ -79,7 +81,7 @@ def test_a_run_stops_names_the_samples_and_resumes(
     assert error.startswith(f"loss is not finite since step {step} (first on rank 0, ")
     assert error in " ".join(done.stderr.split())
     assert rank["samples"].count(nan_sample(broken)) == 1
-    assert len(rank["samples"]) == 64
+    assert len(rank["samples"]) == SAMPLES
     sample = nan_sample(broken)
     (wrong,) = rank["not_finite"]
     assert wrong == {"field": "image", "sample": sample, "values": 1}
@@ -110,7 +112,7 @@ def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
     assert record["state"] == "finished"
     assert len(record["attempts"]) == 1
     ((step, consumed),) = record["left_out"]
-    assert consumed == 64 * step
+    assert consumed == SAMPLES * step
     assert "the run goes back to its newest healthy checkpoint" in done.stderr
     metrics = journal_metrics(run)
     losses = {at: value for (name, at), value in metrics.items() if name == "train/loss"}
@@ -118,7 +120,7 @@ def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
     assert all(map(np.isfinite, metrics.values()))
     # The batches after it move up by one; the number of samples says so.
     last = Manifest.read(checkpoints(run / "checkpoints")[0])
-    assert last.progress["data"]["consumed"] > 64 * STEPS
+    assert last.progress["data"]["consumed"] > SAMPLES * STEPS
     # Without a checkpoint the run begins at step 0 again, and is the same.
     other = ["train.nonfinite=rollback", "checkpoint.every_steps=1000", f"output_dir={tmp_path}/2"]
     train_on(*other)

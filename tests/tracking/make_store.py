@@ -1,4 +1,4 @@
-"""A program that makes a store with experiments: `python -m tests.tracking.make_store FILE NAME...`.
+"""Makes a store with experiments: `python -m tests.tracking.make_store FILE NAME...`.
 
 It prints the ids of the experiments.
 """

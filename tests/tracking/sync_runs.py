@@ -1,4 +1,4 @@
-"""A program that uploads the runs of its arguments: `python -m tests.tracking.sync_runs RUN_DIR`."""
+"""Uploads the runs of its arguments: `python -m tests.tracking.sync_runs RUN_DIR...`"""
 
 import sys
 

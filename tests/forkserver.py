@@ -68,6 +68,8 @@ READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "GLIBC", "MALLOC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
     *("GOMP_", "KMP_", "TORCH", "PYTORCH", "CUDA", "HDF5", "H5PY", "NPY_", "NUMPY"),
 )
+# Commands of hpctrain that import torch, as a training does.
+TRAINING = ("run", "resume", "evaluate", "predict", "export")
 # With these, importing mlflow starts no thread.
 ONE_THREAD = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -241,11 +243,13 @@ def _trains(words: list[str], cwd: str) -> bool:
     values = [word for word in rest if "=" in word]
     return (
         module.startswith("torch.")
-        or module in ("tests.ranks", "hpctrain.checkpoint.saving.writer")
+        or module in ("tests.ranks", "tests.gpu.bench_gpt2", "hpctrain.checkpoint.saving.writer")
         or (
             module == "hpctrain"
+            and rest != []
             and "-m" not in rest
-            and (rest[:1] == ["run"] or rest[:1] == ["resume"] or rest[:1] == values[:1] != [])
+            and "--help" not in rest
+            and (rest[0] in TRAINING or rest[:1] == values[:1] != [])
         )
     )
 

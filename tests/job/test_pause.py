@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.job.here import train_frozen
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.freeze import check, freeze
-from tests.conftest import hpctrain_on, journal_metrics, only_run, run_json
+from tests.conftest import hpctrain_on, journal_metrics, only_run, process_kept, run_json
 
 # An evaluation that the undisturbed run does not make would be seen: by plateau and patience, by
 # the random numbers of dropout, and by the means since the last log line. The task has a state.
@@ -45,7 +47,12 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
     ],
 )
 def test_paused_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    digits: Path, tmp_path: Path, composer: Composer, every: tuple[str, ...], ranks: int
+    digits: Path,
+    tmp_path: Path,
+    composer: Composer,
+    capsys: pytest.CaptureFixture[str],
+    every: tuple[str, ...],
+    ranks: int,
 ) -> None:
     where = f"data.path={digits}"
     common = ("experiment=digits", where, *WATCHED, *every)
@@ -68,7 +75,11 @@ def test_paused_and_resumed_is_the_undisturbed_run_bit_by_bit(
         assert len(content["attempts"]) == number
         known = expected.get(("val/loss", step), content["result"]["val/loss"])
         assert content["result"]["val/loss"] == known
-    assert "is paused at step 18 already" in until(run, 18)
+    if ranks == 1:
+        capsys.readouterr()
+        with process_kept():
+            train_frozen(run, 18, RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"}))
+        assert "is paused at step 18 already" in capsys.readouterr().out
     assert "the run is at step 18 already; give a later step" in until(run, 12, code=2)
     # It ends before this step by itself.
     until(run, 90, ranks)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, newest_healthy
+from hpctrain.commands.checkpoints import main as status_of_checkpoints
 from tests.conftest import (
     Completed,
     journal_metrics,
@@ -22,6 +23,7 @@ from tests.conftest import (
     runs,
     shared,
 )
+from tests.made_runs import status_json
 
 SAMPLES = 128  # of a step
 STEPS = 12  # an epoch has as many steps, so every sample is trained on once
@@ -87,8 +89,8 @@ def test_a_run_stops_names_the_samples_and_resumes(
     assert wrong == {"field": "image", "sample": sample, "values": 1}
     name = "{} row {}".format(*sample)
     assert f"; not finite in the batch: image of {name} (" in error
-    shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
-    assert "loss is not finite since step" in " ".join(shown.split())
+    (row,) = status_json(tmp_path / "runs")
+    assert "loss is not finite since step" in row["reason"]
     newest = newest_healthy(run / "checkpoints")
     assert newest is not None
     assert newest.name == f"step-{step - 1:08d}"
@@ -141,7 +143,9 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     assert "has left out 10 steps within 1000 steps already" in done.stderr
 
 
-def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: Path) -> None:
+def test_parameters_that_are_nan_after_the_last_update(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Loss and gradient of the only step are finite; AdamW without eps divides 0 by 0."""
     once = ["train.max_steps=1", "tracking.enabled=false"]
     done = train("+optimizer.options.eps=0", *once, code=8)
@@ -150,8 +154,9 @@ def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: P
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
-    table = run_module("hpctrain", "status", "--checkpoints", str(run), code=1)
-    assert "its parameters or buffers are not finite" in table.stdout
+    capsys.readouterr()
+    assert status_of_checkpoints([str(run)]) == 1
+    assert "its parameters or buffers are not finite" in capsys.readouterr().out
 
 
 def test_an_evaluation_that_is_not_finite_is_said(

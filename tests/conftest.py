@@ -162,13 +162,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow store without runs. It takes seconds to create, so tests must copy it."""
 
     def make(path: Path) -> None:
-        code = (
-            "from hpctrain.tracking.uploading.client import *\n"
-            f"import_mlflow(); client = connect(uri := 'sqlite:///{path}')\n"
-            "print([experiment_id(client, uri, name) for name in ('hpctrain', 'exp')])"
-        )
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_module("tests.tracking.make_store", str(path), "hpctrain", "exp", cwd=ROOT)
         assert done.stdout == "['1', '2']\n", done.stderr
 
     return shared(tmp_path_factory, "empty.db", make)

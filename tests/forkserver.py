@@ -47,7 +47,7 @@ from typing import Any
 
 # The libraries of others that a training imports. mlflow is missing, because only the uploader
 # imports it, in another process. A fork with torch takes longer to start and to end, so there are
-# two kinds of servers.
+# several kinds of servers.
 LIGHT = (
     *("numpy", "h5py", "hydra", "hydra._internal.utils", "hydra.core.plugins", "omegaconf"),
     *("submitit", "rich", "rich.table", "rich.progress", "xxhash", "sqlite3"),
@@ -57,6 +57,7 @@ HEAVY = (
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
     *("torch.distributed.tensor", "torch.distributed.pipelining", "fsspec", "pytest"),
 )
+UPLOADING = (*LIGHT, "mlflow", "mlflow.store.tracking.sqlalchemy_store")
 # READ_AT_START are the variables that Python, libc or one of these libraries reads at its start.
 # HANDED_OVER are the exceptions, which a fork can take over: `sys.path` is made from the first two,
 # and the others are read later, by the code that runs the ranks.
@@ -66,6 +67,18 @@ HANDED_OVER = (
 READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "GLIBC", "MALLOC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
     *("GOMP_", "KMP_", "TORCH", "PYTORCH", "CUDA", "HDF5", "H5PY", "NPY_", "NUMPY"),
+)
+# Commands of hpctrain that import torch, as a training does.
+TRAINING = ("run", "resume", "evaluate", "predict", "export")
+# With these, importing mlflow starts no thread.
+ONE_THREAD = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+# Modules that use MLflow, or start another one that does.
+UPLOADERS = (
+    *("hpctrain.tracking.uploading.uploader", "tests.tracking.sync_runs"),
+    *("tests.tracking.make_store", "tests.tracking.fake_training"),
 )
 # Python's hash seed differs between processes, and a test should notice code that depends on it.
 # Therefore the commands alternate between the servers of a kind.
@@ -111,8 +124,9 @@ class Popen(subprocess.Popen):
         }
         streams = [usual if pipe == -1 else pipe for usual, pipe in enumerate(pipes)]
         with _lock:
-            heavy = ranks or _trains(words, request["cwd"])
-            self.pid = _next_server(heavy).start(request, streams)
+            libraries = HEAVY if ranks or _trains(words, request["cwd"]) else LIGHT
+            libraries = UPLOADING if words[0] in UPLOADERS else libraries
+            self.pid = _next_server(libraries).start(request, streams)
         self._child_created = self.forked = True
         _forks.add(self)
         self._close_pipe_fds(
@@ -200,14 +214,18 @@ def _replaces_preloaded(folder: str) -> bool:
     if not os.path.isdir(folder):
         return False
     ours = {name.partition(".")[0] for name in os.listdir(folder)}
-    preloaded = {name.partition(".")[0] for name in HEAVY}
+    preloaded = {name.partition(".")[0] for name in (*HEAVY, *UPLOADING)}
     return bool(ours & (preloaded | {"sitecustomize", "usercustomize"}))
 
 
 def _starts_ranks(words: list[str], env: Mapping[str, str]) -> bool:
-    """Return whether a command starts trainings itself. A wrong answer only costs time."""
+    """Return whether a command starts trainings, or an uploader, as our forks.
+
+    A wrong answer only costs time.
+    """
     module, *rest = words
-    return module in ("torch.distributed.run", "submitit.local._local") or (
+    starting = ("torch.distributed.run", "submitit.local._local", "tests.tracking.fake_training")
+    return module in starting or (
         module == "hpctrain"
         and ("-m" in rest or rest[:1] == ["resume"])
         and "launch.dry_run=true" not in rest
@@ -225,11 +243,13 @@ def _trains(words: list[str], cwd: str) -> bool:
     values = [word for word in rest if "=" in word]
     return (
         module.startswith("torch.")
-        or module in ("tests.ranks", "hpctrain.checkpoint.saving.writer")
+        or module in ("tests.ranks", "tests.gpu.bench_gpt2", "hpctrain.checkpoint.saving.writer")
         or (
             module == "hpctrain"
+            and rest != []
             and "-m" not in rest
-            and (rest[:1] == ["run"] or rest[:1] == ["resume"] or rest[:1] == values[:1] != [])
+            and "--help" not in rest
+            and (rest[0] in TRAINING or rest[:1] == values[:1] != [])
         )
     )
 
@@ -255,7 +275,7 @@ class Server:
         with theirs:
             self.process = subprocess.Popen(
                 [_PYTHON, __file__, str(theirs.fileno()), *preloaded],
-                env=_ENVIRONMENT,
+                env=_ENVIRONMENT | ONE_THREAD,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -310,8 +330,8 @@ class _Inner(Server):
 
 
 _ENVIRONMENT = dict(os.environ)
-_servers: dict[bool, list[Server]] = {False: [], True: []}
-_commands = {False: 0, True: 0}  # the number of commands so far, for each kind of servers
+_servers: dict[tuple[str, ...], list[Server]] = {LIGHT: [], HEAVY: [], UPLOADING: []}
+_commands = dict.fromkeys(_servers, 0)  # the number of commands so far, for each kind of servers
 _inner: Server | None = None
 _forks: weakref.WeakSet[Popen] = weakref.WeakSet()
 _lock = threading.RLock()
@@ -332,15 +352,16 @@ def restore_start_variables() -> None:
             del os.environ[name]
 
 
-def _next_server(heavy: bool) -> Server:
+def _next_server(libraries: tuple[str, ...]) -> Server:
     if _inner is not None:
         return _inner
-    servers = _servers[heavy]
+    servers = _servers[libraries]
     servers[:] = [server for server in servers if server.control.fileno() != -1]
-    _commands[heavy] += 1
-    # A server with torch takes 3 s of CPU time to start, so twenty commands share the first one.
-    if len(servers) < (1 if heavy and _commands[heavy] < 20 else SERVERS):
-        servers.insert(0, Server(*(HEAVY if heavy else LIGHT)))
+    _commands[libraries] += 1
+    # A server with torch takes 3 s of CPU time to start, and one with mlflow takes 2 s, so twenty
+    # commands share the first one.
+    if len(servers) < (1 if libraries != LIGHT and _commands[libraries] < 20 else SERVERS):
+        servers.insert(0, Server(*libraries))
     servers.append(servers.pop(0))
     return servers[-1]
 
@@ -496,7 +517,7 @@ def main() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _renew_stream(number, name, "-u" in work["options"])
     sys.modules["__main__"] = type(sys)("__main__")
-    if "torch" in sys.modules:
+    if {"torch", "mlflow"} & sys.modules.keys():
         _run_without_teardown(words[0])
     else:
         runpy._run_module_as_main(words[0])
@@ -505,8 +526,8 @@ def main() -> None:
 def _run_without_teardown(module: str) -> None:
     """Run a module, and end as Python does, but without deleting the imported modules.
 
-    Deleting torch's modules changes many pages of memory. A fork first has to copy each of them,
-    which takes 0.3 s of CPU time.
+    Deleting the modules of torch or mlflow changes many pages of memory. A fork first has to copy
+    each of them, which takes 0.3 s of CPU time.
     """
     code: Any = 0
     try:

@@ -3,15 +3,17 @@
 import json
 import os
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.commands import status
 from hpctrain.record import convert
 from hpctrain.run_record import Progress, RunRecord
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.stop_request import StopRequest
-from tests.conftest import run_module
 
 NOW = 1_800_000_000.0
 SUBMITTED = {"script": "/s/job.sh", "task": 0, "user": "me", "time": NOW - 1000}
@@ -72,5 +74,7 @@ def old(path: Path, text: str = "x") -> Path:
 
 
 def status_json(folder: Path, *arguments: str) -> Any:
-    done = run_module("hpctrain", "status", "--dir", str(folder), "--json", *arguments)
-    return json.loads(done.stdout)
+    """Return what `hpctrain status --json` prints, called in this process."""
+    with redirect_stdout(StringIO()) as said:
+        assert status.main(["--dir", str(folder), "--json", *arguments]) == 0
+    return json.loads(said.getvalue())

@@ -30,6 +30,7 @@ from hpctrain.report.tree import Sentences
 from hpctrain.report.views import html_view
 from hpctrain.slurm.script import sbatch_script
 from hpctrain.tracking.meta import Meta
+from hpctrain.trained.commands.export import main as export
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]
@@ -379,7 +380,12 @@ def assert_nowhere(folder: Path, *said: str) -> None:
 
 
 def test_a_training_leaves_no_trace_of_it(
-    train: Train, tmp_path: Path, told: dict[str, str], store: Path
+    train: Train,
+    tmp_path: Path,
+    told: dict[str, str],
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     done = train(*model("${oc.env:MY_API_TOKEN}", "finish"), **told)
     assert "logging in with ***" in done.stderr
@@ -388,8 +394,11 @@ def test_a_training_leaves_no_trace_of_it(
     log = (run / "logs" / "terminal_1.rank0.log").read_text()
     assert "Traceback (most recent call last)" in log
     assert uploaded_runs(store) == 1
-    run_module("hpctrain", "export", str(run), str(tmp_path / "out"), **told)
-    assert_nowhere(tmp_path, done.stdout, done.stderr)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setenv("MY_API_TOKEN", TOKEN)
+    capsys.readouterr()
+    assert export([str(run), str(tmp_path / "out")]) == 0
+    assert_nowhere(tmp_path, done.stdout, done.stderr, *capsys.readouterr())
 
 
 @pytest.mark.slow

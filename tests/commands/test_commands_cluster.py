@@ -13,6 +13,7 @@ from hpctrain.runs.state import stop_request
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, run_json, run_module, runs
+from tests.made_runs import status_json
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -39,9 +40,15 @@ def submit(train: Train, folder: Path, *arguments: str, **env: str) -> list[Path
 
 
 def status(folder: Path, *arguments: str, **env: str) -> dict[str, dict[str, Any]]:
-    """Return the rows of `status` by the name of the run."""
+    """Return the rows of `status` by the name of the run.
+
+    Without variables it is called in this process, because it is called again and again.
+    """
     given = ("--dir", str(folder), "--json", *arguments)
-    rows = json.loads(run_module("hpctrain", "status", *given, **env).stdout)
+    if env:
+        rows = json.loads(run_module("hpctrain", "status", *given, **env).stdout)
+    else:
+        rows = status_json(folder, *arguments)
     return {Path(row["run"]).name: row for row in rows}
 
 

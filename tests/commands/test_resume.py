@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain import disk
 from hpctrain.commands import resume as resume_command
 from hpctrain.config.frozen import load
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from tests import cluster, forkserver
 from tests.cluster import Paced
@@ -44,6 +45,7 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
     no_sbatch: dict[str, str],
     paced: Paced,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = interrupt(digits, tmp_path, paced)
     before = run_json(run)
@@ -52,6 +54,10 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
     def resume(*arguments: str, code: int = 0) -> Completed:
         return run_module("hpctrain", "resume", *arguments, code=code, cwd=tmp_path, **no_sbatch)
 
+    # Some commands are called in this process.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(os.environ["PYTHONPATH"].partition(":")[0])  # of `paced`
+    monkeypatch.setenv("PATH", no_sbatch["PATH"])
     for override, message in {
         "optimizer.lr=0.5": "it would be another run",
         "name=other": "name=other: an existing run keeps its name and its folder",
@@ -60,19 +66,15 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
         "launch.nodes=two": "launch.nodes='two': it must be a number of nodes",
         "launch.nodes=2": "launch.nodes=2: sbatch is not on the PATH",
     }.items():
-        with monkeypatch.context() as here:
-            here.chdir(tmp_path)
-            here.syspath_prepend(os.environ["PYTHONPATH"].partition(":")[0])  # of `paced`
-            here.setenv("PATH", no_sbatch["PATH"])
-            with pytest.raises(HpctrainError) as refusal:
-                resume_command.main([run.name, override])
+        with pytest.raises(HpctrainError) as refusal:
+            resume_command.main([run.name, override])
         assert message in str(refusal.value)
     assert "no_such: no run or sweep of that name" in resume("no_such", code=2).stderr
     assert run_json(run) == before
     RunDir(run).update(code="0123456789abcdef")
-    gone = resume(run.name, code=2).stderr
-    assert "0123456789abcdef, the copy of the code" in gone
-    assert "--code current" in gone
+    gone = r"0123456789abcdef, the copy of the code(.|\n)*--code current"
+    with pytest.raises(ConfigError, match=gone):
+        resume_command.main([run.name])
     RunDir(run).update(code=before.get("code"))
     config = load(run / "config.yaml")
     config.train.from_scratch = True  # the run was once started with this key
@@ -91,27 +93,30 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
     after = run_json(run)
     assert (after["state"], after["uid"]) == ("finished", before["uid"])
     assert [attempt["world_size"] for attempt in after["attempts"]] == [1, 2]
-    assert "digits" in resume(run.name).stdout
+    capsys.readouterr()
+    assert resume_command.main([run.name]) == 0
+    assert "digits" in capsys.readouterr().out
     assert len(run_json(run)["attempts"]) == 2
+    # Only the user can read what all these commands have written.
+    assert {p: rights(p) for p in [run, *run.rglob("*")] if rights(p) & 0o077} == {}
+    assert rights(run.parent) == 0o700
 
 
-def test_runs_are_private_unless_told_otherwise(train: Train, tmp_path: Path) -> None:
-    common = ("train.max_steps=1", "tracking=off")
+def rights(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
 
-    def rights() -> set[int]:
-        return {
-            stat.S_IMODE(path.lstat().st_mode) & 0o077
-            for path in [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]
-        }
 
-    train(*common)
-    assert rights() == {0}
-    train(*common, "seed=1", "output_dir=runs/shared", HPCTRAIN_UMASK="027")
-    shared = tmp_path / "runs" / "shared"
-    assert {stat.S_IMODE(p.lstat().st_mode) & 0o027 for p in shared.rglob("*")} == {0}
-    assert stat.S_IMODE(shared.lstat().st_mode) == 0o750
-    done = train(*common, "seed=2", code=2, HPCTRAIN_UMASK="777")
-    assert "HPCTRAIN_UMASK=777: an octal number" in done.stderr
+def test_runs_are_private_unless_told_otherwise(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above has a run that is private."""
+    train("train.max_steps=1", "tracking=off", "output_dir=shared", HPCTRAIN_UMASK="027")
+    shared = tmp_path / "shared"
+    assert {rights(path) & 0o027 for path in shared.rglob("*")} == {0}
+    assert rights(shared) == 0o750
+    monkeypatch.setenv("HPCTRAIN_UMASK", "777")
+    with pytest.raises(ConfigError, match="HPCTRAIN_UMASK=777: an octal number"):
+        disk.umask()
 
 
 @pytest.mark.slurm

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands import logs
 from hpctrain.report.account.run_account import read
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
@@ -24,7 +25,9 @@ from tests.made_runs import ATTEMPT, BEAT, make_run, status_json
 Train = Callable[..., Completed]
 
 
-def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: None) -> None:
+def test_status_of_runs_that_end_here(
+    train: Train, tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("train.max_steps=3", "tracking=off")
     train("train.max_steps=3", "tracking=off", "model.dropout=7", code=2)
     (tmp_path / "runs" / "digits-0000000d").mkdir()
@@ -43,10 +46,11 @@ def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: No
     log = run_module("hpctrain", "logs", name, cwd=tmp_path)
     assert f"{name}/logs/terminal_1.rank0.log <==" in log.stderr
     assert "step 3/3  loss" in log.stdout
-    log = run_module("hpctrain", "logs", Path(failed["run"]).name, cwd=tmp_path)
-    assert "rank 0 says:" in log.stdout
-    assert "terminal_1.rank0.log" in log.stdout
-    assert "error: model._target_" in log.stdout
+    assert logs.main([failed["run"]]) == 0
+    said = capsys.readouterr().out
+    assert "rank 0 says:" in said
+    assert "terminal_1.rank0.log" in said
+    assert "error: model._target_" in said
 
 
 def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -> None:
@@ -73,18 +77,22 @@ def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> No
     run = make_run(tmp_path)
     (run / "logs" / "1_0_log.out").write_text("hello\n")
     program = (
-        "import sys; from hpctrain.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: code = end.code\n"
-        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit', 'optuna'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else code)"
+        "import json, sys; from hpctrain.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    sys.argv[1:] = words\n"
+        "    try: main()\n"
+        "    except SystemExit as end: code = end.code\n"
+        "    heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit', 'optuna'} & {*sys.modules}\n"
+        "    if heavy or code: sys.exit(f'{words} imported {heavy}' if heavy else code)\n"
     )
-    for command in (["status"], ["logs", run.name], ["cancel", "--all"], ["gc"]):
-        given = [sys.executable, "-c", program, *command, "--dir", str(tmp_path)]
-        done = subprocess.run(given, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (command, done.stderr)
-        asked = run_module("hpctrain", command[0], "--help", new=True).stdout
-        assert f"usage: python -m hpctrain {command[0]}" in asked
+    commands = (["status"], ["logs", run.name], ["cancel", "--all"], ["gc"])
+    words = [[*command, "--dir", str(tmp_path)] for command in commands]
+    words += [[command[0], "--help"] for command in commands]
+    given = [sys.executable, "-c", program, json.dumps(words)]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in commands:
+        assert f"usage: python -m hpctrain {command[0]}" in done.stdout
 
 
 def test_another_users_uploader_is_not_called_ended(

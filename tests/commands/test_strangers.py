@@ -4,11 +4,13 @@ import fcntl
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpctrain import cli
 from hpctrain.commands import cancel, checkpoints, gc, status
 from hpctrain.commands import logs as logs_module
 from hpctrain.commands import status as status_module
@@ -19,7 +21,7 @@ from hpctrain.runs.state import state, stop_request
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import tail
 from hpctrain.tracking.meta import Meta, Uploaded
-from tests.conftest import run_json, run_module, runs
+from tests.conftest import process_kept, run_json, run_module, runs
 from tests.made_runs import NOW, make_checkpoint, make_run
 
 OTHER = 65534  # user id
@@ -166,20 +168,32 @@ DAMAGED_CONFIGS = {
 
 @pytest.mark.parametrize("content", DAMAGED_CONFIGS)
 def test_a_damaged_config_is_named_in_one_line(
-    tmp_path: Path, no_slurm: None, content: str
+    tmp_path: Path,
+    no_slurm: None,
+    content: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     facts = {"signature": "00000001", "data_digest": "x", "state": "interrupted"}
     run = make_run(tmp_path, **facts)
     (run / "config.yaml").write_text(content)
-    for command in (["resume", "--dir", str(tmp_path)], ["run", str(run)]):
-        done = run_module("hpctrain", *command, code=2)
-        assert f"error: {run}/config.yaml: " in done.stderr
-        assert DAMAGED_CONFIGS[content] in done.stderr
-        assert done.stderr.count("\n") == 1
+
+    def resume() -> tuple[int, str]:
+        """Return the exit code and the stderr of `hpctrain resume`, called in this process."""
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["hpctrain", "resume", "--dir", str(tmp_path)])
+        with process_kept(), pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(str(end.value.code)), capsys.readouterr().err
+
+    for code, said in (resume(), (2, run_module("hpctrain", "run", str(run), code=2).stderr)):
+        assert code == 2
+        assert f"error: {run}/config.yaml: " in said
+        assert DAMAGED_CONFIGS[content] in said
+        assert said.count("\n") == 1
     (run / "config.yaml").unlink()
-    done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
     missing = "config.yaml is missing; the command that has made the run writes it"
-    assert done.stderr == f"error: {run}: no run directory ({missing})\n"
+    assert resume() == (6, f"error: {run}: no run directory ({missing})\n")
 
 
 def test_a_fifo_is_not_waited_for(

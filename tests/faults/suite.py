@@ -206,7 +206,7 @@ KILLS = (
     Event("SIGKILL of rank 0", _kill(0)),
     Event("SIGKILL of rank 1", _kill(1), fast=True),
     Event("SIGKILL of all", _all),
-    Event("SIGKILL of the launcher", _kill(launcher=True), fast=True),
+    Event("SIGKILL of the launcher", _kill(launcher=True)),
 )
 EVENTS = (
     *KILLS,
@@ -218,8 +218,8 @@ EVENTS = (
     Event("SIGKILL of the uploader", covered="tests/tracking/test_uploader.py"),
     Event("SIGSTOP of a rank", _stop),
     Event("state D (frozen cgroup)", _freeze),
-    Event("preemption with grace", _kill(0, 1, number=signal.SIGTERM), lost=0, fast=True),
-    Event("preemption without grace", _without_grace, fast=True),
+    Event("preemption with grace", _kill(0, 1, number=signal.SIGTERM), lost=0),
+    Event("preemption without grace", _without_grace),
     Event("time limit (SIGUSR2)", _kill(0, 1, number=signal.SIGUSR2), lost=0),
     Event("slow rank", _slow, ends=False),
     Event("NaN once", _order("nan"), _forget),

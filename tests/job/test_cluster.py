@@ -114,7 +114,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
 def test_preempted_requeued_resumed(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
 ) -> None:
-    common = ("train.max_epochs=16", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
+    common = ("train.max_epochs=10", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
     here = ("launch.tasks_per_node=2", "site.partition=preemptible", "tracking.drain_s=60")
     train("-m", *common, *here)
     run = only_run(tmp_path)
@@ -168,7 +168,7 @@ def test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     common = (
         *("train.max_epochs=4", "checkpoint.every_steps=20", "train.log_every=10"),
-        *("task._target_=killed.Killed", "tracking.upload=false", "hang.floor_s=20"),
+        *("task._target_=killed.Killed", "tracking.upload=false", "hang.floor_s=12"),
     )
     (tmp_path / "SIGKILL").touch()
     train("-m", *common, "launch.nodes=2")

@@ -8,8 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from hpctrain import load_run
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError
+from hpctrain.trained.commands.export import main as export
 from tests.bounds import EXACT
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
 # A model that is float64 by itself, with buffers, and a task that converts nothing.
@@ -81,15 +85,15 @@ def test_a_run_in_float64_is_that_of_one_process_to_its_end(own: Path, train: Tr
     assert {value.dtype for value in floats.values()} == {torch.float64}
     assert torch.get_default_dtype() == torch.float32, "it is float64 within the run only"
     assert loaded.evaluate()["loss"] == pytest.approx(values[1]["val/loss"], rel=EXACT)
-    given = (two.name, "out", "--dir", f"{own}/runs")
-    run_module("hpctrain", "export", *given, cwd=own, PYTHONPATH=str(own))
+    given = (two.name, str(own / "out"), "--dir", f"{own}/runs")
+    assert export([*given]) == 0
     (file,) = (own / "out").glob("*.safetensors")
     exported = load_file(file)
     assert all(torch.equal(exported[name], value) for name, value in floats.items())
 
 
-def test_float64_is_the_format_of_everything_or_of_nothing(train: Train, tmp_path: Path) -> None:
+def test_float64_is_the_format_of_everything_or_of_nothing(composer: Composer) -> None:
+    said = "float64 is the format of everything in a run, or of nothing; use prec"
     for key in ("compute", "params"):
-        told = train(f"precision.{key}=fp64", code=2).stderr
-        assert "float64 is the format of everything in a run, or of nothing; use prec" in told
-    assert not (tmp_path / "runs").exists()
+        with pytest.raises(ConfigError, match=said):
+            validate(composer.typed(["experiment=digits", f"precision.{key}=fp64"]), 1)

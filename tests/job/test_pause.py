@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import hpctrain_on, journal_metrics, only_run, run_json, run_module
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.job.here import train_frozen
+from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.runs.freeze import check, freeze
+from tests.conftest import hpctrain_on, journal_metrics, only_run, process_kept, run_json
 
 # An evaluation that the undisturbed run does not make would be seen: by plateau and patience, by
 # the random numbers of dropout, and by the means since the last log line. The task has a state.
@@ -43,11 +47,17 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
     ],
 )
 def test_paused_and_resumed_is_the_undisturbed_run_bit_by_bit(
-    digits: Path, tmp_path: Path, every: tuple[str, ...], ranks: int
+    digits: Path,
+    tmp_path: Path,
+    composer: Composer,
+    capsys: pytest.CaptureFixture[str],
+    every: tuple[str, ...],
+    ranks: int,
 ) -> None:
     where = f"data.path={digits}"
     common = ("experiment=digits", where, *WATCHED, *every)
-    run_module("hpctrain", "freeze", *common, f"output_dir={tmp_path}/runs")
+    config = composer.typed([*common, f"output_dir={tmp_path}/runs"])
+    freeze(config, check(config))
     run = only_run(tmp_path)
     done = hpctrain_on(ranks, *common, f"output_dir={tmp_path}/other/runs", cwd=tmp_path)
     undisturbed = only_run(tmp_path / "other")
@@ -65,7 +75,11 @@ def test_paused_and_resumed_is_the_undisturbed_run_bit_by_bit(
         assert len(content["attempts"]) == number
         known = expected.get(("val/loss", step), content["result"]["val/loss"])
         assert content["result"]["val/loss"] == known
-    assert "is paused at step 18 already" in until(run, 18)
+    if ranks == 1:
+        capsys.readouterr()
+        with process_kept():
+            train_frozen(run, 18, RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"}))
+        assert "is paused at step 18 already" in capsys.readouterr().out
     assert "the run is at step 18 already; give a later step" in until(run, 12, code=2)
     # It ends before this step by itself.
     until(run, 90, ranks)

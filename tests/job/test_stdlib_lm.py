@@ -1,7 +1,7 @@
 """experiment=stdlib_lm learns a small corpus, reports exact metrics and generates text."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain import gpu_driver
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.text_generation import Generator
+from hpctrain.runs.freeze import check, freeze
 from tests.bounds import EXACT
 from tests.conftest import Completed, run_json, run_module
 
@@ -151,12 +153,16 @@ def test_options_that_do_not_fit(
 
 
 def test_runs_that_cannot_generate(
-    trained: tuple[Path, Completed], reference: Callable[..., Path], tmp_path: Path
+    trained: tuple[Path, Completed], composer: Composer, digits: Path, tmp_path: Path
 ) -> None:
     from hpctrain.trained.commands.generate import main
 
+    other = composer.typed(
+        ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    )
+    freeze(other, run := check(other))
     with pytest.raises(ConfigError, match=r"is no language model: .*Classification"):
-        Generator.of(reference("train.max_steps=2", "tracking=off"))
+        Generator.of(run.path)
     with pytest.raises(DataError, match="nothing_here"):
         Generator.of(trained[0], str(tmp_path / "nothing_here"))
     bare = tmp_path / "runs" / "bare-00000000"

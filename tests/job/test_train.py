@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import load
 from hpctrain.config.rules.metrics import names as metric_names
+from hpctrain.errors import DataError
+from hpctrain.runs.freeze import check
 from tests import forkserver
 from tests.bounds import EXACT
 from tests.conftest import NET, Completed, journal_metrics, only_run, run_json
@@ -69,8 +72,8 @@ def start(digits: Path, folder: Path, *overrides: str) -> subprocess.Popen[bytes
     return forkserver.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
 
 
-def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -> None:
-    done = train(new=True)
+def test_digits_reach_97_percent_and_are_tracked(train: Train, store: Path, tmp_path: Path) -> None:
+    done = train()
     run = only_run(tmp_path)
     result = run_json(run)["result"]
     assert run_json(run)["state"] == "finished"
@@ -215,22 +218,31 @@ def test_no_traceback_unless_asked(train: Train) -> None:
     assert "Traceback" in train("optimizer.lr=-1", code=2, HPCTRAIN_DEBUG="1").stderr
 
 
-def test_data_errors(train: Train, digits: Path, tmp_path: Path) -> None:
+def test_data_errors(train: Train, composer: Composer, digits: Path, tmp_path: Path) -> None:
     assert "/nowhere" in train("data.path=/nowhere", code=3).stderr
+
+    def error(path: Path) -> str:
+        """Return what the command would print before it ends with code 3."""
+        given = ("experiment=digits", f"data.path={path}", f"output_dir={tmp_path}/runs")
+        with pytest.raises(DataError) as caught:
+            check(composer.typed([*given]))
+        assert caught.value.exit_code == 3
+        return str(caught.value)
+
     (tmp_path / "empty").mkdir()
-    assert "index.json" in train(f"data.path={tmp_path}/empty", code=3).stderr
+    assert "index.json" in error(tmp_path / "empty")
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in digits.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     shard = next(copy.glob("*train*.h5"))
     os.truncate(shard, shard.stat().st_size - 1000)
-    assert shard.name in train(f"data.path={copy}", code=3).stderr
+    assert shard.name in error(copy)
     shard.unlink()
-    assert shard.name in train(f"data.path={copy}", code=3).stderr
+    assert shard.name in error(copy)
     index = copy / "index.json"
     index.write_text(index.read_text().replace('"version": 1', '"version": 99'))
-    assert "version" in train(f"data.path={copy}", code=3).stderr
+    assert "version" in error(copy)
     assert not (tmp_path / "runs").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, newest_healthy
+from hpctrain.commands.checkpoints import main as status_of_checkpoints
 from tests.conftest import (
     Completed,
     journal_metrics,
@@ -22,8 +23,10 @@ from tests.conftest import (
     runs,
     shared,
 )
+from tests.made_runs import status_json
 
-STEPS = 24  # an epoch has 22 steps, so every sample is trained on
+SAMPLES = 128  # of a step
+STEPS = 12  # an epoch has as many steps, so every sample is trained on once
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +63,8 @@ def nan_sample(data: Path) -> list[str | int]:
 @pytest.fixture
 def train_on(train: Train, broken: Path) -> Train:
     """A function that trains on these digits, in tmp_path/runs."""
-    often = (f"train.max_steps={STEPS}", "checkpoint.every_steps=1", "train.log_every=1")
+    size = (f"train.global_batch_size={SAMPLES}", "data.tail=pad", f"train.max_steps={STEPS}")
+    often = (*size, "checkpoint.every_steps=1", "train.log_every=1")
     return partial(train, f"data.path={broken}", "tracking.upload=false", *often)
 
 
@@ -79,14 +83,14 @@ def test_a_run_stops_names_the_samples_and_resumes(
     assert error.startswith(f"loss is not finite since step {step} (first on rank 0, ")
     assert error in " ".join(done.stderr.split())
     assert rank["samples"].count(nan_sample(broken)) == 1
-    assert len(rank["samples"]) == 64
+    assert len(rank["samples"]) == SAMPLES
     sample = nan_sample(broken)
     (wrong,) = rank["not_finite"]
     assert wrong == {"field": "image", "sample": sample, "values": 1}
     name = "{} row {}".format(*sample)
     assert f"; not finite in the batch: image of {name} (" in error
-    shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
-    assert "loss is not finite since step" in " ".join(shown.split())
+    (row,) = status_json(tmp_path / "runs")
+    assert "loss is not finite since step" in row["reason"]
     newest = newest_healthy(run / "checkpoints")
     assert newest is not None
     assert newest.name == f"step-{step - 1:08d}"
@@ -110,7 +114,7 @@ def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
     assert record["state"] == "finished"
     assert len(record["attempts"]) == 1
     ((step, consumed),) = record["left_out"]
-    assert consumed == 64 * step
+    assert consumed == SAMPLES * step
     assert "the run goes back to its newest healthy checkpoint" in done.stderr
     metrics = journal_metrics(run)
     losses = {at: value for (name, at), value in metrics.items() if name == "train/loss"}
@@ -118,7 +122,7 @@ def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
     assert all(map(np.isfinite, metrics.values()))
     # The batches after it move up by one; the number of samples says so.
     last = Manifest.read(checkpoints(run / "checkpoints")[0])
-    assert last.progress["data"]["consumed"] > 64 * STEPS
+    assert last.progress["data"]["consumed"] > SAMPLES * STEPS
     # Without a checkpoint the run begins at step 0 again, and is the same.
     other = ["train.nonfinite=rollback", "checkpoint.every_steps=1000", f"output_dir={tmp_path}/2"]
     train_on(*other)
@@ -139,7 +143,9 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     assert "has left out 10 steps within 1000 steps already" in done.stderr
 
 
-def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: Path) -> None:
+def test_parameters_that_are_nan_after_the_last_update(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Loss and gradient of the only step are finite; AdamW without eps divides 0 by 0."""
     once = ["train.max_steps=1", "tracking.enabled=false"]
     done = train("+optimizer.options.eps=0", *once, code=8)
@@ -148,8 +154,9 @@ def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: P
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
-    table = run_module("hpctrain", "status", "--checkpoints", str(run), code=1)
-    assert "its parameters or buffers are not finite" in table.stdout
+    capsys.readouterr()
+    assert status_of_checkpoints([str(run)]) == 1
+    assert "its parameters or buffers are not finite" in capsys.readouterr().out
 
 
 def test_an_evaluation_that_is_not_finite_is_said(

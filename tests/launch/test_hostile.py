@@ -99,7 +99,8 @@ def directives(script: str) -> Iterator[str]:
             yield line.removeprefix("#SBATCH --").partition("=")[0]
 
 
-@settings(max_examples=150, deadline=None)
+# Each example starts a shell; make test-all tries more of them.
+@settings(max_examples=150 if os.environ.get("HPCTRAIN_TESTS") == "all" else 50, deadline=None)
 @given(
     folder=_paths,
     snapshot=_paths,

@@ -71,7 +71,8 @@ def test_without_sbatch_the_sweep_runs_here(
     assert (tmp_path / "runs" / "code" / run_json(run)["code"]).is_dir()  # `gc` keeps it
     (run / "config.yaml").unlink()  # as by a site that deletes what is old
     # With one more value only its run is started. It fails, so the command fails and names it.
-    done = train(*common, "optimizer.lr=1e-3", "model.in_features=64,3", code=4, **no_sbatch)
+    more = ("optimizer.lr=1e-3", "model.in_features=64,3", "launch.tasks_per_node=1")
+    done = train(*common, *more, code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 1
     assert "not finished: see" in done.stderr
     assert f"{run}/config.yaml was missing or damaged, and is written again" in done.stderr
@@ -101,9 +102,15 @@ def test_the_ranks_of_a_run_here_see_the_gpus_of_the_command(
     assert seen[1] == {"CUDA_VISIBLE_DEVICES": "7"}
 
 
-@pytest.mark.parametrize("known_to_git", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("known_to_git", "new"),
+    [
+        (True, False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, True), (False, False))),
+    ],
+)
 def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
-    train: Train, tmp_path: Path, known_to_git: bool
+    train: Train, tmp_path: Path, known_to_git: bool, new: bool
 ) -> None:
     (tmp_path / "my_net.py").write_text(NET)
     path = tmp_path / "bin"
@@ -112,9 +119,9 @@ def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
     if known_to_git:
         subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
     size = ("train.max_steps=2", "tracking=off", "output_dir=.")
-    # One of the two cases is a new Python, which starts the ranks as for users, not as forks.
+    # A new Python starts the ranks as for users, not as forks; so do the jobs of the cluster tests.
     given = ("model._target_=my_net.Net", *size)
-    done = train("-m", *given, new=known_to_git, PATH=str(path))
+    done = train("-m", *given, new=new, PATH=str(path))
     assert ("not copied, because it is in no git repository" in done.stderr) != known_to_git
     (run,) = runs(tmp_path)
     assert run_json(run)["state"] == "finished"

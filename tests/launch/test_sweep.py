@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+import hpctrain
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -26,7 +27,7 @@ from hpctrain.runs.state.select import runs_of
 from hpctrain.slurm import partition_limit
 from hpctrain.slurm.queue import Queue
 from hpctrain.yaml_file import conf_dir
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
 
@@ -171,8 +172,7 @@ def test_rerun(train: Train, tmp_path: Path) -> None:
     train(*common)
     (run,) = runs(tmp_path / "runs")
     uid = run_json(run)["uid"]
-    assert "is finished already" in train(*common).stdout
-    train(*common, "launch.rerun=all")
+    train(*common, "launch.rerun=all")  # tests/job/test_train.py repeats it without
     kept, again = sorted([run.with_name(run.name + ".1"), run], key=lambda p: -len(p.name))
     assert run_json(kept)["uid"] == uid
     assert run_json(again)["uid"] != uid
@@ -191,15 +191,16 @@ def test_only_runs_that_were_never_started(tmp_path: Path, rerun: str, status: S
     assert [entry.status for entry in (begun, new)] == [status, Status.OPEN]
 
 
-def test_bad_launch_values(digits: Path, tmp_path: Path) -> None:
+def test_bad_launch_values(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for override, message in {
         "launch.rerun=some": "launch.rerun=some: allowed are failed, all, none",
         "launch.snapshot=yes": "launch.snapshot=yes: allowed are auto, off",
         "launch.max_running=0": "launch.max_running=0: it must be at least 1",
     }.items():
-        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-        done = run_module("hpctrain", "-m", "experiment=digits", *where, override, code=2)
-        assert message in done.stderr
+        where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+        with pytest.raises(ConfigError, match=message):
+            hpctrain.submit(*where, override)
     assert not (tmp_path / "runs").exists()
     assert os.listdir(tmp_path) == []
 

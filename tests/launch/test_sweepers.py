@@ -25,10 +25,14 @@ def dry_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Train]:
-    """Run `hpctrain ARGUMENTS launch.dry_run=true` in this process, without starting Python."""
+    """Run `hpctrain ARGUMENTS launch.dry_run=true` in this process, without starting Python.
 
-    def call(*arguments: str, code: int = 0) -> Completed:
-        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.dry_run=true"]
+    With `dry=False` it is `hpctrain ARGUMENTS`.
+    """
+
+    def call(*arguments: str, code: int = 0, dry: bool = True) -> Completed:
+        where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+        where += ["launch.dry_run=true"] * dry
         monkeypatch.setattr(sys, "argv", ["hpctrain", *arguments, *where])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
@@ -115,10 +119,10 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
     ],
 )
 def test_a_wrong_search_writes_nothing(
-    train: Train, tmp_path: Path, arguments: list[str], message: str
+    dry_run: Train, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     default = [] if any(text.startswith("seed") for text in arguments) else ["seed=range(0,3)"]
-    done = train(*SEARCH, *default, *arguments, code=2)
+    done = dry_run("experiment=digits", *SEARCH, *default, *arguments, code=2, dry=False)
     assert f"error: {message}" in done.stderr.replace("hydra/sweeper=optuna ", "", 1)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -14,10 +14,9 @@ import pytest
 
 from hpctrain.child import python_module
 from hpctrain.tracking.store import beside
-from tests.conftest import copy_store
+from tests import forkserver
+from tests.conftest import ROOT, copy_store
 from tests.tracking.new_tracker import SYNC
-
-HERE = Path(__file__).parent
 
 Rows = list[tuple[Any, ...]]
 
@@ -33,13 +32,9 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
     Before, a process was killed while it created the store.
     """
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    code = (
-        "from hpctrain.tracking.store import write_lock\n"
-        "from hpctrain.tracking.uploading.client import *\n"
-        f"import_mlflow(); uri = 'sqlite:///{path}'\n"
-        "with write_lock(uri): experiment_id(connect(uri), uri, 'exp')"
-    )
-    killed = subprocess.Popen(python("-c", code), stderr=subprocess.DEVNULL)
+    command = python("-m", "tests.tracking.make_store", str(path), "exp")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT}
+    killed = forkserver.Popen(command, **quiet)
     unfinished = beside(path, "new")
     while not (unfinished.exists() and unfinished.stat().st_size):
         assert killed.poll() is None
@@ -47,7 +42,7 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
     killed.kill()
     killed.wait()
     assert not path.exists()
-    processes = [subprocess.Popen(python("-c", code)) for _ in range(3)]
+    processes = [forkserver.Popen(command, **quiet) for _ in range(3)]
     return path, [process.wait(120) for process in processes]
 
 
@@ -90,12 +85,12 @@ def train() -> Callable[..., subprocess.Popen[str]]:
 
     def start(run_dir: Path, uri: str | Path, **options: Any) -> subprocess.Popen[str]:
         uri = f"sqlite:///{uri}" if isinstance(uri, Path) else uri
-        script = str(HERE / "fake_training.py")
-        return subprocess.Popen(
-            python(script, str(run_dir), uri, json.dumps(options)),
+        return forkserver.Popen(
+            python("-m", "tests.tracking.fake_training", str(run_dir), uri, json.dumps(options)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=ROOT,
         )
 
     return start
@@ -107,7 +102,7 @@ def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
         command = [*SYNC, *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+        return forkserver.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
 
     return run
 
@@ -119,6 +114,6 @@ def uploader() -> Callable[..., subprocess.Popen[bytes]]:
     def start(run_dir: Path, *args: str) -> subprocess.Popen[bytes]:
         command, env = python_module("hpctrain.tracking.uploading.uploader", str(run_dir), *args)
         with (run_dir / "journal" / "uploader.log").open("ab") as log:
-            return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=log)
+            return forkserver.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=log)
 
     return start

@@ -1,6 +1,6 @@
 """A program that uses the tracker like rank 0 of a training, but does not train.
 
-python fake_training.py RUN_DIR URI OPTIONS_AS_JSON
+python -m tests.tracking.fake_training RUN_DIR URI OPTIONS_AS_JSON
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from hpctrain.tracking import samples
 from hpctrain.tracking.tracker import JournalTracker
 
+sys.modules.pop("mlflow", None)  # the server of forks has imported it (tests/forkserver.py)
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 run_dir, uri, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 

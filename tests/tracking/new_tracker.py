@@ -6,10 +6,7 @@ from typing import Any
 
 from hpctrain.tracking.tracker import JournalTracker
 
-SYNC = [
-    *(sys.executable, "-c"),
-    "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))",
-]
+SYNC = [sys.executable, "-m", "tests.tracking.sync_runs"]
 
 
 def new_tracker(run_dir: Path, store: Path | str, **options: Any) -> JournalTracker:

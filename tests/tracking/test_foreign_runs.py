@@ -17,7 +17,9 @@ from hpctrain.tracking.server import check_place
 from hpctrain.tracking.store import check_store, check_uri, experiment_id
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
-from tests.tracking.new_tracker import new_tracker
+from tests import forkserver
+from tests.conftest import ROOT
+from tests.tracking.new_tracker import SYNC, new_tracker
 
 SECRET = "s3cret-of-the-victim"
 OTHER = 65534  # user id
@@ -194,7 +196,7 @@ def test_a_uri_with_a_secret_is_refused(uri: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_sync_runs_no_code_of_others_and_uploads_no_file_behind_a_link(
-    database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    database: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "home" / "id_rsa.txt"
     secret.parent.mkdir()
@@ -218,7 +220,8 @@ def test_sync_runs_no_code_of_others_and_uploads_no_file_behind_a_link(
     (run / "monitor" / "n1.idle").symlink_to(secret)
     for path in (run / "config.yaml", run / "run.json"):
         os.chown(path, OTHER, OTHER)
-    assert sync([run]) == 0
+    done = forkserver.run([*SYNC, str(run)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert not (tmp_path / "was_run").exists()
     with sqlite3.connect(database) as store:
         ((place,),) = store.execute("SELECT artifact_uri FROM runs").fetchall()

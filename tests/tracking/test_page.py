@@ -1,7 +1,6 @@
 """What people read on a run's page in MLflow, in real stores; and the files that it comes from."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from hpctrain.tracking.page import links, nodes
 from hpctrain.tracking.page.images import save_image
 from hpctrain.tracking.pending_upload import is_uploaded
 from hpctrain.tracking.sync import main
+from tests import forkserver
+from tests.conftest import ROOT
 from tests.tracking.new_tracker import SYNC, new_tracker
 
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -75,7 +76,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
         stolen = {"kind": "artifact", "attempt": 1, "time": 1.0, "file": "../mlflow.db", "to": "x"}
         journal.write(json.dumps(stolen) + "\n")
 
-    done = subprocess.run([*SYNC, str(run)], capture_output=True, text=True, check=False)
+    done = forkserver.run([*SYNC, str(run)], capture_output=True, text=True, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
     assert f"{vanished.relative_to(run)} is not in MLflow: it has vanished" in done.stderr

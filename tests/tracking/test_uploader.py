@@ -19,6 +19,8 @@ from hpctrain.tracking.journal import Journal, journal_path, last_record, read_a
 from hpctrain.tracking.tracker import Status
 from hpctrain.tracking.uploading import uploader as uploader_module
 from hpctrain.tracking.uploading.upload import GaveUp
+from tests import forkserver
+from tests.conftest import ROOT
 from tests.tracking.new_tracker import SYNC, new_tracker
 
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -211,7 +213,7 @@ def test_a_sweep_has_its_best_value_when_its_runs_are_uploaded_at_once(
         (run / "progress.json").write_text('{"metric": "val/f1", "metrics": {"val/loss": 7}}')
     runs = [str(tmp_path / f"folder{number % 2}" / name) for number, name in enumerate(names)]
     while runs:  # on a slow machine some may give up, and are repeated
-        started = {run: subprocess.Popen([*SYNC, run]) for run in runs}
+        started = {run: forkserver.Popen([*SYNC, run], cwd=ROOT) for run in runs}
         runs = [run for run, process in started.items() if process.wait(500)]
     parent = tags("p")
     assert parent["hpctrain.sweep.best"] == "n"

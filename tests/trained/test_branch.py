@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands.resume import main as resume
 from hpctrain.errors import ConfigError
 from hpctrain.trained.commands.branch import branch
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
@@ -15,15 +16,18 @@ Train = Callable[..., Completed]
 LONG = ("monitor.enabled=false", "scheduler=constant", "train.log_every=1", "train.eval_every=4")
 
 
-def test_a_finished_run_is_prolonged(train: Train, tmp_path: Path) -> None:
+def test_a_finished_run_is_prolonged(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     off = "tracking.upload=false"
     train(*LONG, off, "train.max_steps=8")
     (whole,) = runs(tmp_path / "runs")
     train(*LONG, off, "train.max_steps=4")
     (parent,) = set(runs(tmp_path / "runs")) - {whole}
     assert run_json(parent)["state"] == "finished"
-    said = run_module("hpctrain", "resume", parent.name, "train.max_steps=8", cwd=tmp_path).stdout
-    assert f"resume --branch {parent.name} train.max_steps=N" in said
+    capsys.readouterr()
+    assert resume([str(parent), "train.max_steps=8"]) == 0
+    assert f"resume --branch {parent.name} train.max_steps=N" in capsys.readouterr().out
     made = branch(parent, ["train.max_steps=8"])
     assert made.path not in (parent, whole)
     assert branch(parent, ["train.max_steps=8"]).path == made.path

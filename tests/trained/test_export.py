@@ -24,6 +24,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import Adapted
+from hpctrain.trained.commands.export import main
 from hpctrain.trained.exporting.exporter import Exported, Exporter
 from tests.bounds import EXACT, within
 from tests.conftest import Completed, only_run, run_module
@@ -108,7 +109,9 @@ def test_transformers_reads_our_llama(tmp_path: Path) -> None:
     within([apart(logits(theirs), logits(ours))], 1e-5)
 
 
-def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> None:
+def test_a_run_is_exported_as_it_was_trained(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
     run = only_run(tmp_path)
     given = (run.name, "out", "--dir", f"{tmp_path}/runs")
@@ -126,10 +129,11 @@ def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> No
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     origin = json.loads((tmp_path / "out" / "hpctrain.json").read_text())
     assert (origin["run"], origin["step"]) == (run.name, 2)
-    told = run_module("hpctrain", "export", *given, cwd=tmp_path, code=2).stderr
-    assert "out exists: give a folder that does not, or an empty one" in told
-    told = run_module("hpctrain", "export", run.name, "x", "--merge", cwd=tmp_path, code=2).stderr
-    assert "--merge: the run has no adapters" in told
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="out exists: give a folder that does not, or an empty"):
+        main([*given])
+    with pytest.raises(ConfigError, match="--merge: the run has no adapters"):
+        main([run.name, "x", "--merge"])
 
 
 def _lora(tmp_path: Path, *, freeze: list[str] | None = None) -> tuple[Config, Path]:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 GRACE_S = 3
 # After so many calls there are new processes. torch's caches keep the groups of earlier calls
 # alive, with threads that wake up all the time, and clearing these caches can hang in torch.
-RENEW = 25
+RENEW = 75
 
 
 class RanksError(AssertionError):

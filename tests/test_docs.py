@@ -261,7 +261,10 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain", "predict", *rest] if "--prompt" in rest:
             pass
         case ["python", "-m", "data_prep", *rest]:
-            call(lambda: data_prep(rest))
+            with pytest.MonkeyPatch.context() as patch:
+                # One worker process: starting several takes seconds.
+                patch.setattr(os, "sched_getaffinity", lambda _: {0})
+                call(lambda: data_prep(rest))
         case ["python", "-m", "hpctrain", "status", "--watch"]:
             pass  # --watch would wait for a run
         case ["python", "-m", "hpctrain", "status", "--upload", *rest]:

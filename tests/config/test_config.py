@@ -309,9 +309,9 @@ def test_the_keys_at_the_top_have_their_types_in_a_sweep(composer: Composer, ove
     ],
 )
 def test_a_range_of_nodes_has_a_number_that_fits(
-    compose: Compose, overrides: list[str], fitting: list[int] | None
+    composer: Composer, overrides: list[str], fitting: list[int] | None
 ) -> None:
-    config = compose("experiment=digits", *overrides)
+    config = composer.typed(["experiment=digits", "data.path=/d", "output_dir=/r", *overrides])
     if fitting is not None:
         validate(config)
         assert fitting_nodes(config) == fitting

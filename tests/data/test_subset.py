@@ -79,7 +79,7 @@ def test_a_sampler_of_more_samples_is_refused(indices):
         everything(Subset(Order(10, 0), indices))
 
 
-@pytest.mark.parametrize("chunk", [1, 99, 100, 10**6])
+@pytest.mark.parametrize("chunk", [10, 99, 100, 10**6])
 def test_a_column_of_real_data(digits, chunk):
     labels = Reader(digits, "train", fields=["label"])
     values = column(labels, "label", chunk)

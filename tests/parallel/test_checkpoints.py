@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return folder
 
 
-@pytest.mark.parametrize(("of", "to"), [("single", "zero3"), ("hsdp", "tp, zero3")])
+@pytest.mark.parametrize(("of", "to"), [("single", "zero1"), ("hsdp", "tp, zero3")])
 def test_a_checkpoint_of_another_strategy_goes_on(of: str, to: str, made: Made) -> None:
     check(cell(to), [made(of)])
 

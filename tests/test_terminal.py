@@ -106,10 +106,7 @@ def planted(tmp_path: Path) -> Path:
     (run / "run.json").write_text(json.dumps(record))
     (run / "progress.json").write_text(json.dumps({"metric": EVIL, "metrics": {EVIL: 1.0}}))
     (run / "logs" / "7_0.rank0.log").write_text(f"{EVIL}\nError: {EVIL} {MARKUP}\n")
-    sweep = tmp_path / "runs" / "sweeps" / f"2026{EVIL}"  # the runs of this sweep are gone
-    sweep.mkdir(parents=True)
-    (sweep / "sweep.json").write_text(json.dumps([{"run": "/none"}]))
-    os.utime(sweep, (1.0, 1.0))
+    (tmp_path / "runs" / f".gc-{EVIL}").mkdir()  # what a gc that was killed has left
     return tmp_path / "runs"
 
 

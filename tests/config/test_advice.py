@@ -27,7 +27,7 @@ NAMED = re.compile(
 )
 # Data sets, names of attributes and files that look like keys.
 NOT_KEYS = re.compile(
-    r"data\.(X|write_h5ad|val_)|parallel\.weights_hosts|hooks\.slack|model\.(pt2|txt|dequantize|embed_tokens|norm$|layers\.)"
+    r"data\.(X|write_h5ad|val_$|mixture\.path|val_sets\.path)|parallel\.weights_hosts|hooks\.slack|model\.(pt2|txt|dequantize|embed_tokens|norm$|layers\.)"
     r"|(notify|hang)\.json|train\.(py|sbatch)|scheduler\.step$|optimizer\.(type|legacy_fusion|params)|scheduler\.(type|params)"
 )
 

@@ -7,10 +7,11 @@
          ▲                                                             │ fork, fork
          └────────────── the process becomes its child ────────────────┴► `python -m MODULE`
 
-The server has one thread. It has imported the libraries of others but no module of hpctrain. The
-process that it forks takes over the folder, environment, streams, umask and session of the request
-and then does what `python -m` does. It is a child of the test process: waiting, signals and exit
-codes are those of any other child.
+The server has one thread. It has imported libraries, and the modules of hpctrain that most of its
+commands import. A fork whose `sys.path` leads to another hpctrain, such as a copy of the code,
+drops these and imports that one. The process that it forks takes over the folder, environment,
+streams, umask and session of the request and then does what `python -m` does. It is a child of the
+test process: waiting, signals and exit codes are those of any other child.
 
 A fork cannot take over what Python or a library reads before our code runs. `Popen` therefore
 starts a new Python where such a variable differs (see `READ_AT_START`), for every other command
@@ -28,6 +29,7 @@ import atexit
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import inspect
 import io
 import os
@@ -58,6 +60,19 @@ HEAVY = (
     *("torch.distributed.tensor", "torch.distributed.pipelining", "fsspec", "pytest"),
 )
 UPLOADING = (*LIGHT, "mlflow", "mlflow.store.tracking.sqlalchemy_store")
+# Ours, which would take each fork a third of a second. hpctrain.job.fit is missing, because it notes
+# what was imported before it.
+OURS = {
+    LIGHT: (
+        *("hpctrain.cli", "hpctrain.launch.sweeps.sweep", "data_prep.cli"),
+        "hpctrain.config.composing.compose_sweep",
+    ),
+    HEAVY: (
+        *("hpctrain.cli", "hpctrain.job.here", "hpctrain.config.composing.compose"),
+        *("hpctrain.job.attempt", "hpctrain.job.building.build", "hpctrain.job.preflight"),
+    ),
+    UPLOADING: ("hpctrain.tracking.uploading.upload",),
+}
 # READ_AT_START are the variables that Python, libc or one of these libraries reads at its start.
 # HANDED_OVER are the exceptions, which a fork can take over: `sys.path` is made from the first two,
 # and the others are read later, by the code that runs the ranks.
@@ -473,6 +488,16 @@ def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
     sys.path[:] = first + list(dict.fromkeys(folders + rest))
 
 
+def _drop_ours() -> None:
+    """Drop the modules of hpctrain that the server has imported, if Python would find others."""
+    known = sys.modules["hpctrain"].__file__
+    found = importlib.machinery.PathFinder.find_spec("hpctrain", sys.path)
+    if found is None or found.origin != known:
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in ("hpctrain", "data_prep"):
+                del sys.modules[name]
+
+
 def _renew_stream(number: int, name: str, at_once: bool) -> None:
     """Replace `sys.stdin`, `sys.stdout` or `sys.stderr` by one for the file that is open now."""
     old = getattr(sys, name)
@@ -495,7 +520,7 @@ def main() -> None:
     here = sys.path[0]
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()
-    for name in sys.argv[2:]:
+    for name in (*sys.argv[2:], *OURS[tuple(sys.argv[2:])]):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise a garbage collection in a fork would copy all pages
@@ -513,6 +538,7 @@ def main() -> None:
     sys.orig_argv = [_PYTHON, *work["options"], "-m", *words]
     _set_path(work, rest)
     importlib.invalidate_caches()
+    _drop_ours()
     sys.modules["numpy"].random.seed()  # seeded from the system, as in a new process
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _renew_stream(number, name, "-u" in work["options"])

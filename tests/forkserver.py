@@ -60,7 +60,7 @@ HEAVY = (
     *("torch.distributed.tensor", "torch.distributed.pipelining", "fsspec", "pytest"),
 )
 UPLOADING = (*LIGHT, "mlflow", "mlflow.store.tracking.sqlalchemy_store")
-# Ours, which would take each fork a third of a second. hpctrain.job.fit is missing, because it notes
+# Ours, which would take each fork 0.3 s. hpctrain.job.fit is missing, because it notes
 # what was imported before it.
 OURS = {
     LIGHT: (

@@ -130,9 +130,10 @@ def test_another_hpctrain_takes_the_place_of_that_of_the_server(tmp_path: Path) 
         "import hpctrain.errors, sys\nprint(hpctrain.errors.WHICH, 'hpctrain.cli' in sys.modules)"
     )
     (copy / "told.py").write_text(told)
-    for options in ({"cwd": tmp_path}, {"env": os.environ | {"PYTHONPATH": str(tmp_path)}}):
-        command = [sys.executable, "-m", "hpctrain.told"]
-        with forkserver.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
+    command, path = [sys.executable, "-m", "hpctrain.told"], {"PYTHONPATH": str(tmp_path)}
+    for cwd, more in ((tmp_path, {}), (tmp_path.parent, path)):
+        options: Any = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | more}
+        with forkserver.Popen(command, cwd=cwd, **options) as process:
             assert process.communicate() == ("the copy False\n", None)
         assert process.forked
 

@@ -117,6 +117,7 @@ def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[st
     return {"memory": found.memory.total, **times, **per_sample}
 
 
+@pytest.mark.slow
 def test_plan_agrees_that_each_cure_lowers_what_it_should(
     base: dict[str, Config], estimator: Estimator
 ) -> None:

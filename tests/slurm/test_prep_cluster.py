@@ -53,6 +53,7 @@ def pieces(here: Path) -> list[int]:
     return [int(p.name) for p in folder.glob("[0-9]*")] if folder.exists() else []
 
 
+@pytest.mark.slow  # tests/data_prep/test_parts.py has parts that are killed, and made twice
 def test_an_array_over_nodes_with_a_task_that_is_preempted(here: Path) -> None:
     slow = script(here.parent / "python", SLOW)
     (here / "slow").touch()

@@ -127,7 +127,7 @@ def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str])
 def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool) -> Places:
     """Return what is found on each host; if `full`, it is measured, too. All ranks call it."""
     seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
-    seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
+    seen = node_job.measured(ranks, device, seen) if full else node_job.meet(seen)
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
     return comparison.compared(looks, mixed=asked.mixed)
 

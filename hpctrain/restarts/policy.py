@@ -130,12 +130,12 @@ def answer(record: RunRecord, end: End, room: Room, last: int) -> Answer:
     `last` is the step of the newest checkpoint, with which the next attempt would begin.
     """
     known = fingerprint(end, record.attempt.hosts)
-    found = _answer(record, end, room, _spent(record, end, last, known))
+    found = _answer(end, room, _spent(record, end, last, known))
     facts = {"cause": end.cause.name, "fingerprint": known, "ended_at": end.step}
     return found._replace(facts=facts | {"verdict": found.action, "avoid": list(found.avoid)})
 
 
-def _answer(record: RunRecord, end: End, room: Room, spent: str) -> Answer:
+def _answer(end: End, room: Room, spent: str) -> Answer:
     cause, text = end.cause, end.text
     if cause in (USER_STOP, IDLE):
         return Answer("stopped" if text == "SIGINT" else "cancel", text)

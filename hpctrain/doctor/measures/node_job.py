@@ -71,7 +71,7 @@ def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) ->
     launch = LaunchConfig(cpus_per_task=asked.cpus_per_task, gpus_per_node=asked.gpus_per_node)
     try:
         with process_group(ranks, parallel, launch, folder) as device:
-            return measured(asked, ranks, device, seen)
+            return measured(ranks, device, seen)
     except (HpctrainError, RuntimeError) as error:
         cure = (
             "Look at the other findings first; then choose the network (MASTER_ADDR and "
@@ -82,7 +82,7 @@ def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) ->
         return seen
 
 
-def measured(asked: Expectation, ranks: RankInfo, device: Any, seen: Probe) -> Probe:
+def measured(ranks: RankInfo, device: Any, seen: Probe) -> Probe:
     """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 

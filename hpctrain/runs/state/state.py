@@ -145,7 +145,7 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
         is_new = run.recorded_state in ("created", "queued")
         return State("queued" if is_new else "requeued", reason)
     if job.is_ending:
-        return _ending(run, now)
+        return _ending(run)
     if job.needs:
         return State("running", job.needs)
     if run.recorded_state in ("created", "queued"):
@@ -156,10 +156,10 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
     job_start, attempt_end = since_epoch(job.start), run.attempt.ended or math.inf
     if job_start is not None and job_start > attempt_end:
         return State("running", "starting")
-    return _ending(run, now)
+    return _ending(run)
 
 
-def _ending(run: Facts, now: float) -> State | None:
+def _ending(run: Facts) -> State | None:
     """Return the state while the job is ending; it may be back in the queue in a moment."""
     if run.recorded_state == "interrupted":
         return State("running", f"saved at step {_step_of(run)}, ending")

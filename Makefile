@@ -60,7 +60,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@if command -v shellcheck >/dev/null; then \
-		shellcheck .ci/run tests/*.sh hpctrain/slurm/*.sh slurm/*.sbatch; \
+		shellcheck .ci/run tests/*.sh hpctrain/cluster/slurm/*.sh slurm/*.sbatch; \
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test
@@ -83,7 +83,7 @@ clean:
 SELDOM := databricks|fontTools|lightning|mypyc?|pip|pygments/lexers|pytorch_lightning|setuptools
 SELDOM := site-packages/(.*/tests?|$(SELDOM)|torchmetrics|transformers/models)/
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python $(TORCH)
-	@$(if $(TORCH)$(wildcard $(VENV)/.torch-*),,$(BIN)/python -m hpctrain.gpu_driver $(TORCH_INDEX))
+	@$(if $(TORCH)$(wildcard $(VENV)/.torch-*),,$(BIN)/python -m hpctrain.base.processes.gpu_driver $(TORCH_INDEX))
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
@@ -94,7 +94,7 @@ $(VENV)/.%: pyproject.toml | $(VENV)/bin/python $(TORCH)
 
 # pip keeps a torch that is there, so it comes first, and the others leave it alone.
 $(VENV)/.torch-$(TORCH_INDEX): | $(VENV)/bin/python
-	@$(BIN)/python -m hpctrain.gpu_driver $(TORCH_INDEX)
+	@$(BIN)/python -m hpctrain.base.processes.gpu_driver $(TORCH_INDEX)
 	@echo "installing torch from download.pytorch.org/whl/$(TORCH_INDEX) into $(VENV)"
 	@$(BIN)/python -m pip uninstall --quiet --yes torch triton triton-rocm 2>/dev/null
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \

@@ -13,7 +13,7 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from data_prep.cli import main
-    from hpctrain.terminal import guard
+    from hpctrain.base.terminal.terminal import guard
 
     guard()
     sys.exit(main())

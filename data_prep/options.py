@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
+from hpctrain.data.shards.compression import LEVELS, Compression
 from hpctrain.errors import ConfigError
-from hpctrain.shards.compression import LEVELS, Compression
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 VARIABLE = """

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import open_regular
+from hpctrain.base.files.disk import open_regular
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.sample_schema import ArrayBatch
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.sample_schema import ArrayBatch
 
 BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
 

@@ -22,7 +22,7 @@ from hpctrain.errors import ConfigError
 if TYPE_CHECKING:
     from hpctrain.launch.function import FunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
-    from hpctrain.trained.loaded import LoadedRun
+    from hpctrain.results.loaded import LoadedRun
 
 Folder = str | os.PathLike[str]
 
@@ -48,10 +48,10 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
         DataError: A data set is missing or damaged; nothing was queued.
         LaunchError: The scheduler refuses a job.
     """
+    from hpctrain.base.secrets import mask
     from hpctrain.config.composing.compose_call import composed
     from hpctrain.launch.output import say
     from hpctrain.launch.sweeps.sweep import Sweep
-    from hpctrain.secrets import mask
 
     with _private_files(), composed(overrides, config_dir) as call:
         sweep = Sweep(call.folder, local=call.local, config_dir=call.composer.config_dir)
@@ -83,7 +83,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
     from hpctrain.config.composing.compose_call import composed
-    from hpctrain.job.here import train_here
+    from hpctrain.engine.job.here import train_here
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():
@@ -117,7 +117,7 @@ def load_run(path: Folder) -> LoadedRun:
     """
     from pathlib import Path
 
-    from hpctrain.trained.loaded import LoadedRun
+    from hpctrain.results.loaded import LoadedRun
 
     return LoadedRun(Path(path))
 
@@ -169,7 +169,7 @@ def submit_function(
 @contextmanager
 def _private_files() -> Iterator[None]:
     """Write files with the umask of the command line (HPCTRAIN_UMASK)."""
-    from hpctrain.disk import umask
+    from hpctrain.base.files.disk import umask
 
     before = os.umask(umask())
     try:

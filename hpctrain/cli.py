@@ -19,41 +19,42 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpctrain import __version__, gone
-from hpctrain.disk import umask
+from hpctrain import __version__
+from hpctrain.base.files.disk import umask
+from hpctrain.base.secrets import mask
+from hpctrain.base.terminal.terminal import exact, guard, harmless, indented
+from hpctrain.cluster.ranks.leaving import exit_at_once_if_group_is_open
+from hpctrain.config import gone
+from hpctrain.config.help import ALL, show
+from hpctrain.engine.faults import early_signals
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
-from hpctrain.faults import early_signals
-from hpctrain.help import ALL, show
-from hpctrain.rendezvous.leaving import exit_at_once_if_group_is_open
-from hpctrain.secrets import mask
-from hpctrain.terminal import exact, guard, harmless, indented
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
-    "status": "hpctrain.commands.status",
-    "logs": "hpctrain.commands.logs",
-    "cancel": "hpctrain.commands.cancel",
-    "resume": "hpctrain.commands.resume",
-    "evaluate": "hpctrain.trained.commands.evaluate",
-    "predict": "hpctrain.trained.commands.predict",
-    "export": "hpctrain.trained.commands.export",
-    "report": "hpctrain.report.report_command",
-    "plan": "hpctrain.plan.plan_command",
-    "doctor": "hpctrain.doctor.command",
-    "bench": "hpctrain.bench.bench",
-    "gc": "hpctrain.commands.gc",
+    "status": "hpctrain.runs.commands.status",
+    "logs": "hpctrain.runs.commands.logs",
+    "cancel": "hpctrain.runs.commands.cancel",
+    "resume": "hpctrain.launch.resume",
+    "evaluate": "hpctrain.results.commands.evaluate",
+    "predict": "hpctrain.results.commands.predict",
+    "export": "hpctrain.results.commands.export",
+    "report": "hpctrain.insight.report.report_command",
+    "plan": "hpctrain.insight.plan.plan_command",
+    "doctor": "hpctrain.insight.doctor.command",
+    "bench": "hpctrain.insight.bench.bench",
+    "gc": "hpctrain.runs.commands.gc",
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {
     "status": {
-        "--live": "hpctrain.report.live.live",
-        "--checkpoints": "hpctrain.commands.checkpoints",
+        "--live": "hpctrain.insight.report.live.live",
+        "--checkpoints": "hpctrain.runs.commands.checkpoints",
         "--upload": "hpctrain.tracking.sync",
     },
-    "resume": {"--branch": "hpctrain.trained.commands.branch"},
-    "predict": {"--prompt": "hpctrain.trained.commands.generate"},
-    "report": {"--plot": "hpctrain.report.plot_command"},
-    "doctor": {"--env": "hpctrain.rendezvous.report"},
+    "resume": {"--branch": "hpctrain.results.commands.branch"},
+    "predict": {"--prompt": "hpctrain.results.commands.generate"},
+    "report": {"--plot": "hpctrain.insight.report.plot_command"},
+    "doctor": {"--env": "hpctrain.cluster.ranks.report"},
 }
 
 
@@ -117,8 +118,8 @@ def _nobody_reads() -> bool:
 def _dispatch(argv: list[str]) -> int:
     ranks: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
-        "work": partial(_module, "hpctrain.job.worker"),  # a rank of a worker of a search
-        "call": partial(_module, "hpctrain.job.call"),  # a rank of hpctrain.submit_function
+        "work": partial(_module, "hpctrain.search.worker"),  # a rank of a worker of a search
+        "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
     }
     commands: dict[str, Callable[[list[str]], int]] = {
         **{name: partial(_command, name) for name in COMMANDS},
@@ -194,13 +195,13 @@ def _freeze(argv: list[str]) -> int:
 def _begin_rank(command: str) -> None:
     if command != "call":  # a function of a user hears its signals itself
         early_signals.note()
-    from hpctrain.slurm.job_environment import take_kept_gpus
+    from hpctrain.cluster.slurm.job_environment import take_kept_gpus
 
     take_kept_gpus()
 
 
 def _run(argv: list[str]) -> int:
-    from hpctrain.job.here import train_frozen
+    from hpctrain.engine.job.here import train_frozen
     from hpctrain.runs import trust
 
     if len(argv) == 3 and argv[0] == "--trust":
@@ -221,7 +222,7 @@ def _run(argv: list[str]) -> int:
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here, or let the launcher submit (`-m`)."""
     from hpctrain.config.composing.compose import compose
-    from hpctrain.job.here import train_here
+    from hpctrain.engine.job.here import train_here
 
     config = compose(argv)
     if config is None:

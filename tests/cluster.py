@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import pytest
 
-from hpctrain.step_names import of_steps, step_of
+from hpctrain.base.names.step_names import of_steps, step_of
 from tests.conftest import run_json, runs
 
 TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"

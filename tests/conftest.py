@@ -82,7 +82,7 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], An
     The first process that needs it calls `make` with its path. tests/run.sh names a folder that its
     runs of pytest share.
     """
-    from hpctrain.lock import file_lock
+    from hpctrain.base.files.lock import file_lock
 
     folder = factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
@@ -220,9 +220,9 @@ def paced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Paced":
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
     """A process group of only this process, on the CPU."""
+    from hpctrain.cluster.ranks.ranks import RankInfo
     from hpctrain.config.schema import ParallelConfig
-    from hpctrain.distributed.group import process_group
-    from hpctrain.rendezvous.ranks import RankInfo
+    from hpctrain.engine.distributed.group import process_group
 
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     with process_group(alone, ParallelConfig(device="cpu")):
@@ -236,9 +236,9 @@ def make_composer(*folders: Path) -> "Composer":
     from hydra.core.config_store import ConfigStore
     from hydra.types import RunMode
 
+    from hpctrain.base.files.yaml_file import conf_dir
     from hpctrain.config.composing.compose_sweep import Composer
     from hpctrain.config.schema import Config
-    from hpctrain.yaml_file import conf_dir
 
     ConfigStore.instance().store(name="schema", node=Config)
     search_path = create_config_search_path(str(conf_dir()))

@@ -60,7 +60,7 @@ HEAVY = (
     *("torch.distributed.tensor", "torch.distributed.pipelining", "fsspec", "pytest"),
 )
 UPLOADING = (*LIGHT, "mlflow", "mlflow.store.tracking.sqlalchemy_store")
-# Ours, which would take each fork 0.3 s. hpctrain.job.fit is missing, because it notes
+# Ours, which would take each fork 0.3 s. hpctrain.engine.job.fit is missing, because it notes
 # what was imported before it.
 OURS = {
     LIGHT: (
@@ -68,8 +68,12 @@ OURS = {
         "hpctrain.config.composing.compose_sweep",
     ),
     HEAVY: (
-        *("hpctrain.cli", "hpctrain.job.here", "hpctrain.config.composing.compose"),
-        *("hpctrain.job.attempt", "hpctrain.job.building.build", "hpctrain.job.preflight"),
+        *("hpctrain.cli", "hpctrain.engine.job.here", "hpctrain.config.composing.compose"),
+        *(
+            "hpctrain.engine.job.attempt",
+            "hpctrain.engine.building.build",
+            "hpctrain.insight.preflight",
+        ),
     ),
     UPLOADING: ("hpctrain.tracking.uploading.upload",),
 }
@@ -258,7 +262,8 @@ def _trains(words: list[str], cwd: str) -> bool:
     values = [word for word in rest if "=" in word]
     return (
         module.startswith("torch.")
-        or module in ("tests.ranks", "tests.gpu.bench_gpt2", "hpctrain.checkpoint.saving.writer")
+        or module
+        in ("tests.ranks", "tests.gpu.bench_gpt2", "hpctrain.engine.checkpoint.saving.writer")
         or (
             module == "hpctrain"
             and rest != []

@@ -8,10 +8,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.commands import status
-from hpctrain.record import convert
-from hpctrain.run_record import Progress, RunRecord
+from hpctrain.base.files.record import convert
+from hpctrain.base.names.run_record import Progress, RunRecord
+from hpctrain.runs.checkpoints.manifest import Manifest
+from hpctrain.runs.commands import status
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.stop_request import StopRequest
 

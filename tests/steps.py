@@ -12,24 +12,24 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.checkpoint.saving.part import facts
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.saving.part import facts
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.schedule import Schedule
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.loop.trainer import Trainer
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.parts.display import Display
 from hpctrain.models import MLP
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
-from hpctrain.training.run_parts import Every
-from hpctrain.training.schedule import Schedule
-from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Trainer
 
 _stack = torch.stack
 CPU = torch.device("cpu")

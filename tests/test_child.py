@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import child
-from hpctrain.child import Child, run_module
+from hpctrain.base.processes import child
+from hpctrain.base.processes.child import Child, run_module
 
 PROGRAM = "import os, sys; os.close(1); sys.stdin.read(); os._exit(7)"
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.commands import status
+from hpctrain.base.names.run_record import Attempt, BestValue, Followed, RunRecord, Submission
+from hpctrain.base.names.step_names import step_name
 from hpctrain.config.frozen import dump, load, values_of
-from hpctrain.gone import without_gone_keys
-from hpctrain.report.account.history import History
-from hpctrain.run_record import Attempt, BestValue, Followed, RunRecord, Submission
+from hpctrain.config.gone import without_gone_keys
+from hpctrain.data.shards.index import Index
+from hpctrain.insight.report.account.history import History
+from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.commands import status
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.shards.index import Index
-from hpctrain.step_names import step_name
 from hpctrain.tracking import columns, recorded, samples
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta

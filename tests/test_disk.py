@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpctrain import disk
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.child import python_module
+from hpctrain.base.files import disk
+from hpctrain.base.files.disk import open_regular
+from hpctrain.base.processes.child import python_module
 from hpctrain.config import frozen
-from hpctrain.disk import open_regular
+from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
-from hpctrain.shards.index import Index
+from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tracking.journal_line import parse
 
 if TYPE_CHECKING:

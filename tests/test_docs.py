@@ -39,7 +39,7 @@ from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.config.schema.key import members
 from hpctrain.config.translate.__main__ import main as translate
-from hpctrain.doctor.command import settings
+from hpctrain.insight.doctor.command import settings
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
@@ -255,7 +255,7 @@ def accept(words: list[str], run: Path) -> None:
             assert {*parts} <= {part.name for part in PARTS}
         case ["python", "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", prefix, _]:
             assert find_spec("torch.distributed.flight_recorder.fr_trace") is not None
-            assert prefix in (ROOT / "hpctrain/rendezvous/flight_recorder.py").read_text()
+            assert prefix in (ROOT / "hpctrain/cluster/ranks/flight_recorder.py").read_text()
         case ["python", "-m", "data_prep", "sample", *_]:
             pass  # the slow test runs what takes minutes
         case ["python", "-m", "hpctrain", "predict", *rest] if "--prompt" in rest:

@@ -10,8 +10,8 @@ from hpctrain import cli
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.explain import unknown_key
 from hpctrain.config.frozen import known_keys, load
+from hpctrain.config.gone import table
 from hpctrain.errors import ConfigError
-from hpctrain.gone import table
 from tests.conftest import ROOT
 
 KEYS = {name: left["default"] for name, left in table().items() if "default" in left}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain import gpu_driver
-from hpctrain.distributed import devices
+from hpctrain.base.processes import gpu_driver
+from hpctrain.base.processes.gpu_driver import advice, mismatch
+from hpctrain.engine.distributed import devices
 from hpctrain.errors import ConfigError
-from hpctrain.gpu_driver import advice, mismatch
-from hpctrain.monitor import amd
+from hpctrain.insight.monitor import amd
 from tests.conftest import ROOT
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\n"
@@ -156,7 +156,7 @@ def dry_run(folder: Path, *words: str) -> str:
 def test_make_takes_torch_from_the_index_that_it_is_given(tmp_path: Path) -> None:
     default = dry_run(tmp_path)
     assert "download.pytorch.org" not in default
-    assert f"{tmp_path}/bin/python -m hpctrain.gpu_driver pypi" in default
+    assert f"{tmp_path}/bin/python -m hpctrain.base.processes.gpu_driver pypi" in default
     chosen = dry_run(tmp_path, "TORCH_INDEX=cu126")
     torch_first, itself = chosen.index("whl/cu126"), chosen.index("'.[sample]'")
     assert torch_first < itself, "pip then keeps the torch that is there"
@@ -169,7 +169,7 @@ def test_make_takes_torch_from_the_index_that_it_is_given(tmp_path: Path) -> Non
 
 def test_make_asks_for_advice_when_nothing_is_installed() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "hpctrain.gpu_driver", "rocm7.2"],
+        [sys.executable, "-S", "-m", "hpctrain.base.processes.gpu_driver", "rocm7.2"],
         cwd=ROOT,
         capture_output=True,
         text=True,

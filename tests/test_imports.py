@@ -155,7 +155,7 @@ WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploa
 
 
 def module_of(file: Path) -> str:
-    """Return the dotted name of a file, such as `hpctrain.shards.index`."""
+    """Return the dotted name of a file, such as `hpctrain.data.shards.index`."""
     name = file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     return name.removesuffix(".__init__")
 
@@ -289,7 +289,7 @@ def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
 
 
 def test_no_object_collectives() -> None:
-    """They unpickle what other ranks send; `hpctrain.distributed.objects` sends JSON."""
+    """They unpickle what other ranks send; `hpctrain.engine.distributed.objects` sends JSON."""
     for module in OURS:
         for node in ast.walk(tree(FILES[module])):
             if isinstance(node, ast.Attribute | ast.Name | ast.alias):
@@ -317,7 +317,7 @@ def test_no_circles() -> None:
 def room_of(module: str, depth: int) -> str:
     """Return the package of a module, at most `depth` floors below hpctrain.
 
-    A file beside other rooms is a room of its own, such as `hpctrain.parallel.mesh`.
+    A file beside other rooms is a room of its own, such as `hpctrain.engine.parallel.mesh`.
     """
     return ".".join(module.split(".")[: depth + 1])
 

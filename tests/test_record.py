@@ -13,11 +13,7 @@ import msgspec
 import pytest
 
 from hpctrain import errors
-from hpctrain.checkpoint.files import manifest
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.config.schema import Config
-from hpctrain.errors import DamageError, DataError, HpctrainError
-from hpctrain.record import (
+from hpctrain.base.files.record import (
     Count,
     Finite,
     JobId,
@@ -29,10 +25,14 @@ from hpctrain.record import (
     read_owned,
     written,
 )
-from hpctrain.run_record import ListedRun, Progress, RunRecord
+from hpctrain.base.names.run_record import ListedRun, Progress, RunRecord
+from hpctrain.config.schema import Config
+from hpctrain.data.shards.index import Index
+from hpctrain.errors import DamageError, DataError, HpctrainError
+from hpctrain.runs.checkpoints import manifest
+from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.shards.index import Index
 from hpctrain.tracking import recorded
 from hpctrain.tracking.meta import Meta, Uploaded
 

@@ -19,18 +19,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain import secrets
+from hpctrain.base import secrets
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.report.tree import Sentences
-from hpctrain.report.views import html_view
-from hpctrain.slurm.script import sbatch_script
+from hpctrain.insight.report.tree import Sentences
+from hpctrain.insight.report.views import html_view
+from hpctrain.results.commands.export import main as export
 from hpctrain.tracking.meta import Meta
-from hpctrain.trained.commands.export import main as export
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from hpctrain.console import Cell, Console
-from hpctrain.secrets import mask_logging
-from hpctrain.terminal import Guard, harmless, indented, printable
+from hpctrain.base.secrets import mask_logging
+from hpctrain.base.terminal.console import Cell, Console
+from hpctrain.base.terminal.terminal import Guard, harmless, indented, printable
 from tests import forkserver
 
 # Write the clipboard (OSC 52), clear the screen, set the title, ring, hide, go back, reverse.

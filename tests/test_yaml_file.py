@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.base.files.yaml_file import LONGEST, parse, read
 from hpctrain.errors import ConfigError
-from hpctrain.yaml_file import LONGEST, parse, read
 
 TYPES = {"name": "str", "modules": "list[str]", "env": "dict[str, str]", "pin": "bool"}
 TYPES |= {"lr": "float", "steps": "int", "nodes": "int | str", "on.on": "str"}

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.datasets.shards import OpenShard
+from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards import index as index_file
+from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.index import Index, Split
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards import index as index_file
-from hpctrain.shards.field import Field, check_name
-from hpctrain.shards.index import Index, Split
-from hpctrain.shards.types import Array
-from hpctrain.terminal import few
 
 
 class DataSet:

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import numpy as np
 
-from hpctrain.shards.ragged import Ragged, hash_rows
-from hpctrain.shards.types import Array
+from hpctrain.data.shards.ragged import Ragged, hash_rows
+from hpctrain.data.shards.types import Array
 
 _SHOWN = 40  # characters of a value
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Shard
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.storage.layout import Layout
-from hpctrain.shards.types import Array, Int64s
 
 
 def blocks(

@@ -16,8 +16,8 @@ from typing import Any
 
 from data_prep.formats.samples import Unusable, field_of, fitted
 from data_prep.source import SourceFile
+from hpctrain.data.shards.field import check_name
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import check_name
 
 SPLIT = "split"  # the key of a sample that names its split
 _PARTS = ("part", "parts")

@@ -6,7 +6,7 @@ The text comes from files. So it is never read as markup, and control characters
 import sys
 from collections.abc import Sequence
 
-from hpctrain.terminal import printable
+from hpctrain.base.terminal.terminal import printable
 
 
 def title(text: str) -> None:
@@ -24,7 +24,7 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
     """Print a table."""
     if not rows:
         return
-    from hpctrain.console import Console, Table
+    from hpctrain.base.terminal.console import Console, Table
 
     right = [n for n, name in enumerate(columns) if name in numbers.split()]
     table = Table(*(columns or [""] * len(rows[0])), right=right)

@@ -57,10 +57,10 @@ from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
+from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards.field import DTYPES
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import DTYPES
-from hpctrain.shards.types import Array
-from hpctrain.terminal import few
 
 ARGUMENTS = f"""
 files=FILE* : path

@@ -38,9 +38,9 @@ from data_prep.libraries import library
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources.table import Table
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
 
 SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
 

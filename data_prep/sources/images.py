@@ -33,8 +33,8 @@ from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn, ByFile
+from hpctrain.data.shards.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field, check_name
 
 ARGUMENTS = (
     """

@@ -29,12 +29,12 @@ from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.shard import digest_file
+from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Index, Shard
-from hpctrain.shards.shard import digest_file
-from hpctrain.shards.storage.layout import Layout
-from hpctrain.shards.types import Int64s
 
 _KEEP = "keep"
 _SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards

@@ -29,9 +29,9 @@ from data_prep.libraries import library
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import Fractions
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
 
 # Left out: tests and examples, whose content repeats, and installed packages.
 SKIPPED = {

@@ -40,8 +40,8 @@ from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, Block, Source
+from hpctrain.data.shards.field import Field
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
 
 ARGUMENTS = f"""
 sources=SRC+ : path

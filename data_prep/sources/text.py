@@ -35,8 +35,8 @@ from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.split import ByFile
+from hpctrain.data.shards.field import Field
 from hpctrain.errors import ConfigError
-from hpctrain.shards.field import Field
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096

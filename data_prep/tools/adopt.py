@@ -32,13 +32,13 @@ from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
+from hpctrain.base.terminal.progress_bar import Progress
+from hpctrain.data.shards import index as index_file
+from hpctrain.data.shards.commit import PARTIAL, storage_error
+from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.progress_bar import Progress
-from hpctrain.shards import index as index_file
-from hpctrain.shards.commit import PARTIAL, storage_error
-from hpctrain.shards.field import Field, check_name
-from hpctrain.shards.index import Index
-from hpctrain.shards.sample_schema import check_fields
 
 SUFFIXES = (".h5", ".hdf5")
 

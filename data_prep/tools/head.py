@@ -10,8 +10,8 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet
 from data_prep.formats.text.tokens import FILE as TOKENIZER
 from data_prep.show import console
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array
 
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text

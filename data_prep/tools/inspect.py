@@ -17,8 +17,8 @@ from data_prep.datasets.dataset import DataSet
 from data_prep.options import DIR
 from data_prep.show import console
 from data_prep.tools import head, verify
+from hpctrain.data.shards.index import Statistics
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import Statistics
 
 MOST = 20  # categories listed
 ARGUMENTS = f"""{DIR}

@@ -14,11 +14,11 @@ from data_prep.datasets.shards import OpenShard
 from data_prep.show import console
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
+from hpctrain.base.terminal.progress_bar import Progress
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.moments import Moments
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.progress_bar import Progress
-from hpctrain.shards.index import Index
-from hpctrain.shards.moments import Moments
-from hpctrain.shards.shard import digest_file
 
 _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 

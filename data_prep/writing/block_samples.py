@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from data_prep.source import BadRecords, Block, Source
 from data_prep.writing.split import ByColumn, ByFile, Split
+from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
+from hpctrain.data.shards.sample_schema import check_batch
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.field import check_name
-from hpctrain.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
-from hpctrain.shards.sample_schema import check_batch
-from hpctrain.shards.types import Array, Int64s
 
 Rows = Mapping[str, Array | Ragged]
 

@@ -33,12 +33,12 @@ from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.records import Plan
 from data_prep.writing.renamed import renamed
 from data_prep.writing.split import ByColumn, ByFile, Fractions
+from hpctrain.base.terminal.progress_bar import Progress as ProgressBar
+from hpctrain.data.shards import commit
+from hpctrain.data.shards import index as index_file
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.progress_bar import Progress as ProgressBar
-from hpctrain.shards import commit
-from hpctrain.shards import index as index_file
-from hpctrain.shards.index import Index
-from hpctrain.shards.shard import digest_file
 
 
 def convert(source: Source, out: Path, options: Options) -> Index | None:

@@ -19,13 +19,13 @@ from data_prep.source import BadRecord
 from data_prep.writing.job import JOB, Job
 from data_prep.writing.records import Plan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
-from hpctrain.disk import write_atomically
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards.commit import PARTIAL, commit, discard, settle, storage_error
+from hpctrain.data.shards.index import Index, Shard, Statistics
+from hpctrain.data.shards.moments import Moments
+from hpctrain.data.shards.shard import digest_file, shard_name
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error
-from hpctrain.shards.index import Index, Shard, Statistics
-from hpctrain.shards.moments import Moments
-from hpctrain.shards.shard import digest_file, shard_name
-from hpctrain.terminal import few
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`

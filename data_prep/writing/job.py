@@ -20,11 +20,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from data_prep.writing.records import Plan, Result, as_json, load
-from hpctrain.disk import open_regular, sync, write_atomically
+from hpctrain.base.files.disk import open_regular, sync, write_atomically
+from hpctrain.data.shards import commit
+from hpctrain.data.shards.commit import PARTIAL, storage_error
+from hpctrain.data.shards.index import check_shard
 from hpctrain.errors import DataError, StorageError
-from hpctrain.shards import commit
-from hpctrain.shards.commit import PARTIAL, storage_error
-from hpctrain.shards.index import check_shard
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
 LOOK, CHOICE = ".npz", ".choice.npz"

@@ -20,12 +20,12 @@ from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
 from data_prep.writing.job import CHOICE, LOOK, JobFolder
 from data_prep.writing.records import Result
 from data_prep.writing.split import ByColumn
+from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards import commit
+from hpctrain.data.shards.format import ShardFiles
+from hpctrain.data.shards.ragged import hash_keys
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError, StorageError
-from hpctrain.shards import commit
-from hpctrain.shards.format import ShardFiles
-from hpctrain.shards.ragged import hash_keys
-from hpctrain.shards.types import Array
-from hpctrain.terminal import few
 
 SHOWN = 3  # files that a message lists
 

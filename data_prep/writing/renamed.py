@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from data_prep.source import BadRecords, Block, Source
+from hpctrain.data.shards.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.sample_schema import check_fields
 
 _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import yaml
 
-from hpctrain import yaml_file
+from hpctrain.base.files import yaml_file
 from hpctrain.config.frozen import types
 from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.rules.batch_sizes import BatchSizes

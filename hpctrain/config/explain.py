@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain import gone
+from hpctrain.config import gone
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
 from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.rules.arguments import named, signature, takes_any

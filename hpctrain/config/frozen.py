@@ -22,13 +22,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from hpctrain import secrets, yaml_file
+from hpctrain.base import secrets
+from hpctrain.base.files import yaml_file
+from hpctrain.base.files.disk import expanded
+from hpctrain.base.names.run_record import RunRecord
 from hpctrain.config.explain import explain, unknown_key
+from hpctrain.config.gone import without_gone_keys
 from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
-from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError, DamageError
-from hpctrain.gone import without_gone_keys
-from hpctrain.run_record import RunRecord
 
 
 def from_omegaconf(node: DictConfig) -> Config:

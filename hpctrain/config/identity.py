@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from hpctrain import secrets
+from hpctrain.base import secrets
 from hpctrain.config.schema import Config, all_members
 from hpctrain.config.schema.key import keys
 

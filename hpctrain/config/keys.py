@@ -96,7 +96,7 @@ def row_of(key: Member) -> tuple[str, ...]:
 def _print_table(columns: Sequence[str], chosen: Sequence[tuple[str, ...]]) -> None:
     from rich.text import Text
 
-    from hpctrain.console import Console, Table
+    from hpctrain.base.terminal.console import Console, Table
 
     keys = len(columns) == len(COLUMNS)
     table = Table(*(("key", "value", "default", "meaning") if keys else columns))

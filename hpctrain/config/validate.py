@@ -9,13 +9,13 @@ report confusing problems, so they come second.
 
 from collections.abc import Iterator, Sequence
 
+from hpctrain.base.hardware import of_section
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
 from hpctrain.config.rules import data_sets, job, metrics, objects, starting_weights
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.errors import ConfigError
-from hpctrain.hardware import of_section
 
 
 def validate(config: Config, world_size: int | None = None) -> None:

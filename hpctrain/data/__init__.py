@@ -2,7 +2,7 @@
 
     sampler ── which sample stands at a position                 samplers/
        │
-    source ─── samples by index: reader, windows, concat,        sources/  from hpctrain.shards
+    source ─── samples by index: reader, windows, concat,        sources/  from hpctrain.data.shards
        │       images                                            places/   in place, or staged
     loader ─── threads, buffers, this rank's share               loading/
        │                                                         workers/  Python, in processes

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from hpctrain.data.draws import Draws
+from hpctrain.data.shards.types import Batch
 from hpctrain.errors import ConfigError
-from hpctrain.shards.types import Batch
 
 Names = str | Sequence[str]
 

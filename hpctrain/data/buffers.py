@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.shards.types import Array
+from hpctrain.data.shards.types import Array
 
 IDLE = 8  # free buffers of one size that are kept
 PAGE = 2**12  # bytes

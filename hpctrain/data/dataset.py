@@ -34,10 +34,10 @@ from torch.utils.data import Dataset, IterableDataset, default_collate, get_work
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.loading.collate import MASK, WIDER, Collate
 from hpctrain.data.loading.loader import Loader
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Batch
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Batch
 
 Sample = dict[str, torch.Tensor]
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.data.samplers.permutation import hashes, make_key, scramble
-from hpctrain.shards.types import Int64s
+from hpctrain.data.shards.types import Int64s
 
 _DRAWS = 0x6472617773  # "draws": so that the keys differ from those of the order with the same seed
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 from hpctrain.data.batch_fields import field_of, image_of
 from hpctrain.data.draws import Draws
+from hpctrain.data.shards.types import Batch
 from hpctrain.errors import ConfigError
-from hpctrain.shards.types import Batch
 
 
 class Mix:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hpctrain.data.batch_fields import Names, OfFields, dtype_of
+from hpctrain.data.shards.index import Statistics
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import Statistics
 
 
 class Cast(OfFields):

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from hpctrain.data.draws import Draws
+from hpctrain.data.generators import same_generators, states
+from hpctrain.data.shards.types import Batch
 from hpctrain.data.workers.samples import SampleRandom, has_drawn
-from hpctrain.generators import same_generators, states
-from hpctrain.shards.types import Batch
 
 SAMPLES = 4  # samples that are tried, and batches
 ROWS = 2  # samples of such a batch

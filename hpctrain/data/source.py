@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from hpctrain.shards.field import Field
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Int64s
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Int64s
 
 
 class SampleId(NamedTuple):

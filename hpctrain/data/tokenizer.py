@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from hpctrain.base.files.disk import parse_json
 from hpctrain.data.places.origin import Origin, load_index, read_blocks
-from hpctrain.disk import parse_json
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.types import Int64s
 
 FILE = "tokenizer.json"  # beside the shards
 BYTES = 256

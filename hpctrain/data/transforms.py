@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from hpctrain.data.crops import CenterCrop, RandomCrop, RandomFlip
 from hpctrain.data.draws import Draws
 from hpctrain.data.normalise import Cast, Normalise
+from hpctrain.data.shards.index import Statistics
+from hpctrain.data.shards.types import Batch
 from hpctrain.data.workers import samples
 from hpctrain.errors import DataError
-from hpctrain.shards.index import Statistics
-from hpctrain.shards.types import Batch
 
 __all__ = [
     "Cast",

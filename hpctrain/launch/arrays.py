@@ -28,21 +28,21 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from hpctrain.base.files.disk import sync_file_system, write_atomically
+from hpctrain.base.secrets import reference
+from hpctrain.cluster.slurm import excluded_hosts, sbatch
+from hpctrain.cluster.slurm.lead_time import lead_s
+from hpctrain.cluster.slurm.partition_limit import Road, road
+from hpctrain.cluster.slurm.queue import UnreachableError, me
+from hpctrain.cluster.slurm.sbatch_options import check_folder
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.frozen import plain
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
-from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
-from hpctrain.secrets import reference
-from hpctrain.slurm import excluded_hosts, sbatch
-from hpctrain.slurm.lead_time import lead_s
-from hpctrain.slurm.partition_limit import Road, road
-from hpctrain.slurm.queue import UnreachableError, me
-from hpctrain.slurm.sbatch_options import check_folder
-from hpctrain.slurm.script import sbatch_script
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from hpctrain import secrets
+from hpctrain.base import secrets
+from hpctrain.base.names.run_record import RunRecord
+from hpctrain.cluster.slurm.queue import Queue, Task
 from hpctrain.config.schema import Config
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.run_record import RunRecord
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.shared_job import job_of
-from hpctrain.slurm.queue import Queue, Task
 
 
 class Status(Enum):

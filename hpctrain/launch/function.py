@@ -18,11 +18,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.cluster.slurm import queue, sbatch
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
-from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
 from hpctrain.launch.function_call import Call, read_results
@@ -30,8 +32,6 @@ from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
-from hpctrain.slurm import queue, sbatch
-from hpctrain.slurm.script import sbatch_script
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain import secrets
-from hpctrain.disk import LARGEST_JSON, parse_json, write_atomically
+from hpctrain.base import secrets
+from hpctrain.base.files.disk import LARGEST_JSON, parse_json, write_atomically
+from hpctrain.base.files.record import Record, read, read_bytes, written
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.record import Record, read, read_bytes, written
 
 _TYPES = "None, bool, int, float, str, and lists and dicts of these"
 

@@ -3,7 +3,7 @@
     job.job_id   job.state   job.done()   job.wait()   job.cancel()   job.result()   job.stdout()
 
 submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. These ask
-`hpctrain.slurm.queue`, and read results from the run directory.
+`hpctrain.cluster.slurm.queue`, and read results from the run directory.
 """
 
 import logging
@@ -15,13 +15,13 @@ from typing import Any
 
 from submitit.core.utils import FailedJobError
 
-from hpctrain.causes import one_line
+from hpctrain.base.processes.causes import one_line
+from hpctrain.cluster.slurm import queue
 from hpctrain.errors import LaunchError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.shared_job import has_others
-from hpctrain.slurm import queue
 
 log = logging.getLogger(__name__)
 _LATE_S = 15.0  # a result may appear later on a network file system

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from submitit.local.local import start_controller
 
+from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.job_environment import keep_gpus
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import ConfigError
@@ -27,8 +29,6 @@ from hpctrain.launch.jobs import LocalRunJob
 from hpctrain.launch.output import say
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.slurm import sbatch
-from hpctrain.slurm.job_environment import keep_gpus
 
 
 def check(config: Config) -> None:

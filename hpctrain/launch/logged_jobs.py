@@ -14,8 +14,8 @@ from submitit.core.core import InfoWatcher
 from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import read_job_id
 
+from hpctrain.cluster.slurm import queue
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.slurm import queue
 
 log = logging.getLogger(__name__)
 _POLL_S = 30  # the longest time between two calls of `squeue`; submitit begins with 2 s

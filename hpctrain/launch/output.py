@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.progress import track
 from rich.text import Text
 
-from hpctrain.console import Console, Table
-from hpctrain.secrets import mask
-from hpctrain.terminal import indented
+from hpctrain.base.secrets import mask
+from hpctrain.base.terminal.console import Console, Table
+from hpctrain.base.terminal.terminal import indented
 
 if TYPE_CHECKING:
     from hpctrain.launch.entry import Entry

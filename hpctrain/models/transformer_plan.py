@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from hpctrain.models.plan import Plan
+from hpctrain.engine.layers.plan import Plan
 
 # As Megatron-LM divides a layer (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
 _TENSOR = {

@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-from hpctrain.checkpoint.files.manifest import checkpoints, damage, newest_intact
+from hpctrain.base.names.run_record import BestValue, RunRecord
+from hpctrain.base.names.step_names import step_name, step_of
 from hpctrain.errors import StorageError
-from hpctrain.run_record import BestValue, RunRecord
+from hpctrain.runs.checkpoints.manifest import checkpoints, damage, newest_intact
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.step_names import step_name, step_of
 from hpctrain.tracking import recorded
 
 

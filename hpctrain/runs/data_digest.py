@@ -13,8 +13,8 @@ import xxhash
 from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
+from hpctrain.data.shards.index import FILE, Index
 from hpctrain.errors import ConfigError, DataError, about
-from hpctrain.shards.index import FILE, Index
 
 
 def data_digest(config: Config) -> str:

@@ -20,20 +20,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpctrain import yaml_file
-from hpctrain.checkpoint.files.manifest import OLD, checkpoints
+from hpctrain.base.files import yaml_file
+from hpctrain.base.files.disk import is_own
+from hpctrain.base.names.run_record import Progress
+from hpctrain.base.secrets import reference
 from hpctrain.config.frozen import digest
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
-from hpctrain.disk import is_own
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.estimates import time_limit
-from hpctrain.run_record import Progress
+from hpctrain.insight.estimates import time_limit
 from hpctrain.runs import trust, weights_digest
+from hpctrain.runs.checkpoints.manifest import OLD, checkpoints
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.secrets import reference
 from hpctrain.tracking.journal import journal_path, last_step
 from hpctrain.tracking.store import check_uri
 

@@ -10,8 +10,8 @@
         stop           a stop request (see `hpctrain.runs.state.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
-        secret         with which ranks know each other (`hpctrain.rendezvous.run_secret`)
-        compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
+        secret         with which ranks know each other (`hpctrain.cluster.ranks.run_secret`)
+        compile/       the code that torch.compile has made (`engine.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
         artifacts/     images and plots, for MLflow (see `hpctrain.tracking.page.images`)
 
@@ -35,18 +35,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.files.manifest import Manifest, newest_healthy
+from hpctrain.base.files.disk import create, open_regular, set_aside, write_atomically
+from hpctrain.base.files.lock import is_locked, open_lock, take
+from hpctrain.base.files.record import read
+from hpctrain.base.forks import keep_private
+from hpctrain.base.names.run_record import Attempt, Progress, RunRecord
+from hpctrain.base.names.step_names import step_of
+from hpctrain.cluster.ranks import epochs
 from hpctrain.config.frozen import digest, dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
-from hpctrain.disk import create, open_regular, set_aside, write_atomically
 from hpctrain.errors import DamageError, InUseError, StorageError
-from hpctrain.forks import keep_private
-from hpctrain.lock import is_locked, open_lock, take
-from hpctrain.record import read
-from hpctrain.rendezvous import epochs
-from hpctrain.run_record import Attempt, Progress, RunRecord
-from hpctrain.step_names import step_of
+from hpctrain.runs.checkpoints.manifest import Manifest, newest_healthy
 from hpctrain.tracking import samples
 
 _LONGEST_HOLDER = 300

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hpctrain import secrets
+from hpctrain.base import secrets
 from hpctrain.config.identity import changeable, override_key
 
 _GLOBAL = ("experiment", "debug")  # choices that may set any key

@@ -11,12 +11,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.terminal.terminal import few
+from hpctrain.cluster.slurm.job_environment import TRUST
+from hpctrain.cluster.slurm.queue import user_name
 from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.slurm.job_environment import TRUST
-from hpctrain.slurm.queue import user_name
-from hpctrain.terminal import few
 
 _MOST = 12  # names of functions in a sentence
 

@@ -8,10 +8,10 @@ checkpoint.init_from=runs/digits-3fa92c1b
 import logging
 from pathlib import Path
 
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
 from hpctrain.config.schema import CheckpointConfig
 from hpctrain.errors import ConfigError, StorageError, about
+from hpctrain.runs.checkpoints.manifest import Manifest
+from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 

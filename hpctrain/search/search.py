@@ -25,11 +25,16 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.lock import why_no_locks
+from hpctrain.base.files.record import written
+from hpctrain.base.secrets import mask, reference, referenced
+from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.rules.job import written_secrets
 from hpctrain.config.schema import Config
-from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
@@ -38,8 +43,6 @@ from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.run_code import say_copy
-from hpctrain.lock import why_no_locks
-from hpctrain.record import written
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
@@ -48,9 +51,6 @@ from hpctrain.search.settings import Settings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
 from hpctrain.search.trials import Found, SearchFile, storage_of
-from hpctrain.secrets import mask, reference, referenced
-from hpctrain.slurm import sbatch
-from hpctrain.slurm.queue import UnreachableError
 
 if TYPE_CHECKING:
     from optuna import Study

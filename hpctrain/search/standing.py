@@ -16,13 +16,13 @@ from typing import Any, Self
 from rich.console import RenderableType
 from rich.text import Text
 
-from hpctrain.console import Table
+from hpctrain.base.terminal.console import Table
+from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import is_search
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.search.trials import Found, Trial
 from hpctrain.search.worker_arrays import in_queue
-from hpctrain.slurm.queue import UnreachableError
 
 log = logging.getLogger(__name__)
 Rows = list[list[str]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-from hpctrain.lock import file_lock
+from hpctrain.base.files.lock import file_lock
 
 log = logging.getLogger(__name__)
 _NAP_S = 0.01

@@ -24,6 +24,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.files.record import Record
+from hpctrain.base.secrets import reference
 from hpctrain.config.composing.compose import as_asked
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.composing.text_values import quoted
@@ -32,10 +34,8 @@ from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.rules import metrics
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.record import Record
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.secrets import reference
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain import secrets
-from hpctrain.causes import NON_FINITE, RANK_KILLED, one_line
+from hpctrain.base import secrets
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.lock import file_lock
+from hpctrain.base.files.record import read, written
+from hpctrain.base.processes.causes import NON_FINITE, RANK_KILLED, one_line
+from hpctrain.cluster.restarts import policy
+from hpctrain.cluster.slurm.queue import me
 from hpctrain.config.schema import Config
-from hpctrain.disk import write_atomically
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.entry import Entry, Status
-from hpctrain.lock import file_lock
-from hpctrain.record import read, written
-from hpctrain.restarts import policy
 from hpctrain.runs import trust
 from hpctrain.runs.freeze import may_start_again
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.search.trials import Found
 from hpctrain.search.worker_arrays import WorkerFile
-from hpctrain.slurm.queue import me
 
 _NAP_S = 0.05
 

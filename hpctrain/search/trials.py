@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from hpctrain.disk import write_atomically
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.lock import is_locked
+from hpctrain.base.files.record import read, written
+from hpctrain.base.secrets import expand, mask, reference
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.lock import is_locked
-from hpctrain.record import read, written
 from hpctrain.runs.state.select import SEARCH_FILE
 from hpctrain.search.settings import Settings
-from hpctrain.secrets import expand, mask, reference
 
 if TYPE_CHECKING:
     from optuna import Study

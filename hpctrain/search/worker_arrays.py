@@ -13,18 +13,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.record import Count, Record, read, written
+from hpctrain.base.names.run_record import RunRecord, Submission
+from hpctrain.cluster.slurm import excluded_hosts, sbatch
+from hpctrain.cluster.slurm.partition_limit import road
+from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.schema import Config
-from hpctrain.disk import write_atomically
 from hpctrain.errors import LaunchError, StorageError
-from hpctrain.record import Count, Record, read, written
-from hpctrain.run_record import RunRecord, Submission
 from hpctrain.runs.state.facts import Facts
 from hpctrain.search.rule import wanted
 from hpctrain.search.trials import Found
-from hpctrain.slurm import excluded_hosts, sbatch
-from hpctrain.slurm.partition_limit import road
-from hpctrain.slurm.queue import Queue, UnreachableError, queued, user_name
-from hpctrain.slurm.script import sbatch_script
 
 LEFT = "left"
 """The file that a worker leaves when it takes no more trials, although its job has not ended."""

@@ -22,17 +22,17 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.child import run_module
+from hpctrain.base.files.lock import file_lock
+from hpctrain.base.files.record import read
+from hpctrain.base.processes.child import run_module
+from hpctrain.base.secrets import mask
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.lock import file_lock
-from hpctrain.record import read
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
 from hpctrain.search.trial_config import Bases
 from hpctrain.search.trial_run import Piece
 from hpctrain.search.trials import GOAL, Found, owner_lock
-from hpctrain.secrets import mask
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
 

@@ -1,11 +1,7 @@
 """Tasks: what a model is trained for."""
 
-from hpctrain.tasks.classification import Classification
-from hpctrain.tasks.language_model import LanguageModel
-from hpctrain.tasks.metric_updates import measuring
-from hpctrain.tasks.multi_label import MultiLabel
-from hpctrain.tasks.regression import Regression
-from hpctrain.tasks.task import (
+from hpctrain.engine.tasks.metric_updates import measuring
+from hpctrain.engine.tasks.task import (
     SplitTask,
     Sums,
     Task,
@@ -16,6 +12,10 @@ from hpctrain.tasks.task import (
     on_device,
     on_part,
 )
+from hpctrain.tasks.classification import Classification
+from hpctrain.tasks.language_model import LanguageModel
+from hpctrain.tasks.multi_label import MultiLabel
+from hpctrain.tasks.regression import Regression
 
 __all__ = [
     "Classification",

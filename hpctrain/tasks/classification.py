@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.tasks.outputs import described, prediction
+from hpctrain.engine.tasks.task import Sums, field, in_default_dtype
 from hpctrain.errors import ConfigError
-from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
-from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import Sums, field, in_default_dtype
 
 
 class Classification(LabelTask):

@@ -2,7 +2,7 @@
 
 on the CPU, and in the first batches on a GPU     an error names the value and its row
 in later batches on a GPU                         the loss is NaN, which the host does not wait
-for, and hpctrain.faults.health finds
+for, and hpctrain.engine.faults.health finds
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.tasks.outputs import described
+from hpctrain.engine.tasks.task import SplitTask, field, in_default_dtype
 from hpctrain.errors import ConfigError
-from hpctrain.shards.types import Batch
-from hpctrain.tasks.outputs import described
-from hpctrain.tasks.task import SplitTask, field, in_default_dtype
 
 _FIRST = 8  # batches, or micro-batches
 _ROUNDED = 1e-2  # probabilities that were mixed in bf16

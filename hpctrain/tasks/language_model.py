@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from hpctrain.data.shards.types import Batch
 from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.engine.tasks.task import Part, SplitTask, Sums, field, in_default_dtype
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import Labels
-from hpctrain.tasks.task import Part, SplitTask, Sums, field, in_default_dtype
 
 log = logging.getLogger(__name__)
 DOCUMENT = "_document"  # FIELD_document is made by hpctrain.data.sources.windows

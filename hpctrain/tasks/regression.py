@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.tasks.outputs import described, prediction
+from hpctrain.engine.tasks.task import SplitTask, Sums, field, in_default_dtype
 from hpctrain.errors import ConfigError
-from hpctrain.shards.types import Batch
-from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import SplitTask, Sums, field, in_default_dtype
 
 _LOSSES = ("mse", "l1", "relative_l2")
 

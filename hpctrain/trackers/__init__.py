@@ -1,7 +1,7 @@
 """Trackers beside MLflow: `tracking.also=[{_target_: hpctrain.trackers.TensorBoard}]`."""
 
-from hpctrain.trackers.other import OtherTracker
 from hpctrain.trackers.tensor_board import TensorBoard
 from hpctrain.trackers.weights_and_biases import WeightsAndBiases
+from hpctrain.tracking.other import OtherTracker
 
 __all__ = ["OtherTracker", "TensorBoard", "WeightsAndBiases"]

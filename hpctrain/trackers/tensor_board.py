@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.disk import expanded
+from hpctrain.base.files.disk import expanded
 from hpctrain.errors import ConfigError
-from hpctrain.trackers.other import OtherTracker
+from hpctrain.tracking.other import OtherTracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

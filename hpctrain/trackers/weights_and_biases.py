@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpctrain.errors import ConfigError
-from hpctrain.trackers.other import OtherTracker
+from hpctrain.tracking.other import OtherTracker
 
 _STEP = "global_step"
 

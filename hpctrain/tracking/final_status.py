@@ -1,6 +1,6 @@
 """The final status of a run whose process was killed, and so could not record it itself.
 
-The batch script records it when its ranks have ended for good (`hpctrain.job.verdict`), and
+The batch script records it when its ranks have ended for good (`hpctrain.engine.job.verdict`), and
 `hpctrain status --upload` records it when Slurm knows the job no more. Without it MLflow would show
 the run as RUNNING for ever.
 """
@@ -8,7 +8,7 @@ the run as RUNNING for ever.
 from pathlib import Path
 from typing import Any
 
-from hpctrain.child import Process
+from hpctrain.base.processes.child import Process
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 
 UNRECORDED = "the training process ended without a final status"

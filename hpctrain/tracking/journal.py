@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hpctrain import record as door
-from hpctrain.disk import open_below, open_regular
+from hpctrain.base.files import record as door
+from hpctrain.base.files.disk import open_below, open_regular
 from hpctrain.errors import StorageError
 from hpctrain.tracking.journal_line import line, parse, parse_all
 

@@ -20,9 +20,9 @@ from functools import reduce
 from operator import or_
 from typing import Any, Literal
 
-from hpctrain import record as door
+from hpctrain.base.files import record as door
+from hpctrain.base.files.record import Count, Seconds, Time
 from hpctrain.errors import DamageError
-from hpctrain.record import Count, Seconds, Time
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from hpctrain import secrets
-from hpctrain.disk import owner_name, write_atomically
+from hpctrain.base import secrets
+from hpctrain.base.files.disk import owner_name, write_atomically
+from hpctrain.base.files.record import Count, matching, read_owned
 from hpctrain.errors import DamageError, TrackingError
-from hpctrain.record import Count, matching, read_owned
 from hpctrain.tracking.store import is_server
 
 _Name = Annotated[str, matching("[^/]*", "the name of a file, without /")]
@@ -98,7 +98,7 @@ class Uploaded:
     parent_uid: str | None = None  # the sweep that the run is under in MLflow
     # Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped.
     problem: str = ""
-    # The position in the samples of each node (`hpctrain.monitor`).
+    # The position in the samples of each node (`hpctrain.insight.monitor`).
     samples: dict[str, Count] = dataclasses.field(default_factory=dict)
     # The files of all records before this position are stored. An older version has noted the
     # positions of records that wait instead.

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from hpctrain.base.files.lock import is_locked
 from hpctrain.errors import TrackingError
-from hpctrain.lock import is_locked
 from hpctrain.tracking import samples
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.meta import Meta, Uploaded

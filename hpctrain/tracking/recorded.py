@@ -9,8 +9,8 @@ This version writes none.
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.record import Count, Number, Record, Time, read_known
-from hpctrain.step_names import of_steps, step_name, step_of
+from hpctrain.base.files.record import Count, Number, Record, Time, read_known
+from hpctrain.base.names.step_names import of_steps, step_name, step_of
 
 
 class Recorded(NamedTuple):

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hpctrain.disk import open_regular
+from hpctrain.base.files.disk import open_regular
+from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import TrackingError
-from hpctrain.terminal import printable
 from hpctrain.tracking import final_status
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.journal import journal_path

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain import secrets
-from hpctrain.child import Process
+from hpctrain.base import secrets
+from hpctrain.base.processes.child import Process
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.journal_line import encode

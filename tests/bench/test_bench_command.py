@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.bench.bench import _limit, main
-from hpctrain.bench.parts import Part, step_seconds
 from hpctrain.errors import ConfigError
+from hpctrain.insight.bench.bench import _limit, main
+from hpctrain.insight.bench.parts import Part, step_seconds
 from tests.conftest import ROOT
 
 

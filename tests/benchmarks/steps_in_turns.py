@@ -9,13 +9,13 @@ from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import LanguageModel
-from hpctrain.training.step import TrainStep
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]

@@ -17,12 +17,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpctrain.bench.parts import Bench
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.insight.bench.parts import Bench
 
 
 @pytest.mark.slow

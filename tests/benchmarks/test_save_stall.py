@@ -24,14 +24,14 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
 from hpctrain.models import MLP
+from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.tasks import Classification
-from hpctrain.training.step import TrainStep
 from tests.steps import ALONE, alone, batch, here
 
 TURNS = 7

@@ -97,8 +97,8 @@ def bare(data: Path, turns: Turns) -> None:
 def ours(data: Path, turns: Turns) -> None:
     """`python -m hpctrain`: loader, log lines, tracking, heartbeat, schedule and stop requests."""
     from hpctrain import cli
-    from hpctrain.job.building import build
-    from hpctrain.training.display import Lines
+    from hpctrain.engine.building import build
+    from hpctrain.engine.parts.display import Lines
 
     class Shown(Lines):
         def advance(self, step: int) -> None:

@@ -17,18 +17,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from hpctrain import marks
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage
-from hpctrain.checkpoint.saving import saves as saves_module
-from hpctrain.child import Child
+from hpctrain.base.names.step_names import step_name, step_of
+from hpctrain.base.processes import marks
+from hpctrain.base.processes.child import Child
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.saving import saves as saves_module
+from hpctrain.engine.faults.health import Health, RolledBack
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.errors import StorageError
-from hpctrain.faults.health import Health, RolledBack
-from hpctrain.faults.stop import Stop
-from hpctrain.step_names import step_name, step_of
-from hpctrain.training.hooks import Hook, Hooks, RunState
-from hpctrain.training.run_parts import Every
-from hpctrain.training.step import TrainStep
+from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.ranks import run_ranks

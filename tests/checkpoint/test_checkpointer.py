@@ -26,22 +26,22 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
-from hpctrain import generators
-from hpctrain.checkpoint.checkpointer import Checkpointer, FiniteValues
-from hpctrain.checkpoint.files import manifest
-from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest, put_back
-from hpctrain.checkpoint.optimizer_state import OptimizerState
-from hpctrain.checkpoint.saving.part import Job
-from hpctrain.checkpoint.starting_point import load_weights
+from hpctrain.base.names.step_names import step_of
+from hpctrain.cluster.ranks import leaving
+from hpctrain.data import generators
+from hpctrain.data.generators import seed_generators
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, FiniteValues
+from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
+from hpctrain.engine.checkpoint.saving.part import Job
+from hpctrain.engine.checkpoint.starting_point import load_weights
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
-from hpctrain.faults.stop import Stop
-from hpctrain.generators import seed_generators
 from hpctrain.models import MLP
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.rendezvous import leaving
-from hpctrain.step_names import step_of
+from hpctrain.runs.checkpoints import manifest
+from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage, digest, put_back
 from hpctrain.tasks import Classification
-from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import alone, batch, here, make, stack_of_one_device, weights
 

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hpctrain.checkpoint.files.matching import Match
-from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
-from hpctrain.checkpoint.starting_point import load_weights, start_from
-from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.engine.checkpoint.starting_point import load_weights, start_from
+from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
+from hpctrain.runs.checkpoints.matching import Match
+from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from tests.checkpoint.test_starting_weights import LAYOUTS, MORE
 from tests.parallel.parity import MODELS, Cell, build, either, whole
 from tests.ranks import run_ranks

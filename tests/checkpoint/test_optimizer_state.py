@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.starting_point import load_weights
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.starting_point import load_weights
+from hpctrain.engine.loop.step import TrainStep
 from hpctrain.errors import ConfigError
-from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Cell, build, whole
 from tests.parallel.parity import checkpointer as checkpointer_of
 from tests.ranks import run_ranks

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import cgroup
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.saving import proof
-from hpctrain.checkpoint.saving.proof import prove
+from hpctrain.base.processes import cgroup
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.saving import proof
+from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.errors import StorageError
 from tests.ranks import run_ranks
 from tests.steps import here, make

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hpctrain.checkpoint.files.matching import Rename, match
-from hpctrain.checkpoint.files.weight_files import find_weights
-from hpctrain.checkpoint.starting_point import start_from
-from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.config.schema import CheckpointConfig
+from hpctrain.engine.checkpoint.starting_point import start_from
+from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.checkpoints.matching import Rename, match
+from hpctrain.runs.checkpoints.weight_files import find_weights
 from hpctrain.runs.weights_digest import pin
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, checkpointer, either, initialised, whole

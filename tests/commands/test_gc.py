@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.checkpoint.files.manifest import Manifest, digest
-from hpctrain.commands import checkpoints, gc
 from hpctrain.errors import ConfigError
+from hpctrain.runs.checkpoints.manifest import Manifest, digest
+from hpctrain.runs.commands import checkpoints, gc
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search.trials import SearchFile
 from tests.conftest import run_module

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import ConfigError
-from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import find_fault, rank_logs, tail
 from hpctrain.runs.terminal_log import kept

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import disk
-from hpctrain.commands import resume as resume_command
+from hpctrain.base.files import disk
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.launch import resume as resume_command
 from hpctrain.runs.run_dir import RunDir
 from tests import cluster, forkserver
 from tests.cluster import Paced

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.hardware import Hardware, load
 from hpctrain.config.advice import changed, cures, table
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
-from hpctrain.hardware import Hardware, load
-from hpctrain.plan.inspecting.sample_shape import of_shape
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.estimator import Estimator
+from hpctrain.insight.plan.inspecting.sample_shape import of_shape
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.predicting.estimator import Estimator
 from hpctrain.tasks import LanguageModel
 from tests.conftest import ROOT
 

@@ -7,11 +7,11 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.types import RunMode
 
+from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.config.composing.compose import store_schema
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.yaml_file import conf_dir
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.config.composing.choices import as_typed, groups
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.composing.compose import extending
@@ -19,10 +20,9 @@ from hpctrain.config.identity import identity
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
+from hpctrain.data.shards.format import write_shards
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
-from hpctrain.shards.format import write_shards
-from hpctrain.yaml_file import conf_dir
 
 Compose = Callable[..., Config]
 MINE = "# @package _global_\ndefaults:\n  - digits\n"  # of a file in experiment/

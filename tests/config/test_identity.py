@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hpctrain.config.gone import table
 from hpctrain.config.identity import (
     IDENTITY_VERSION,
     changeable,
@@ -17,7 +18,6 @@ from hpctrain.config.identity import (
 )
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.config.schema.key import key, keys, section
-from hpctrain.gone import table
 
 # The keys that decide the result, with the defaults that they have in identity version VERSION.
 VERSION = 1

@@ -8,10 +8,10 @@ import pytest
 from hpctrain.config.keys import show
 from hpctrain.config.metric_registry import registered
 from hpctrain.errors import ConfigError
-from hpctrain.monitor.cgroup import JobCgroup
-from hpctrain.monitor.gpus import Gpus
-from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.monitor.sensors import Sensors
+from hpctrain.insight.monitor.cgroup import JobCgroup
+from hpctrain.insight.monitor.gpus import Gpus
+from hpctrain.insight.monitor.nvidia import Nvidia
+from hpctrain.insight.monitor.sensors import Sensors
 from tests.monitor.nvml import Nvml
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from hpctrain.base.names.metric_names import better
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.metrics import RequestedMetric, problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import better
 
 LOGGED = ["perf/samples_per_s", "train/loss", "train/mse", "train/lr"]
 

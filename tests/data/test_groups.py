@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.groups import divide
+from hpctrain.data.shards.ragged import hash_rows
+from hpctrain.engine.building.chosen_samples import held_out
 from hpctrain.errors import DataError
-from hpctrain.job.building.chosen_samples import held_out
-from hpctrain.shards.ragged import hash_rows
 
 
 def keys_of(sizes, seed=0):

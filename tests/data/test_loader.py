@@ -14,11 +14,11 @@ from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Steps
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.format import write_shards
 from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.format import write_shards
 from tests import forkserver
 
 
@@ -344,7 +344,7 @@ def test_python_ends_while_an_iterator_lives(tmp_path):
     code = (
         "\nimport torch\n"
         "import numpy as np, sys, time\n"
-        "from hpctrain.shards.index import Field\n"
+        "from hpctrain.data.shards.index import Field\n"
         "from hpctrain.data.loading.loader import Loader\n"
         "class Slow:\n"
         "    fields = {'x': Field('int64')}\n"

@@ -11,15 +11,15 @@ import fsspec
 import numpy as np
 import pytest
 
-from hpctrain import cgroup
+from hpctrain.base.files.mounts import kind_of
+from hpctrain.base.processes import cgroup
 from hpctrain.data.places.depot import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.mounts import kind_of
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
 
 
 @pytest.fixture

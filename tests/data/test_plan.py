@@ -8,8 +8,8 @@ import pytest
 from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
+from hpctrain.data.shards.field import Field
 from hpctrain.data.source import Source
-from hpctrain.shards.field import Field
 
 COUNT, BLOCK, WINDOW = 6000, 10, 5  # 120 windows of 50
 

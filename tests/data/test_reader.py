@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.shard import digest_file
+from hpctrain.data.shards.storage import file as storage_file
 from hpctrain.data.sources import arena
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index, Shard
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.shard import digest_file
-from hpctrain.shards.storage import file as storage_file
 from tests import forkserver
 from tests.shards.planted import KINDS, planted
 

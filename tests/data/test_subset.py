@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Repeat
 from hpctrain.data.samplers.subset import Subset, column, parse_slice, parse_subset
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.ragged import Ragged
 from tests.data.samplers import check_pure, everything
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.batch_fields import DTYPES
 from hpctrain.data.draws import Draws
+from hpctrain.data.shards.index import Statistics
 from hpctrain.data.transforms import (
     Cast,
     Compose,
@@ -15,7 +16,6 @@ from hpctrain.data.transforms import (
     bind,
 )
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import Statistics
 
 CUDA = pytest.param(
     "cuda",

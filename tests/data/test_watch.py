@@ -10,14 +10,14 @@ import pytest
 
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.places.stage import Stage
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
 from hpctrain.data.sources import arena
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
 from tests.data.test_reader import adopted, rewrite
 
 COUNT = 50

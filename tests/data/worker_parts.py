@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from hpctrain.data import source
-from hpctrain.shards.field import Field
-from hpctrain.shards.ragged import Ragged
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.ragged import Ragged
 
 COUNT = 100
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 2, 3, 4), dtype=np.uint8)

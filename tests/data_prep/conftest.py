@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from data_prep import processes
 from data_prep.cli import main
-from hpctrain import progress_bar
+from hpctrain.base.terminal import progress_bar
 
 # Other programs may use the machine, so an example has no time limit.
 settings.register_profile("shared", deadline=None)

@@ -21,7 +21,7 @@ from pathlib import Path
 import data_prep.sources.arrays
 import data_prep.writing.convert  # noqa: F401
 from data_prep.cli import main
-from hpctrain.shards.index import Index
+from hpctrain.data.shards.index import Index
 
 EVENTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

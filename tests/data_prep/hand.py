@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Piece, Source
 from data_prep.writing.split import parse_split
-from hpctrain.shards.field import Field
+from hpctrain.data.shards.field import Field
 
 BLOCK = 3
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.index import Index
 
 
 def rows(folder="OUT", split="train"):

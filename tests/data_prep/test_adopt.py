@@ -11,11 +11,11 @@ import pytest
 
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
-from hpctrain.shards.shard import digest_file
 from tests import forkserver
 
 ENDS = [0, 30, 50, 90]

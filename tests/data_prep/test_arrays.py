@@ -14,9 +14,9 @@ from data_prep.formats.arrays.array_files import natural, parse_where
 from data_prep.options import Options
 from data_prep.source import BadRecords
 from data_prep.sources.arrays import arrays
+from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
-from hpctrain.shards.index import Index
 from tests.data_prep import read_back
 
 COUNT = 100

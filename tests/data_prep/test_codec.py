@@ -8,11 +8,11 @@ import hdf5plugin  # noqa: F401  the import registers the filters
 import numpy as np
 import pytest
 
+from hpctrain.data.shards.compression import LEVELS, Compression
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.compression import LEVELS, Compression
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
-from hpctrain.shards.shard import digest_file
 
 CODECS = [codec for codec in LEVELS if codec != "none"]
 FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015}

@@ -12,10 +12,10 @@ import pytest
 from data_prep.source import Block, Piece, SourceFile
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import Index
-from hpctrain.shards.shard import digest_file
 from tests.data_prep.hand import Row, hand, options
 
 

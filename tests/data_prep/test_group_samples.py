@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpctrain.shards.index import Index
+from hpctrain.data.shards.index import Index
 from tests.data_prep import read_back
 
 COUNT = 24

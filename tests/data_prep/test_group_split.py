@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from data_prep.writing.convert import convert
+from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.index import Index
 from tests.data_prep import read_back
 from tests.data_prep.hand import Row, hand, options
 

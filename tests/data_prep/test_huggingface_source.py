@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.shards.index import Index
+from hpctrain.data.shards.index import Index
 from tests.data_prep.pictures import encoded
 from tests.data_prep.read_back import fields, problems, rows
 

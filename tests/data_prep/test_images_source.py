@@ -14,10 +14,10 @@ from PIL import Image
 
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, field_of, fitted
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.sources.images import decode
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Index
-from hpctrain.shards.ragged import Ragged
 from tests.data_prep import read_back
 from tests.data_prep.pictures import encoded, png
 

@@ -14,10 +14,10 @@ import pytest
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import finalize_parts
 from data_prep.writing.job import Job
+from hpctrain.data.shards import commit
+from hpctrain.data.shards.commit import PARTIAL
+from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError, StorageError
-from hpctrain.shards import commit
-from hpctrain.shards.commit import PARTIAL
-from hpctrain.shards.index import Index
 from tests import forkserver
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Row, hand, options
@@ -117,7 +117,7 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
     out = tmp_path / "OUT"
     out.mkdir()
     script = (
-        "import sys; from pathlib import Path; from hpctrain.shards.commit import lock\n"
+        "import sys; from pathlib import Path; from hpctrain.data.shards.commit import lock\n"
         "held = lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     )
     command, pipe = [sys.executable, "-c", script, out], subprocess.PIPE

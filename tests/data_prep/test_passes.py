@@ -11,8 +11,8 @@ from data_prep.source import Block
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
 from data_prep.writing.piece import Converter
+from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.commit import PARTIAL
 from tests.data_prep import read_back
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Hand, Row, hand, options

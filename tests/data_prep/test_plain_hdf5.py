@@ -14,10 +14,10 @@ import hdf5plugin
 import numpy as np
 import pytest
 
+from hpctrain.data.shards.compression import LEVELS, Compression
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.compression import LEVELS, Compression
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.ragged import Ragged
 
 COUNT = 60
 rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.shards.index import Index
+from hpctrain.data.shards.index import Index
 from tests.data_prep import read_back
 
 CODE = """

@@ -11,10 +11,10 @@ import pytest
 import xxhash
 
 from hpctrain.data.samplers.order import Order
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
-from hpctrain.shards.shard import digest_file
 from tests.shards.planted import KINDS, planted
 
 COUNT = 300

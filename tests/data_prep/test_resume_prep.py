@@ -15,9 +15,9 @@ import pytest
 
 from data_prep.writing.convert import convert
 from data_prep.writing.job import Job
+from hpctrain.data.shards.commit import PARTIAL
+from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError, StorageError
-from hpctrain.shards.commit import PARTIAL
-from hpctrain.shards.index import Index
 from tests import forkserver
 from tests.conftest import ignoring_sigint
 from tests.data_prep.crash import content

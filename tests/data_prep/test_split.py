@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from data_prep.writing.convert import convert
 from data_prep.writing.split import ByColumn, ByFile, Fractions, parse_split
+from hpctrain.data.shards.ragged import hash_keys
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.ragged import hash_keys
 from tests.data_prep.hand import Row, hand, options
 
 SPLITS = st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(

@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
-from hpctrain.shards.index import Index
-from hpctrain.shards.ragged import Ragged
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.ragged import Ragged
 from tests.data_prep.read_back import as_text, fields, problems, rows
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -395,7 +395,7 @@ def test_parquet_that_says_utf8_and_is_not(data_prep):
 
 def test_more_columns_than_are_aligned(data_prep):
     """A shard of many small datasets is not padded, and is read like any other."""
-    count = 1100  # more than hpctrain.shards.shard.MANY
+    count = 1100  # more than hpctrain.data.shards.shard.MANY
     values = np.random.default_rng(0).integers(-100, 100, (7, count))
     table = pa.table({f"c{i}": values[:, i] / (1 + i % 2) for i in range(count)})
     table = table.append_column("text", pa.array([f"t{i}" for i in range(7)]))

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from data_prep.formats import files
 from data_prep.formats.text import documents
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.index import Index
-from hpctrain.shards.shard import digest_file
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 TEXTS = [f"Document {i}: Größe ≠ 数 😀, 'quoted' \\ {'x' * (i % 37)}\n\tend" for i in range(400)]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from data_prep.show.console import size
-from hpctrain.shards.field import Field
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
 
 TEXTS = ["plain", "ä€猫" * 100, "", "line\n\x1b[31m[red]", "\0zero"]
 

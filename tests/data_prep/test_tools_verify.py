@@ -11,9 +11,9 @@ import pytest
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
 from data_prep.tools.verify import verify
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index, Shard
-from hpctrain.shards.shard import digest_file
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.shard import digest_file
 
 VALUES = ("mean", "std", "min", "max", "nonfinite", "nan")
 
@@ -49,7 +49,7 @@ def edited(folder, content):
 
 
 def _digest(content):
-    from hpctrain.shards.field import Field
+    from hpctrain.data.shards.field import Field
 
     return Index(
         {

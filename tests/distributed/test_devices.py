@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpctrain import gpu_driver
-from hpctrain.distributed import devices
-from hpctrain.distributed.devices import Seen, agree, assign, kind
+from hpctrain.base.processes import gpu_driver
+from hpctrain.base.units import GIB
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.engine.distributed import devices
+from hpctrain.engine.distributed.devices import Seen, agree, assign, kind
+from hpctrain.engine.parallel.micro_batches import Memory
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
-from hpctrain.parallel.micro_batches import Memory
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.units import GIB
 
 
 def node(host: str, *gpus: Sequence[str]) -> list[Seen]:

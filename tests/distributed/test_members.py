@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpctrain.distributed import members, objects
+from hpctrain.cluster.ranks import run_secret
+from hpctrain.engine.distributed import members, objects
 from hpctrain.errors import DistributedError
-from hpctrain.rendezvous import run_secret
 from tests.distributed.programs import end, free_port, start
 from tests.ranks import RanksError, run_ranks
 

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from hpctrain.distributed.tensors import own_region
+from hpctrain.engine.distributed.tensors import own_region
 
 
 def divided(rows: int, rank: int, dp: int, tp: int) -> DTensor:

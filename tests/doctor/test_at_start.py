@@ -14,20 +14,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpctrain.causes import NODE
+from hpctrain.base.processes.causes import NODE
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.cluster.restarts.policy import End
+from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.config.schema import Config
-from hpctrain.doctor.checks import gpu_health, installed
-from hpctrain.doctor.finding import Finding
-from hpctrain.doctor.measures import node_job
-from hpctrain.doctor.probe import Expectation
 from hpctrain.errors import NodeError
-from hpctrain.job import preflight as preflight_module
-from hpctrain.job.preflight import checked, preflight
-from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.restarts.policy import End
+from hpctrain.insight import preflight as preflight_module
+from hpctrain.insight.doctor.checks import gpu_health, installed
+from hpctrain.insight.doctor.finding import Finding
+from hpctrain.insight.doctor.measures import node_job
+from hpctrain.insight.doctor.probe import Expectation
+from hpctrain.insight.monitor.nvidia import Nvidia
+from hpctrain.insight.preflight import checked, preflight
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.slurm import excluded_hosts
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
 
@@ -50,7 +50,10 @@ def checks(output: str, fault: str) -> dict[str, dict[str, str]]:
     """Return what has not passed on each node."""
     rank = dist.get_rank()
     with (
-        patch("hpctrain.doctor.probe.socket", SimpleNamespace(gethostname=lambda: f"node{rank}")),
+        patch(
+            "hpctrain.insight.doctor.probe.socket",
+            SimpleNamespace(gethostname=lambda: f"node{rank}"),
+        ),
         planted(fault if rank == 1 else "", rank),
     ):
         places = checked(Expectation.of(config(output)), node(rank), CPU, full=False)

@@ -15,17 +15,12 @@ from typing import Any
 
 import pytest
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
-from hpctrain.doctor.checks import (
-    infiniband,
-    installed,
-    interfaces,
-    limits,
-)
-from hpctrain.doctor.finding import Finding, good, worst
-from hpctrain.doctor.probe import Expectation, probe
-from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.insight.doctor.checks import infiniband, installed, interfaces, limits
+from hpctrain.insight.doctor.finding import Finding, good, worst
+from hpctrain.insight.doctor.probe import Expectation, probe
+from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.cluster.slurm import excluded_hosts
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.schema import Config
-from hpctrain.doctor import comparison, exclusion
-from hpctrain.doctor.checks.gpu_health import GpuFacts
-from hpctrain.doctor.command import settings
-from hpctrain.doctor.finding import Finding, good, worst
-from hpctrain.doctor.measures import all_reduce, pairs
-from hpctrain.doctor.probe import Expectation, Probe
-from hpctrain.slurm import excluded_hosts
-from hpctrain.slurm.script import sbatch_script
+from hpctrain.insight.doctor import comparison, exclusion
+from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
+from hpctrain.insight.doctor.command import settings
+from hpctrain.insight.doctor.finding import Finding, good, worst
+from hpctrain.insight.doctor.measures import all_reduce, pairs
+from hpctrain.insight.doctor.probe import Expectation, Probe
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}

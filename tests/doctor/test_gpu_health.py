@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from hpctrain import gpu_driver
-from hpctrain.doctor import comparison
-from hpctrain.doctor.checks import gpu_health
-from hpctrain.doctor.checks.gpu_health import GpuFacts
-from hpctrain.doctor.finding import Finding
-from hpctrain.doctor.probe import Probe
-from hpctrain.hardware import of_device
-from hpctrain.monitor import amd
-from hpctrain.monitor.amd import Amd
-from hpctrain.monitor.gpu_library import Library
-from hpctrain.monitor.nvidia import Nvidia
+from hpctrain.base.hardware import of_device
+from hpctrain.base.processes import gpu_driver
+from hpctrain.insight.doctor import comparison
+from hpctrain.insight.doctor.checks import gpu_health
+from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
+from hpctrain.insight.doctor.finding import Finding
+from hpctrain.insight.doctor.probe import Probe
+from hpctrain.insight.monitor import amd
+from hpctrain.insight.monitor.amd import Amd
+from hpctrain.insight.monitor.gpu_library import Library
+from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 from tests.monitor.played_amdsmi import SERIALS, UUIDS, AmdSmi
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor import login
-from hpctrain.doctor.checks import file_systems, scheduler
-from hpctrain.doctor.command import main, settings
-from hpctrain.doctor.finding import Finding
 from hpctrain.errors import ConfigError
+from hpctrain.insight.doctor import login
+from hpctrain.insight.doctor.checks import file_systems, scheduler
+from hpctrain.insight.doctor.command import main, settings
+from hpctrain.insight.doctor.finding import Finding
 
 
 def verdicts(findings: Iterator[Finding] | list[Finding]) -> dict[str, str]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.doctor.command import main
-from hpctrain.slurm import excluded_hosts
+from hpctrain.cluster.slurm import excluded_hosts
+from hpctrain.insight.doctor.command import main
 from tests import cluster
 from tests.conftest import run_json, run_module, runs
 

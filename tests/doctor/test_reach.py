@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor import comparison, exclusion
-from hpctrain.doctor.checks import reach
-from hpctrain.doctor.checks.reach import Lost
-from hpctrain.doctor.probe import Probe
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import PortTakenError
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.insight.doctor import comparison, exclusion
+from hpctrain.insight.doctor.checks import reach
+from hpctrain.insight.doctor.checks.reach import Lost
+from hpctrain.insight.doctor.probe import Probe
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from hpctrain.base.units import GIB, MIB
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
-from hpctrain.doctor import comparison
-from hpctrain.doctor.checks import (
+from hpctrain.insight.doctor import comparison
+from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
     gpu_judgements,
@@ -24,11 +26,9 @@ from hpctrain.doctor.checks import (
     limits,
     reach,
 )
-from hpctrain.doctor.finding import Finding
-from hpctrain.doctor.probe import Expectation, Probe, probe
-from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.units import GIB, MIB
+from hpctrain.insight.doctor.finding import Finding
+from hpctrain.insight.doctor.probe import Expectation, Probe, probe
+from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.conftest import ROOT
 from tests.doctor.test_comparison import GPU, VERSIONS, look
 from tests.monitor.nvml import Nvml

@@ -8,16 +8,16 @@ import pytest
 import torch
 import yaml
 
+from hpctrain.base.units import GIB
+from hpctrain.cluster.slurm import partition_limit
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.config.schema import Config, LoRAConfig, TrainConfig
-from hpctrain.estimates import cautions
-from hpctrain.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
+from hpctrain.insight.estimates import cautions
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.models import Transformer
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.slurm import partition_limit
-from hpctrain.units import GIB
 from tests.conftest import ROOT
 
 LLAMA = ["experiment=llama3_8b", "data.path=data", "hardware=h100_sxm"]

@@ -9,8 +9,8 @@ import pytest
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.estimates import like_runs, time_limit
-from hpctrain.estimates.measured_run import MeasuredRun, measured_run
+from hpctrain.insight.estimates import like_runs, time_limit
+from hpctrain.insight.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.runs.freeze import check
 from hpctrain.tracking.journal import journal_path
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.files.manifest import checkpoints
-from hpctrain.step_names import step_of
+from hpctrain.base.names.step_names import step_of
+from hpctrain.runs.checkpoints.manifest import checkpoints
 from tests import forkserver
 from tests.conftest import journal_metrics, only_run, run_json
 
@@ -88,7 +88,7 @@ class Recorder(Hook):
             file.write(" ".join(map(str, seen)) + "\\n")
 """
 # This module is read before the ranks decide whether writers are started.
-SMALL = "\nfrom hpctrain.checkpoint.saving import proof\nproof.SMALL_PART = 0\n"
+SMALL = "\nfrom hpctrain.engine.checkpoint.saving import proof\nproof.SMALL_PART = 0\n"
 
 
 def wait_for(ready: Callable[[], Any], what: str) -> Any:

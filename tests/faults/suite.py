@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.checkpoint.files.manifest import checkpoints
+from hpctrain.runs.checkpoints.manifest import checkpoints
 from tests.faults.disturbed import (
     EVERY,
     RANKS,
@@ -36,7 +36,7 @@ from tests.faults.disturbed import (
 
 Act = Callable[[Training, random.Random], None]
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-OBSERVER, WRITER = "hpctrain.faults.observer", "hpctrain.checkpoint.saving.writer"
+OBSERVER, WRITER = "hpctrain.engine.faults.observer", "hpctrain.engine.checkpoint.saving.writer"
 MOST_ATTEMPTS = 8  # of one command after an event: more would be help by hand
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.lock import is_locked
+from hpctrain.base.files.lock import is_locked
 from tests.conftest import Completed, runs
 
 # Each fork is made in a step of a training. What came of it goes into a file of its own.

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch.distributed as dist
 
-from hpctrain.faults import lease
+from hpctrain.engine.faults import lease
 
 
 def test_a_rank_whose_rank_0_has_gone_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:

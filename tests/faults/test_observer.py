@@ -22,21 +22,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpctrain import marks
-from hpctrain.child import Process
+from hpctrain.base.files.record import written
+from hpctrain.base.names.run_record import AttemptKey, Hang
+from hpctrain.base.processes import marks
+from hpctrain.base.processes.child import Process
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
 from hpctrain.data.workers.pool import stacks
-from hpctrain.distributed import long_work
-from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.faults import process_state as states
-from hpctrain.faults.collectives import where
-from hpctrain.faults.limits import Limits
-from hpctrain.faults.observed import observed
-from hpctrain.faults.observer import Job, _Node, _Observer
-from hpctrain.faults.process_state import Place
-from hpctrain.record import written
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import AttemptKey, Hang
+from hpctrain.engine.distributed import long_work
+from hpctrain.engine.distributed.long_work import first_in_long_work
+from hpctrain.engine.faults import process_state as states
+from hpctrain.engine.faults.collectives import where
+from hpctrain.engine.faults.limits import Limits
+from hpctrain.engine.faults.observed import observed
+from hpctrain.engine.faults.observer import Job, _Node, _Observer
+from hpctrain.engine.faults.process_state import Place
 from tests.faults.disturbed import command_line, descendants
 from tests.ranks import run_ranks
 
@@ -130,7 +130,7 @@ def test_an_observer_that_is_killed_is_followed_by_another(tmp_path: Path) -> No
 
         def observers() -> set[int]:
             found = {*descendants(process.pid)}
-            return {pid for pid in found if "hpctrain.faults.observer" in command_line(pid)}
+            return {pid for pid in found if "hpctrain.engine.faults.observer" in command_line(pid)}
 
         (killed,) = wait_for(observers, "observer")
         os.kill(killed, signal.SIGKILL)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.faults import early_signals
-from hpctrain.faults.stop import SIGNALS, Stop
+from hpctrain.engine.faults import early_signals
+from hpctrain.engine.faults.stop import SIGNALS, Stop
 from hpctrain.runs.state import stop_request
 from tests import forkserver
 from tests.conftest import ROOT, ignoring_sigint
@@ -83,7 +83,7 @@ def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
     program = (
-        "import os, signal, time; from hpctrain.faults.stop import Stop\n"
+        "import os, signal, time; from hpctrain.engine.faults.stop import Stop\n"
         "with Stop() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    while not stop.asked: time.sleep(0.01)\n"
@@ -101,7 +101,7 @@ def test_a_rank_that_cannot_stop_exits_and_says_where_it_is(
     holds_the_lock: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "stuck.py").write_text(
-        "import ctypes, os, signal, sys, time; from hpctrain.faults.stop import Stop\n"
+        "import ctypes, os, signal, sys, time; from hpctrain.engine.faults.stop import Stop\n"
         "with Stop({'SIGTERM': 0.3}) as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    while not stop.asked: time.sleep(0.001)\n"

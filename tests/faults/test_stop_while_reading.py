@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.checkpoint.files.manifest import checkpoints
-from hpctrain.step_names import step_of
+from hpctrain.base.names.step_names import step_of
+from hpctrain.runs.checkpoints.manifest import checkpoints
 from tests.conftest import Completed, runs
 
 # After three batches the transform blocks until the file `go` is there, which nobody makes.

@@ -29,15 +29,15 @@ import yaml
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.faults.stop import Stop
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import LanguageModel
-from hpctrain.training.step import TrainStep
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LR, CLIP = 1e-4, 1.0

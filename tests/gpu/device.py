@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.models.gpu_support import can
-from hpctrain.shards.types import Batch
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.engine.layers.gpu_support import can
 from tests.steps import ALONE
 
 REHEARSAL = os.environ.get("HPCTRAIN_GPU_TESTS") == "cpu"

@@ -13,8 +13,8 @@ import torch
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.draws import Draws
 from hpctrain.data.loading.loader import Loader
+from hpctrain.data.shards.types import Batch
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.types import Batch
 from tests.gpu.device import DEVICE, REHEARSAL, on_device
 
 pytestmark = on_device

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain import gpu_driver
+from hpctrain.base.processes import gpu_driver
 from tests.conftest import ROOT
 from tests.gpu import first_minutes
 from tests.gpu.first_minutes import PARTS, TWO_GPUS, Part, descendants, end, main

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
-from hpctrain.training.step import TrainStep
 from tests.gpu.device import CUDA, cuda_group, on_gpu_with, tokens  # noqa: F401  a fixture
 from tests.parallel.parity import spread, whole
 

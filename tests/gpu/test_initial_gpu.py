@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.faults.stop import Stop
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.deterministic import deterministic
+from hpctrain.engine.loop.step import TrainStep
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel
-from hpctrain.training.deterministic import deterministic
-from hpctrain.training.step import TrainStep
 from tests.gpu.device import CUDA, cuda_group, on_gpu  # noqa: F401  a fixture
 from tests.parallel.parity import initialised, spread, whole
 

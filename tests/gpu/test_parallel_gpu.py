@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.layers.gpu_support import can
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.models import Transformer
-from hpctrain.models.gpu_support import can
-from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.tasks import LanguageModel
-from hpctrain.training.step import TrainStep
 from tests.gpu.device import CUDA, cuda_group, on_gpu, tokens  # noqa: F401  a fixture
 from tests.parallel.parity import spread
 from tests.steps import config_with

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain.config.schema import PrecisionConfig
-from hpctrain.parallel.precision import Precision
+from hpctrain.engine.parallel.precision import Precision
 from tests.gpu.device import CUDA, on_gpu_with
 
 pytestmark = on_gpu_with("tf32")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpctrain.cluster.ranks import flight_recorder
 from hpctrain.errors import DataError
-from hpctrain.rendezvous import flight_recorder
 from tests.gpu.device import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]

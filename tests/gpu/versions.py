@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hpctrain import gpu_driver
-from hpctrain.distributed import devices
+from hpctrain.base.processes import gpu_driver
+from hpctrain.engine.distributed import devices
 from hpctrain.errors import ConfigError
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.building.build_data import DataBuilder
+from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 
 Build = Callable[..., DataBuilder]

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.shards.types import Batch
+from hpctrain.data.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
 
 

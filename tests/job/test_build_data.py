@@ -13,10 +13,10 @@ import torch
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
+from hpctrain.data.shards.format import write_shards
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check
-from hpctrain.shards.format import write_shards
 from tests.job.feeds import Build, builder, epoch, values
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.engine.job import compile_cache
+from hpctrain.engine.job.compile_cache import HEADERS, TORCH, TRITON
 from hpctrain.errors import StorageError
-from hpctrain.job import compile_cache
-from hpctrain.job.compile_cache import HEADERS, TORCH, TRITON
 
 SOMEBODY = 4321  # a user id
 

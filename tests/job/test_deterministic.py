@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpctrain.engine.loop.deterministic import deterministic
 from hpctrain.errors import ConfigError
-from hpctrain.training.deterministic import deterministic
 from tests.conftest import run_module
 
 CALLS = """\

@@ -11,7 +11,7 @@ from hpctrain import load_run
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.trained.commands.export import main as export
+from hpctrain.results.commands.export import main as export
 from tests.bounds import EXACT
 from tests.conftest import Completed, run_json, runs
 

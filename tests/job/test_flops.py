@@ -7,15 +7,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpctrain.job.building.flops import (
+from hpctrain.engine.building.flops import (
     COUNTED,
     count_flops,
     flops_of_training,
     meta_batch,
     tokens_of,
 )
+from hpctrain.engine.parallel.preparing.identical_blocks import alike
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.parallel.preparing.identical_blocks import alike
 from hpctrain.tasks import Classification, LanguageModel
 
 small = partial(Transformer, vocab_size=64, dim=32, layers=6, heads=4)

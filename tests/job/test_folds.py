@@ -10,11 +10,11 @@ import pytest
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import HpctrainError
 from hpctrain.runs.freeze import check
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
 from tests.job.feeds import Build, builder, epoch, values
 
 FOLDS = 3

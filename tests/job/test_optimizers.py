@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.building import check_optimizer as checked
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.errors import ConfigError
-from hpctrain.job.building import check_optimizer as checked
 from tests.bounds import EXACT, within
 from tests.parallel.parity import Cell, Cells, difference, reference
 from tests.steps import ALONE, make

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.job.here import train_frozen
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.job.here import train_frozen
 from hpctrain.runs.freeze import check, freeze
 from tests.conftest import hpctrain_on, journal_metrics, only_run, process_kept, run_json
 

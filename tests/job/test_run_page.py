@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.names.run_record import AttemptKey
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose import words
 from hpctrain.config.schema import Config
-from hpctrain.job.run_page import tags
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import AttemptKey
+from hpctrain.engine.job.run_page import tags
 from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpctrain import gpu_driver
+from hpctrain.base.processes import gpu_driver
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.text_generation import Generator
+from hpctrain.results.text_generation import Generator
 from hpctrain.runs.freeze import check, freeze
 from tests.bounds import EXACT
 from tests.conftest import Completed, run_json, run_module
@@ -146,7 +146,7 @@ def test_tokens_that_begin_alike(corpus: Path) -> None:
 def test_options_that_do_not_fit(
     trained: tuple[Path, Completed], arguments: list[str], said: str
 ) -> None:
-    from hpctrain.trained.commands.generate import main
+    from hpctrain.results.commands.generate import main
 
     with pytest.raises(ConfigError, match=said):
         main([str(trained[0]), *arguments])
@@ -155,7 +155,7 @@ def test_options_that_do_not_fit(
 def test_runs_that_cannot_generate(
     trained: tuple[Path, Completed], composer: Composer, digits: Path, tmp_path: Path
 ) -> None:
-    from hpctrain.trained.commands.generate import main
+    from hpctrain.results.commands.generate import main
 
     other = composer.typed(
         ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import StorageError
-from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.freeze import told
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import NET, Completed, runs

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, newest_healthy
-from hpctrain.commands.checkpoints import main as status_of_checkpoints
+from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, newest_healthy
+from hpctrain.runs.commands.checkpoints import main as status_of_checkpoints
 from tests.conftest import (
     Completed,
     journal_metrics,

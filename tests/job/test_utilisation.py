@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.job.building.flops import build_utilisation
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.precision import Precision
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.shards.types import Batch
-from hpctrain.training.measuring.utilisation import Utilisation
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.flops import build_utilisation
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parts.utilisation import Utilisation
 from tests.steps import alone
 
 DIGITS = {

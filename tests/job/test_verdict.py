@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.causes import (
+from hpctrain.base.names.run_record import Attempt, AttemptKey, RunRecord, Submission
+from hpctrain.base.processes.causes import (
     CODE,
     CONFIG,
     DATA,
@@ -32,9 +33,18 @@ from hpctrain.causes import (
     TRACKING,
     USER_STOP,
 )
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.child import Process
+from hpctrain.base.processes.child import Process
+from hpctrain.cluster.ranks import epochs, flight_recorder
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.cluster.restarts import policy
+from hpctrain.cluster.restarts.policy import End, Room
+from hpctrain.cluster.slurm import excluded_hosts
+from hpctrain.cluster.slurm.requeue import cause_of_step
 from hpctrain.config.schema import Config
+from hpctrain.engine.job import attempt as job_attempt
+from hpctrain.engine.job import pieces
+from hpctrain.engine.job import verdict as job_verdict
+from hpctrain.engine.job.verdict import close_tracking, verdict
 from hpctrain.errors import (
     DataError,
     DistributedError,
@@ -45,19 +55,10 @@ from hpctrain.errors import (
     NoGpuError,
     PortTakenError,
 )
-from hpctrain.job import attempt as job_attempt
-from hpctrain.job import pieces, preflight
-from hpctrain.job import verdict as job_verdict
-from hpctrain.job.verdict import close_tracking, verdict
-from hpctrain.rendezvous import epochs, flight_recorder
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.restarts import policy
-from hpctrain.restarts.policy import End, Room
-from hpctrain.run_record import Attempt, AttemptKey, RunRecord, Submission
+from hpctrain.insight import preflight
+from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
-from hpctrain.slurm import excluded_hosts
-from hpctrain.slurm.requeue import cause_of_step
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from tests.conftest import run_json

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from hpctrain.causes import GPU_MEMORY
-from hpctrain.job import pieces, worker
-from hpctrain.job.attempt import Attempt
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import AttemptKey
+from hpctrain.base.names.run_record import AttemptKey
+from hpctrain.base.processes.causes import GPU_MEMORY
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.engine.job import pieces
+from hpctrain.engine.job.attempt import Attempt
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
+from hpctrain.search import worker
 from tests.conftest import runs
 from tests.made_runs import make_run
 

@@ -11,6 +11,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
 import hpctrain
+from hpctrain.base.files.yaml_file import conf_dir
+from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing import compose as command_line
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
@@ -18,8 +20,6 @@ from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.function import LocalFunctionJob
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.sweeps.sweep import Sweep
-from hpctrain.slurm import sbatch
-from hpctrain.yaml_file import conf_dir
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
 
@@ -38,7 +38,7 @@ def test_importing_it_is_cheap_and_train_is_both_function_and_package() -> None:
         "import sys, hpctrain\n"
         "heavy = {'torch', 'mlflow', 'submitit', 'hydra', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "import hpctrain.training.schedule\n"
+        "import hpctrain.engine.loop.schedule\n"
         "try: hpctrain.train('-m')\n"
         "except hpctrain.errors.ConfigError as error: print(error)\n"
         "print(sorted(set(dir(hpctrain)) & {'submit', 'train', 'load_run', 'submit_function'}))"

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpctrain.engine.job.call import main
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.job.call import main
 from hpctrain.launch.function_call import Call, code_of, encode, read_results
 
 

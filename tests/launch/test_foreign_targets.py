@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hpctrain.base.names.run_record import RunRecord
 from hpctrain.config.rules.objects import called
 from hpctrain.config.schema import Config
 from hpctrain.launch.sweeps import foreign_targets
-from hpctrain.run_record import RunRecord
 from tests.conftest import Completed, runs
 
 MINE = """\

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hpctrain.cluster.slurm import steps
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, SiteConfig
 from hpctrain.errors import ConfigError
-from hpctrain.slurm import steps
-from hpctrain.slurm.script import sbatch_script
 
 
 def _is_printable(char: str) -> bool:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from hpctrain import cli
+from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.job_environment import keep_gpus, take_kept_gpus
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
+from hpctrain.engine.faults import early_signals
+from hpctrain.engine.job import here
 from hpctrain.errors import ConfigError
-from hpctrain.faults import early_signals
-from hpctrain.job import here
 from hpctrain.launch import local_runs
-from hpctrain.slurm import sbatch
-from hpctrain.slurm.job_environment import keep_gpus, take_kept_gpus
 from tests.conftest import NET, Completed, run_json, runs
 
 Train = Callable[..., Completed]

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from hpctrain.base.names.run_record import AttemptKey, RunRecord, Submission
+from hpctrain.cluster.slurm import gpu_parts, steps
+from hpctrain.cluster.slurm.partition_limit import Road
+from hpctrain.cluster.slurm.queue import Job, Queue
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config, DataConfig, LaunchConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
-from hpctrain.run_record import AttemptKey, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import has_left, has_others, is_elsewhere, job_of, runs_of
-from hpctrain.slurm import gpu_parts, steps
-from hpctrain.slurm.partition_limit import Road
-from hpctrain.slurm.queue import Job, Queue
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.made_runs import make_run

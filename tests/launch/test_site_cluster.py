@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hpctrain.cluster.slurm.queue import call
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
 from hpctrain.runs.state.facts import gather
 from hpctrain.runs.state.state import judge
-from hpctrain.slurm.queue import call
-from hpctrain.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, only_run, run_json

@@ -13,6 +13,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 import hpctrain
+from hpctrain.base.files.yaml_file import conf_dir
+from hpctrain.base.names.run_record import Attempt, RunRecord
+from hpctrain.cluster.slurm import partition_limit
+from hpctrain.cluster.slurm.queue import Queue
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -20,13 +24,9 @@ from hpctrain.launch.arrays import plan
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.sweep import name_apart
-from hpctrain.run_record import Attempt, RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import runs_of
-from hpctrain.slurm import partition_limit
-from hpctrain.slurm.queue import Queue
-from hpctrain.yaml_file import conf_dir
 from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import gpu_driver
-from hpctrain.monitor.amd import Amd
-from hpctrain.monitor.gpus import Gpus
+from hpctrain.base.processes import gpu_driver
+from hpctrain.insight.monitor.amd import Amd
+from hpctrain.insight.monitor.gpus import Gpus
 from tests.monitor.played_amdsmi import UUIDS, AmdSmi
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.monitor.cgroup import JobCgroup
+from hpctrain.insight.monitor.cgroup import JobCgroup
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from hpctrain.doctor.checks.gpu_judgements import CHECKS
-from hpctrain.monitor import gpus
-from hpctrain.monitor.amd import Amd
-from hpctrain.monitor.gpus import Gpus
-from hpctrain.monitor.nvidia import Nvidia
+from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS
+from hpctrain.insight.monitor import gpus
+from hpctrain.insight.monitor.amd import Amd
+from hpctrain.insight.monitor.gpus import Gpus
+from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 from tests.monitor.played_amdsmi import AmdSmi
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import LaunchError
+from hpctrain.insight.monitor.process import Idle
 from hpctrain.launch.jobs import outcome
-from hpctrain.monitor.process import Idle
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from tests.report.accounts import write_run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.monitor import process, start
+from hpctrain.insight.monitor import process, start
 from hpctrain.tracking import samples
 from tests.conftest import Completed, run_json, runs
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.models.plan import Plan
-from hpctrain.shards.types import Batch
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.layers.plan import Plan
 from hpctrain.tasks import SplitTask, Sums
 from tests.parallel.frozen import Layer
 

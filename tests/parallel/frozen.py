@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hpctrain.models.plan import Plan
+from hpctrain.engine.layers.plan import Plan
 
 
 class Layer(nn.Module):

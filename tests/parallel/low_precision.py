@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call
 from torch.nn.utils import clip_grad_norm_
 
-from hpctrain.parallel.precision import DTYPES
+from hpctrain.engine.parallel.precision import DTYPES
 from tests.bounds import within
 from tests.parallel.parity import (
     FP32,

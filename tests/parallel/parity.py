@@ -12,27 +12,27 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
-from hpctrain.faults.health import Health
-from hpctrain.faults.stop import Stop
-from hpctrain.job.building.build_optimizer import build_optimizer
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.build_optimizer import build_optimizer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.faults.health import Health
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.layers.plan import Plan
+from hpctrain.engine.loop.step import Totals, TrainStep
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import DTYPES, Precision
+from hpctrain.engine.parallel.preparing.initial import Build, begin, fill
+from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
+from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.parts.average import Average
 from hpctrain.models import ConvNet, Transformer, UNet
-from hpctrain.models.plan import Plan
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import DTYPES, Precision
-from hpctrain.parallel.preparing.initial import Build, begin, fill
-from hpctrain.parallel.preparing.whole_model import cast_parameters
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression, Sums, on_part
-from hpctrain.training.average import Average
-from hpctrain.training.step import Totals, TrainStep
 from tests.bounds import EXACT, within
 from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower

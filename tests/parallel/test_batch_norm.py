@@ -12,10 +12,10 @@ from torch import distributed, nn
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms
 from hpctrain.errors import ConfigError
 from hpctrain.models import ConvNet
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms
 from tests.bounds import EXACT, within
 from tests.conftest import run_module
 from tests.parallel.parity import Cell, Result, build, difference, whole

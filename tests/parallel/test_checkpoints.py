@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.runs.checkpoints.manifest import Manifest
 from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     BEFORE,

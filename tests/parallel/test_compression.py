@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import CompressionConfig
-from hpctrain.parallel.reducing.gradient_compression import (
-    Compression,
-    Int8,
-    PowerSGD,
-    TopK,
-)
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.parallel.reducing.gradient_compression import Compression, Int8, PowerSGD, TopK
 from tests.bounds import EXACT
 from tests.parallel.parity import FP32, Cell, Training, build, checkpointer, either
 from tests.ranks import run_ranks

@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.loop.step import Totals
+from hpctrain.engine.parallel.context import SequencePart, causal_mask
+from hpctrain.engine.parallel.preparing.activation_checkpointing import _policy
 from hpctrain.errors import ConfigError
-from hpctrain.parallel.context import SequencePart, causal_mask
-from hpctrain.parallel.preparing.activation_checkpointing import _policy
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
-from hpctrain.training.step import Totals
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, Cells, check_equal, results

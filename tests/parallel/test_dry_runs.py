@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from hpctrain import generators
-from hpctrain.job.building.flops import count_flops, meta_batch
-from hpctrain.models.dry_run import Buffers, dry_run
-from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
-from hpctrain.parallel.preparing.whole_model import prepare_modes
+from hpctrain.data import generators
+from hpctrain.engine.building.flops import count_flops, meta_batch
+from hpctrain.engine.layers.dry_run import Buffers, dry_run
+from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
+from hpctrain.engine.parallel.preparing.whole_model import prepare_modes
 from hpctrain.tasks import Classification
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Normed, batch, build, either

@@ -13,8 +13,8 @@ from hpctrain.config.rules.combinations import division_problems, parallel_probl
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
+from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.errors import ConfigError
-from hpctrain.parallel.dividing.chosen_plan import find_plan
 from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     MODELS,

@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
+from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
-from hpctrain.parallel.preparing.blocks import find_blocks
 
 
 def names(model: nn.Module, *classes: str) -> list[str]:

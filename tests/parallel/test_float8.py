@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.engine.parallel import precision
+from hpctrain.engine.parallel.precision import compute_in_float8, float8_layers
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
-from hpctrain.parallel import precision
-from hpctrain.parallel.precision import compute_in_float8, float8_layers
 from tests.parallel.parity import spread, whole
 from tests.ranks import run_ranks
 

@@ -9,14 +9,14 @@ import torch
 
 from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
 from hpctrain.config.schema.parallel import PipelineConfig
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.preparing.blocks import find_blocks
+from hpctrain.engine.tasks.task import check_arguments
 from hpctrain.errors import ConfigError
-from hpctrain.faults.stop import Stop
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, SplitTask, Sums
-from hpctrain.tasks.task import check_arguments
-from hpctrain.training.step import TrainStep
 from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, spread, whole
 from tests.ranks import run_ranks

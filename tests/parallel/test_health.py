@@ -11,9 +11,9 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.health import Health, Judged, RolledBack
 from hpctrain.errors import HealthError
-from hpctrain.faults.health import Health, Judged, RolledBack
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Sums
 from tests.parallel.parity import Cell, batch, build, either
 from tests.ranks import run_ranks

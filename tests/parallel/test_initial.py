@@ -9,11 +9,11 @@ from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.preparing.initial import fill_modules, skeleton
+from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.models import MLP, ConvNet, Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.initial import fill_modules, skeleton
-from hpctrain.parallel.recipe import parallelize
 from tests.parallel.parity import either, initialised, spread, whole
 from tests.ranks import run_ranks
 

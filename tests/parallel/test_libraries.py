@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
-from hpctrain.faults.stop import Stop
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.training.step import TrainStep
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.starting_point import load_weights
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
 from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, either, spread, whole
 from tests.ranks import run_ranks

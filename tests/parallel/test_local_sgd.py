@@ -13,10 +13,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed
 
-from hpctrain.shards.types import Batch
-from hpctrain.training.improvement import Improvement
-from hpctrain.training.run_parts import Every
-from hpctrain.training.trainer import Trainer
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.trainer import Trainer
+from hpctrain.engine.parts.improvement import Improvement
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, batch, build, whole
 from tests.ranks import run_ranks

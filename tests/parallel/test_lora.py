@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from hpctrain import load_run
-from hpctrain.checkpoint.files.manifest import Manifest
-from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.config.rules.pairs import refused
+from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.layers.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
-from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
+from hpctrain.runs.checkpoints.manifest import Manifest
 from tests.bounds import EXACT, within
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import (

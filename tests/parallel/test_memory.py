@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
+from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.estimates.optimizer_states import optimizer_states
-from hpctrain.faults.stop import Stop
-from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.plan.memory import Memory, memory_of
-from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.shards.types import Batch
-from hpctrain.tasks.task import Sums
-from hpctrain.training.step import TrainStep
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.preparing.blocks import find_blocks
+from hpctrain.engine.tasks.task import Sums
+from hpctrain.insight.plan.memory import Memory, memory_of
+from hpctrain.insight.plan.model_sizes import ModelSizes
 from tests.parallel.live import Live
 from tests.parallel.parity import spread
 from tests.ranks import run_ranks

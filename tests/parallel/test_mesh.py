@@ -3,7 +3,7 @@
 import torch
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.parallel.mesh import Mesh
+from hpctrain.engine.parallel.mesh import Mesh
 
 DEGREES = Degrees(dp_replicate=2, dp_shard=2, cp=2, tp=2, pp=2)
 MESHES = [Mesh(DEGREES, rank, torch.device("cpu")) for rank in range(32)]

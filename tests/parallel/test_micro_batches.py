@@ -10,14 +10,14 @@ from torch import nn
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.faults.stop import Stop
-from hpctrain.job.building.build import _micro_batches
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.build import _micro_batches
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.models import MLP
-from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
-from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import ALONE, alone, batch, make, weights
 

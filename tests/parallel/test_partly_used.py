@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.faults.stop import Stop
-from hpctrain.training.step import TrainStep
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
 from tests.bounds import EXACT, within
 from tests.parallel.parity import FP64, Result, difference, spread, whole
 from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping, Tuned

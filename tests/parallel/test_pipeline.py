@@ -13,13 +13,13 @@ from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.loop.step import Totals
+from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
+from hpctrain.engine.parallel.dividing.stages import block_counts, divide
+from hpctrain.engine.parallel.reducing.metric_states import Measured
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
-from hpctrain.parallel.dividing.chosen_plan import find_plan
-from hpctrain.parallel.dividing.stages import block_counts, divide
-from hpctrain.parallel.reducing.metric_states import Measured
-from hpctrain.shards.types import Batch
-from hpctrain.training.step import Totals
 from tests.bounds import EXACT, within
 from tests.parallel import low_precision
 from tests.parallel.low_precision import FORMATS, check_near

@@ -9,11 +9,11 @@ from torch import distributed
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.schema import PrecisionConfig
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.layers import gpu_support
+from hpctrain.engine.parallel import precision
+from hpctrain.engine.parallel.precision import Precision
 from hpctrain.errors import ConfigError
-from hpctrain.models import gpu_support
-from hpctrain.parallel import precision
-from hpctrain.parallel.precision import Precision
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
 from tests.bounds import within
 from tests.parallel.low_precision import FORMATS, STEPS, check_near

@@ -14,12 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hpctrain import load_run
-from hpctrain.checkpoint.starting_point import plain_name
-from hpctrain.checkpoint.tensor_reader import Reader
-from hpctrain.errors import ConfigError
-from hpctrain.models import MLP
-from hpctrain.models.lora import add_adapters, freeze_base
-from hpctrain.models.quantized import (
+from hpctrain.engine.checkpoint.starting_point import plain_name
+from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.layers.lora import add_adapters, freeze_base
+from hpctrain.engine.layers.quantized import (
     FourBitLinear,
     _functional,
     _packed,
@@ -27,7 +25,9 @@ from hpctrain.models.quantized import (
     quantize,
     rounded,
 )
-from hpctrain.trained.commands.export import main as export
+from hpctrain.errors import ConfigError
+from hpctrain.models import MLP
+from hpctrain.results.commands.export import main as export
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import Cell, Result, build
 from tests.parallel.test_lora import LORA, journal_result

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import distributed
 
-from hpctrain.generators import seed_generators, states
-from hpctrain.shards.types import Batch
+from hpctrain.data.generators import seed_generators, states
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.loop.evaluation import evaluate
 from hpctrain.tasks import LanguageModel, on_part
-from hpctrain.training.evaluation import evaluate
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, batch, build
 from tests.ranks import run_ranks

@@ -9,9 +9,9 @@ from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, Transformer
-from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.tasks import Classification, LanguageModel
 from tests.bounds import EXACT, within
 from tests.parallel import parity

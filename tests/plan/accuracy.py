@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from hpctrain.base.hardware import of_section
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.faults.stop import Stop
-from hpctrain.hardware import of_section
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
+from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.model_facts import facts_of
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.parameter_settings import freeze, with_adapters
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.plan.inspecting.activations import Measured
-from hpctrain.plan.inspecting.model_facts import facts_of
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
-from hpctrain.training.step import TrainStep
 from tests.parallel.live import Live
 
 CPU = torch.device("cpu")

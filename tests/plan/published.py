@@ -28,14 +28,14 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.hardware import Hardware, load
 from hpctrain.config.schema import Config, LoRAConfig
-from hpctrain.distributed.devices import CONTEXT_BYTES
-from hpctrain.hardware import Hardware, load
-from hpctrain.plan.inspecting.activations import Measured
-from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.rank_memory import MemoryModel
-from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
+from hpctrain.engine.distributed.devices import CONTEXT_BYTES
+from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.predicting.rank_memory import MemoryModel
+from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 from tests.plan.published_models import LOSSES, MODELS, Build, adapted
 

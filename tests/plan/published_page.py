@@ -1,4 +1,4 @@
-"""Makes docs/published.md and the numbers of `hpctrain.plan.predicting.accuracy`.
+"""Makes docs/published.md and the numbers of `hpctrain.insight.plan.predicting.accuracy`.
 
 python -m tests.plan.published_page
 """
@@ -9,9 +9,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from hpctrain.hardware import known
-from hpctrain.plan.predicting import accuracy
-from hpctrain.plan.predicting.accuracy import class_of
+from hpctrain.base.hardware import known
+from hpctrain.insight.plan.predicting import accuracy
+from hpctrain.insight.plan.predicting.accuracy import class_of
 from tests.conftest import ROOT
 from tests.plan.published import SOURCES, Run, error_of, memory_of, of_run, runs, spread
 

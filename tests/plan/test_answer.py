@@ -12,21 +12,18 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.base.hardware import load
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import load
-from hpctrain.plan.budget import Budget, budget_of
-from hpctrain.plan.inspecting.activations import Activations, Measured
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import memory_of
-from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.plan_command import main
-from hpctrain.plan.predicting.timing import (
-    gather_s,
-    link_of,
-)
+from hpctrain.insight.plan.budget import Budget, budget_of
+from hpctrain.insight.plan.inspecting.activations import Activations, Measured
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.memory import memory_of
+from hpctrain.insight.plan.model_sizes import ModelSizes
+from hpctrain.insight.plan.plan_command import main
+from hpctrain.insight.plan.predicting.timing import gather_s, link_of
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
@@ -89,8 +86,8 @@ def test_the_cheapest_kind_is_first_and_what_does_not_fit_has_a_reason(
     """
     kinds = {name: load(name) for name in ("mi300x", "h100_pcie", "l40s", "rtx_4090")}
     kinds["l40s"] = replace(kinds["l40s"], memory_bytes=2**30)
-    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [*kinds])
-    monkeypatch.setattr("hpctrain.plan.plan_command.load", lambda name, *_: kinds[name])
+    monkeypatch.setattr("hpctrain.insight.plan.plan_command.known", lambda *_: [*kinds])
+    monkeypatch.setattr("hpctrain.insight.plan.plan_command.load", lambda name, *_: kinds[name])
     words = ["experiment=digits", "data=null", "--sample-shape", "64", "--budget", "1e12samples"]
     words += ["train.global_batch_size=8", "model.hidden=[64]"]
     found = plan(capsys, *words)["hardware"]
@@ -114,7 +111,9 @@ def test_what_offload_keeps_on_the_host_has_to_fit_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 bytes for each parameter, and pinned memory is rounded up to powers of two."""
-    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [])  # they take seconds
+    monkeypatch.setattr(
+        "hpctrain.insight.plan.plan_command.known", lambda *_: []
+    )  # they take seconds
     words = [*LM, "model.layers=2", "parallel=offload", "launch.tasks_per_node=2"]
     words += ["hardware=rtx_4090"]
     found = plan(capsys, *words, "launch.mem_gb=0.01", code=8)

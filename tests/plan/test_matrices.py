@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.base.hardware import load
 from hpctrain.config.schema import Config
-from hpctrain.hardware import load
+from hpctrain.insight.plan.inspecting.activations import Activations
+from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.plan.inspecting.activations import Activations
-from hpctrain.plan.inspecting.model_facts import ModelFacts, facts_of
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
 
 _LM = partial(Transformer, vocab_size=512, dim=512, layers=6, heads=8, hidden=1024)

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
+from hpctrain.base.terminal.console import Console
+from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import load
+from hpctrain.config.memory_fit import Fit
 from hpctrain.config.validate import validate
-from hpctrain.console import Console
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.estimates.measured_run import MeasuredRun
-from hpctrain.estimates.memory_fit import Fit
+from hpctrain.insight.estimates.measured_run import MeasuredRun
+from hpctrain.insight.plan import measurement
+from hpctrain.insight.plan.answer import Query, answer
+from hpctrain.insight.plan.measurement import STEPS, Measured, chosen, minutes, short_run
+from hpctrain.insight.plan.plan_command import main
+from hpctrain.insight.plan.predicting.estimator import Estimate
+from hpctrain.insight.plan.predicting.timing import StepTime
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps import wait
-from hpctrain.plan import measurement
-from hpctrain.plan.answer import Query, answer
-from hpctrain.plan.measurement import STEPS, Measured, chosen, minutes, short_run
-from hpctrain.plan.plan_command import main
-from hpctrain.plan.predicting.estimator import Estimate
-from hpctrain.plan.predicting.timing import StepTime
 from hpctrain.runs.freeze import check
-from hpctrain.slurm import sbatch
 from tests import cluster
 from tests.conftest import run_json
 

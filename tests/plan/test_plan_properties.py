@@ -13,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpctrain.base.hardware import load
 from hpctrain.config.schema import Config
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.flops import count_flops, meta_batch
 from hpctrain.errors import ConfigError
-from hpctrain.hardware import load
-from hpctrain.job.building.flops import count_flops, meta_batch
+from hpctrain.insight.plan.inspecting.activations import Activations, Measured
+from hpctrain.insight.plan.inspecting.model_facts import facts_of
+from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.plan_command import main
+from hpctrain.insight.plan.predicting.estimator import Estimator
 from hpctrain.models import Transformer
-from hpctrain.plan.inspecting.activations import Activations, Measured
-from hpctrain.plan.inspecting.model_facts import facts_of
-from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.plan_command import main
-from hpctrain.plan.predicting.estimator import Estimator
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression
 
 Build = Callable[[], nn.Module]
@@ -196,7 +196,9 @@ LORA = ["model=lm_small", "model.dim=1024", "--sample-shape", "17", "train.globa
 def test_a_base_in_4_bits_is_counted_packed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpctrain.plan.plan_command.known", lambda *_: [])  # they take seconds
+    monkeypatch.setattr(
+        "hpctrain.insight.plan.plan_command.known", lambda *_: []
+    )  # they take seconds
 
     def plan(*words: str, code: int = 0) -> Any:
         match = "train.lora.match=[layers.*]"  # no base has to be named

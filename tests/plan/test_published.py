@@ -4,10 +4,10 @@ import pytest
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import memory_of
-from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.predicting import accuracy
+from hpctrain.insight.plan.layouts import Layout
+from hpctrain.insight.plan.memory import memory_of
+from hpctrain.insight.plan.model_sizes import ModelSizes
+from hpctrain.insight.plan.predicting import accuracy
 from tests.plan.published import SOURCES, runs
 from tests.plan.published_page import (
     APART,

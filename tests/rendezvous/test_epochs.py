@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.names.run_record import AttemptKey
+from hpctrain.cluster.ranks import epochs, leaving
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
+from hpctrain.engine.job.attempt import Attempt
+from hpctrain.engine.loop.trainer import Outcome
 from hpctrain.errors import DataError
-from hpctrain.job.attempt import Attempt
-from hpctrain.rendezvous import epochs, leaving
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
 from hpctrain.tracking import journal
-from hpctrain.training.trainer import Outcome
 
 OLD = AttemptKey("7_1", 0, 1)
 

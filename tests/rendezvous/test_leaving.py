@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch.distributed as dist
 
+from hpctrain.cluster.ranks import leaving
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
+from hpctrain.engine.distributed.group import process_group
 from hpctrain.errors import DistributedError
-from hpctrain.rendezvous import leaving
 from tests.steps import ALONE
 
 # The teardown of a rank that waits for others, as that of NCCL does.

@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
+from hpctrain.cluster.ranks.hostlist import expand_hostlist
+from hpctrain.cluster.ranks.port import listen, master_port
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
+from hpctrain.engine.job.here import _check_world
 from hpctrain.errors import ConfigError, DistributedError
-from hpctrain.job.here import _check_world
-from hpctrain.rendezvous.hostlist import expand_hostlist
-from hpctrain.rendezvous.port import listen, master_port
-from hpctrain.rendezvous.ranks import RankInfo
 from tests import cluster
 
 HOSTLISTS = {

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.cluster.ranks import flight_recorder
+from hpctrain.cluster.ranks.variables import export
 from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
-from hpctrain.rendezvous import flight_recorder
-from hpctrain.rendezvous.variables import export
 
 
 def exported(config: Config, environment: dict[str, str], *, one_node: bool = False) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from hpctrain.report.account.run_account import RunAccount, read
+from hpctrain.insight.report.account.run_account import RunAccount, read
 
 BEGIN = 1_800_000_000.0
 PARTS = (

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hpctrain.report.account import run_account
-from hpctrain.report.account.advice import notes
-from hpctrain.report.run_tree import tree
-from hpctrain.report.tree import as_json
+from hpctrain.cluster.slurm.allocations import Allocation
+from hpctrain.insight.report.account import run_account
+from hpctrain.insight.report.account.advice import notes
+from hpctrain.insight.report.run_tree import tree
+from hpctrain.insight.report.tree import as_json
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.slurm.allocations import Allocation
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
 
 

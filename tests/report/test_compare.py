@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.report import report_command
+from hpctrain.insight.report import report_command
 from tests.report.accounts import attempt, metrics, write_run
 
 

@@ -10,13 +10,13 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpctrain.report import report_command, sweep_tree
-from hpctrain.report.account.run_account import RunAccount, read
-from hpctrain.report.run_tree import verdict
-from hpctrain.report.sweeps.parameters import Sweep
-from hpctrain.report.sweeps.seeds import settings
-from hpctrain.report.tree import Chart
-from hpctrain.report.views import html_view, sweep_charts
+from hpctrain.insight.report import report_command, sweep_tree
+from hpctrain.insight.report.account.run_account import RunAccount, read
+from hpctrain.insight.report.run_tree import verdict
+from hpctrain.insight.report.sweeps.parameters import Sweep
+from hpctrain.insight.report.sweeps.seeds import settings
+from hpctrain.insight.report.tree import Chart
+from hpctrain.insight.report.views import html_view, sweep_charts
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.report.account.history import History
-from hpctrain.report.plot_command import main
-from hpctrain.report.views.curves import thinned
+from hpctrain.insight.report.account.history import History
+from hpctrain.insight.report.plot_command import main
+from hpctrain.insight.report.views.curves import thinned
+from hpctrain.results.commands.export import main as export
+from hpctrain.results.commands.export import write_table
 from hpctrain.tracking.tracker import JournalTracker
-from hpctrain.trained.commands.export import main as export
-from hpctrain.trained.commands.export import write_table
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.report import report_command
-from hpctrain.report.account.run_account import read
-from hpctrain.report.sweeps.scaling import Scaling
+from hpctrain.insight.report import report_command
+from hpctrain.insight.report.account.run_account import read
+from hpctrain.insight.report.sweeps.scaling import Scaling
 from tests.report.accounts import BEGIN, attempt, metrics, spent, write_run
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.report import report_command
-from hpctrain.report.sweeps.seeds import estimate
+from hpctrain.insight.report import report_command
+from hpctrain.insight.report.sweeps.seeds import estimate
 from tests.report.accounts import attempt, metrics, spent, write_run
 
 SCORES = {"0.1": (0.90, 0.92, 0.94), "0.2": (0.80, 0.81, None)}

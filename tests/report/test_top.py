@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.terminal.console import Console
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
-from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.monitor.gpus import Gpus
-from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.report.live import live
-from hpctrain.report.live.live import main, picture
-from hpctrain.report.live.snapshot import snapshot
+from hpctrain.insight.monitor.gpus import Gpus
+from hpctrain.insight.monitor.nvidia import Nvidia
+from hpctrain.insight.report.live import live
+from hpctrain.insight.report.live.live import main, picture
+from hpctrain.insight.report.live.snapshot import snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
 from tests.monitor.nvml import Nvml

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hpctrain import frames
-from hpctrain.causes import (
+from hpctrain.base.processes import frames
+from hpctrain.base.processes.causes import (
     ANOTHER_RANK,
     CODE,
     CONFIG,

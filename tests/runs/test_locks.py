@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import lock
+from hpctrain.base.files import lock
+from hpctrain.base.files.lock import file_lock
+from hpctrain.base.names.run_record import AttemptKey
+from hpctrain.cluster.ranks import epochs, leaving
 from hpctrain.errors import StorageError, TrackingError
-from hpctrain.lock import file_lock
-from hpctrain.rendezvous import epochs, leaving
-from hpctrain.run_record import AttemptKey
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.store import check_store
 from tests.made_runs import (

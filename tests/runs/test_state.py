@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from hpctrain.record import convert
-from hpctrain.run_record import Hang, RunRecord
+from hpctrain.base.files.record import convert
+from hpctrain.base.names.run_record import Hang, RunRecord
+from hpctrain.base.units import duration
+from hpctrain.cluster.slurm.queue import Ended, Job, Queue
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.state import ended_for_good, eta_s, judge
-from hpctrain.slurm.queue import Ended, Job, Queue
 from hpctrain.tracking.journal import Journal
-from hpctrain.units import duration
 from tests.made_runs import (
     ATTEMPT,
     BEAT,

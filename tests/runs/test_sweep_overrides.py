@@ -2,8 +2,8 @@
 
 import pytest
 
+from hpctrain.base.secrets import MASK
 from hpctrain.runs.sweep_overrides import distinguishing, values_of
-from hpctrain.secrets import MASK
 
 GRID = [(lr, seed) for lr in (0.1, 0.2) for seed in (0, 1)]
 RUNS = [["experiment=digits", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in GRID]

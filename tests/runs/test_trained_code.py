@@ -13,8 +13,8 @@ import torch
 from torch import distributed
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
-from hpctrain.checkpoint.tensor_reader import misfit
 from hpctrain.config.schema import Config
+from hpctrain.engine.checkpoint.tensor_reader import misfit
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.code.modules import Module, difference
 from hpctrain.runs.freeze import freeze

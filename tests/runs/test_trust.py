@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from hpctrain.commands import resume
+from hpctrain.cluster.slurm.job_environment import TRUST
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
+from hpctrain.engine.job.here import train_frozen
 from hpctrain.errors import ConfigError
-from hpctrain.job.here import train_frozen
-from hpctrain.job.text_generation import Generator
+from hpctrain.launch import resume
+from hpctrain.results.commands.branch import branch
+from hpctrain.results.loaded import LoadedRun
+from hpctrain.results.text_generation import Generator
 from hpctrain.runs import trust
 from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.slurm.job_environment import TRUST
-from hpctrain.trained.commands.branch import branch
-from hpctrain.trained.loaded import LoadedRun
 from tests.conftest import run_module
 
 STRANGER = 65534

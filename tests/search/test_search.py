@@ -8,7 +8,7 @@ import optuna
 import pytest
 import yaml
 
-from hpctrain import lock
+from hpctrain.base.files import lock
 from hpctrain.errors import StorageError
 from hpctrain.search.study_file import study_storage
 from hpctrain.search.trials import Found

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from optuna.distributions import IntDistribution, distribution_to_json
 
+from hpctrain.base.files.lock import file_lock
 from hpctrain.errors import ConfigError
-from hpctrain.lock import file_lock
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import space, trial_run
 from hpctrain.search.trial_run import Piece

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from hpctrain.commands import cancel, resume, status
+from hpctrain.cluster.slurm.queue import Job, Queue
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.report import report_command
+from hpctrain.insight.report import report_command
+from hpctrain.launch import resume
+from hpctrain.runs.commands import cancel, status
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.search import worker_arrays
-from hpctrain.slurm.queue import Job, Queue
 from hpctrain.tracking.journal import last_record
 from tests.search.conftest import worker
 from tests.search.made_search import make_search

@@ -3,9 +3,9 @@
 import h5py
 import numpy as np
 
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Index, Shard
-from hpctrain.shards.shard import digest_file
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.shard import digest_file
 
 KINDS = ("external storage", "virtual dataset", "external link", "link behind links")
 

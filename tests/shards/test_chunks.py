@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.shards.storage import chunks
+from hpctrain.data.shards.storage import file as storage_file
+from hpctrain.data.shards.storage.cache import ChunkCache
+from hpctrain.data.shards.storage.chunks import Chunked
+from hpctrain.data.shards.storage.file import File
 from hpctrain.errors import DataError
-from hpctrain.shards.storage import chunks
-from hpctrain.shards.storage import file as storage_file
-from hpctrain.shards.storage.cache import ChunkCache
-from hpctrain.shards.storage.chunks import Chunked
-from hpctrain.shards.storage.file import File
 
 FILTERS = {
     "plain": {},

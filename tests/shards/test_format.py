@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.shards import commit
+from hpctrain.data.shards.compression import Compression
+from hpctrain.data.shards.field import DTYPES, Field
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import DataError, StorageError
-from hpctrain.shards import commit
-from hpctrain.shards.compression import Compression
-from hpctrain.shards.field import DTYPES, Field
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.shard import digest_file
 from tests import forkserver
 
 rng = np.random.default_rng(0)

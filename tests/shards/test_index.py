@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from data_prep.cli import main
+from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.format import write_shards
+from hpctrain.data.shards.index import Index, Shard
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field, check_name
-from hpctrain.shards.format import write_shards
-from hpctrain.shards.index import Index, Shard
 
 
 @pytest.fixture

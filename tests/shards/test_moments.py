@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hpctrain.shards.field import DTYPES
-from hpctrain.shards.moments import BLOCK, MOST_CLASSES, Moments
-from hpctrain.shards.ragged import Ragged
+from hpctrain.data.shards.field import DTYPES
+from hpctrain.data.shards.moments import BLOCK, MOST_CLASSES, Moments
+from hpctrain.data.shards.ragged import Ragged
 
 rng = np.random.default_rng(0)
 

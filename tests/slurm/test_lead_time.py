@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.cluster.slurm.lead_time import GRACE, LEAD, LeadTime, lead_s, limits_s
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.slurm.lead_time import GRACE, LEAD, LeadTime, lead_s, limits_s
 
 
 def stopping_takes(seconds: float, run: Path) -> None:

@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
-from hpctrain.doctor.checks.scheduler import checked
-from hpctrain.errors import LaunchError
-from hpctrain.forks import JOB_SIGNALS, run
-from hpctrain.record import convert
-from hpctrain.run_record import RunRecord
-from hpctrain.runs.state.shared_job import job_of
-from hpctrain.slurm import partition_limit, requeue
-from hpctrain.slurm.allocations import allocations
-from hpctrain.slurm.queue import (
+from hpctrain.base.files.record import convert
+from hpctrain.base.forks import JOB_SIGNALS, run
+from hpctrain.base.names.run_record import RunRecord
+from hpctrain.cluster.slurm import partition_limit, requeue
+from hpctrain.cluster.slurm.allocations import allocations
+from hpctrain.cluster.slurm.queue import (
     Ended,
     Job,
     Queue,
@@ -29,7 +25,7 @@ from hpctrain.slurm.queue import (
     jobs_of,
     queued,
 )
-from hpctrain.slurm.sbatch import (
+from hpctrain.cluster.slurm.sbatch import (
     FullQueueError,
     SubmitLimitError,
     expected_start,
@@ -37,6 +33,10 @@ from hpctrain.slurm.sbatch import (
     partitions,
     sbatch,
 )
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.errors import LaunchError
+from hpctrain.insight.doctor.checks.scheduler import checked
+from hpctrain.runs.state.shared_job import job_of
 
 
 def test_a_command_does_not_die_of_the_signals_of_the_job(
@@ -91,7 +91,7 @@ def test_refusals_that_pass_are_told_from_others(
         (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("hpctrain.slurm.sbatch._PAUSES_S", (0, 0))
+    monkeypatch.setattr("hpctrain.cluster.slurm.sbatch._PAUSES_S", (0, 0))
     with pytest.raises(LaunchError) as caught:
         sbatch(tmp_path / "script", Config())
     assert type(caught.value) is kind

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.cluster.slurm import requeue as requeuing
+from hpctrain.cluster.slurm.container import REQUEUE_NOTE
+from hpctrain.cluster.slurm.requeue import requeue
 from hpctrain.config.schema import Config
-from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.slurm import requeue as requeuing
-from hpctrain.slurm.container import REQUEUE_NOTE
-from hpctrain.slurm.requeue import requeue
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_job_is_requeued_unless_somebody_has_cancelled_it(
 def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     in_container: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpctrain.job.fit import _lower_micro_batch
+    from hpctrain.engine.job.fit import _lower_micro_batch
 
     asked: list[object] = []
     monkeypatch.setattr(requeuing, "requeue", asked.append)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from hpctrain.cluster.slurm import steps
+from hpctrain.cluster.slurm.container import CHOOSE_GPUS, in_container, shell_words
+from hpctrain.cluster.slurm.job_environment import clean_environment
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.slurm import steps
-from hpctrain.slurm.container import CHOOSE_GPUS, in_container, shell_words
-from hpctrain.slurm.job_environment import clean_environment
-from hpctrain.slurm.script import sbatch_script
 from tests.conftest import ROOT
 
 FOLDER = Path("/runs/my sweep/array-0")
@@ -318,7 +318,7 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "my python")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
-    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code} 0"
+    asked = f"-m hpctrain.engine.job.verdict {tmp_path}/a run {code} 0"
     commands = {
         "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
         # The first job of the chain, which was preempted, has ended saving at the third look.
@@ -597,7 +597,7 @@ def test_a_command_of_ones_own_starts_the_container() -> None:
     assert "--cpus-per-task=1 shifter --image=me/hpctrain:1 /bin/sh -c" in " ".join(
         srun_words(text)
     )
-    assert "\n    shifter --image=me/hpctrain:1 python -m hpctrain.job.verdict" in text
+    assert "\n    shifter --image=me/hpctrain:1 python -m hpctrain.engine.job.verdict" in text
     assert "HPCTRAIN_REQUEUE_NOTE" in text
 
 

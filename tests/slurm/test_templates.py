@@ -361,8 +361,8 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     # The config is frozen once for both attempts, and each attempt has two ranks.
     calls = log.read_text().splitlines()
     made = [re.findall(r" -m (hpctrain \w+|[\w.]+)", call)[0] for call in calls]
-    ranks = ["hpctrain.slurm.steps", "hpctrain run", "hpctrain run"]
-    assert made == ["hpctrain freeze", *ranks, "hpctrain.job.verdict", *ranks]
+    ranks = ["hpctrain.cluster.slurm.steps", "hpctrain run", "hpctrain run"]
+    assert made == ["hpctrain freeze", *ranks, "hpctrain.engine.job.verdict", *ranks]
     assert all(" --nv " in call for call in calls)
 
 

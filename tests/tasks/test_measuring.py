@@ -8,11 +8,11 @@ from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.reducing.metric_states import Measured
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.reducing.metric_states import Measured
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Classification, MultiLabel, Regression, measuring
 from tests.ranks import run_ranks
 

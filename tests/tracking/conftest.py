@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.child import python_module
+from hpctrain.base.processes.child import python_module
 from hpctrain.tracking.store import beside
 from tests import forkserver
 from tests.conftest import ROOT, copy_store

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from hpctrain.base.files.record import written
+from hpctrain.base.names.run_record import Hang
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.record import written
-from hpctrain.run_record import Hang
 from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.alerts.settings import Settings, variable_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.schema.tracking import TrackingConfig
-from hpctrain.doctor.login import mlflow_store
 from hpctrain.errors import TrackingError
+from hpctrain.insight.doctor.login import mlflow_store
 from hpctrain.tracking.store import (
     beside,
     check_store,

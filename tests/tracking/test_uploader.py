@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.child import Child
+from hpctrain.base.processes.child import Child
 from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.journal import Journal, journal_path, last_record, read_all
 from hpctrain.tracking.tracker import Status
@@ -83,7 +83,7 @@ def test_a_run_from_start_to_end(
     assert run["status"] == "FINISHED"
     assert run["who"] == "test"
     assert run["hpctrain.reason"] == "all steps done"
-    assert run["hpctrain.job.attempt"] == "1"
+    assert run["hpctrain.engine.job.attempt"] == "1"
     assert run["hpctrain.renamed"] == "; ".join(renamed)
     power = "system/n01/gpu_0_power_usage_watts"
     assert rows("SELECT value FROM metrics WHERE key = ? ORDER BY step", power) == [
@@ -183,7 +183,7 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     assert output(second) == "FINISHED\n"
     again = tags("r")
     assert (again["id"], again["status"]) == (run["id"], "FINISHED")
-    assert again["hpctrain.job.attempt"] == "2"
+    assert again["hpctrain.engine.job.attempt"] == "2"
     assert again["hpctrain.reason"] == "all steps done"
     # Values that the resumed attempt repeats are stored once; different values are stored as well.
     assert rows("SELECT count(*), count(DISTINCT step) FROM metrics WHERE key = 'loss'") == [
@@ -320,7 +320,7 @@ def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
         (3.0, 10, 10),
     ]
     assert tags("r")["status"] == "FINISHED"
-    assert tags("r")["hpctrain.job.attempt"] == "3"
+    assert tags("r")["hpctrain.engine.job.attempt"] == "3"
     # A note that was taken back is empty.
     assert tags("r")["hpctrain.note.flat"] == ""
     assert tags("r")["hpctrain.note.spike"] == "a spike in attempt 2"
@@ -355,7 +355,7 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     tracker.start({}, {})
     tracker.log_metrics({"a": 1, "b": 2}, 0)
     sleep = ["sleep", "600"], dict(os.environ)
-    monkeypatch.setattr("hpctrain.child.python_module", lambda *_: sleep)
+    monkeypatch.setattr("hpctrain.base.processes.child.python_module", lambda *_: sleep)
     tracker._uploader.process = Child("a.program", cwd=tmp_path)
     before = signal.getsignal(number)
     caplog.set_level("INFO")  # no fault, so no warning

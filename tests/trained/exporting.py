@@ -11,17 +11,17 @@ from safetensors.torch import save_file
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.files.weight_files import find_weights
-from hpctrain.checkpoint.starting_point import start_from
-from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config, LoRAConfig, PrecisionConfig
+from hpctrain.engine.building.build_model import trained_model
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.starting_point import start_from
+from hpctrain.engine.checkpoint.stored_weights import open_weights
+from hpctrain.engine.layers.lora import add_adapters, freeze_base
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.build_model import trained_model
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.lora import add_adapters, freeze_base
-from hpctrain.rendezvous.ranks import RankInfo
-from hpctrain.trained.exporting.exporter import Exporter
+from hpctrain.results.exporting.exporter import Exporter
+from hpctrain.runs.checkpoints.weight_files import find_weights
 from tests.bounds import EXACT, within
 from tests.parallel.parity import MODELS, TASKS, Cell, build
 from tests.ranks import run_ranks

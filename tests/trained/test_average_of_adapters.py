@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
-from hpctrain.checkpoint.files.weight_files import WeightFiles
-from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.engine.checkpoint.stored_weights import open_weights
+from hpctrain.engine.layers.lora import is_adapter
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
-from hpctrain.models.lora import is_adapter
+from hpctrain.results.commands.export import main as export
+from hpctrain.runs.checkpoints.weight_files import WeightFiles
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.trained.commands.export import main as export
 from tests.bounds import EXACT
 from tests.conftest import Completed, only_run
 from tests.trained.test_evaluate import loss_of

@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain import load_run, progress_bar
+from hpctrain import load_run
+from hpctrain.base.terminal import progress_bar
 from hpctrain.config.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
+from hpctrain.engine.parallel import recipe
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.parallel import recipe
+from hpctrain.results import predictor, restored
+from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import chosen_checkpoint
 from hpctrain.tasks import Classification
-from hpctrain.trained import predictor, restored
-from hpctrain.trained.loaded import LoadedRun
 from tests.bounds import EXACT
 from tests.conftest import Completed, hpctrain_on, only_run, run_json, run_module, torchrun
 

@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
-from hpctrain.checkpoint.files.weight_files import find_weights
-from hpctrain.checkpoint.starting_point import start_from
-from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.config.schema import Config
+from hpctrain.engine.building.build_model import trained_model
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.checkpoint.starting_point import start_from
+from hpctrain.engine.checkpoint.stored_weights import open_weights
+from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.layers.lora import Adapted
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.job.building.build_model import trained_model
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.lora import Adapted
-from hpctrain.trained.commands.export import main
-from hpctrain.trained.exporting.exporter import Exported, Exporter
+from hpctrain.results.commands.export import main
+from hpctrain.results.exporting.exporter import Exported, Exporter
+from hpctrain.runs.checkpoints.weight_files import find_weights
 from tests.bounds import EXACT, within
 from tests.conftest import Completed, only_run, run_module
 from tests.parallel.parity import FP32, Values

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from hpctrain.training import display
+from hpctrain.engine.parts import display
 
 METRICS = {
     "train/loss": 0.1234,

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.layers.plan import Plan
+from hpctrain.engine.looking.first_look import FirstLook, NoLook
+from hpctrain.engine.looking.held_values import HeldValues, check_parameters
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
-from hpctrain.faults.stop import Stop
-from hpctrain.models.plan import Plan
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Sums
-from hpctrain.tasks.task import TaskState
-from hpctrain.training.looking.first_look import FirstLook, NoLook
-from hpctrain.training.looking.held_values import HeldValues, check_parameters
-from hpctrain.training.step import TrainStep
 from tests.parallel.parity import FP64, config_with, spread
 from tests.ranks import run_ranks
 from tests.training import optimizers

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.hooks import Hook, Hooks, RunState
 
 
 class Sets(Hook):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.training.improvement import Best, Improvement
+from hpctrain.engine.parts.improvement import Best, Improvement
 
 
 def judged(values: list[float], **options: Any) -> tuple[Improvement, list[bool]]:

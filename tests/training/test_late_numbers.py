@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults.copied import Copied
+from hpctrain.engine.faults.health import Health, RolledBack
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.step import TrainStep
 from hpctrain.errors import HealthError
-from hpctrain.faults.copied import Copied
-from hpctrain.faults.health import Health, RolledBack
-from hpctrain.faults.stop import Stop
-from hpctrain.shards.types import Batch
+from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.tasks import Sums
-from hpctrain.training.run_parts import Every
-from hpctrain.training.step import TrainStep
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
 from tests.steps import alone, trainer_of

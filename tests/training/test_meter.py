@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from hpctrain.config.metric_registry import registered
-from hpctrain.training.measuring import account, meter, step_times
-from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.meter import Meter
-from hpctrain.training.measuring.slow_ranks import Compared, Interval
-from hpctrain.training.measuring.step_times import StepTimes
+from hpctrain.engine.parts import account, meter, step_times
+from hpctrain.engine.parts.account import Account
+from hpctrain.engine.parts.meter import Meter
+from hpctrain.engine.parts.slow_ranks import Compared, Interval
+from hpctrain.engine.parts.step_times import StepTimes
 from tests.conftest import journal, only_run
 
 CPU = torch.device("cpu")

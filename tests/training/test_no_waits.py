@@ -1,6 +1,6 @@
 """A training step never lets the host wait for the device, shown on the meta device.
 
-The meta device stands for a GPU: `hpctrain.parallel.reducing.scalars` and `hpctrain.faults.copied`
+The meta device stands for a GPU: `engine.parallel.reducing.scalars` and `engine.faults.copied`
 treat it as one. Its tensors have no values, so torch refuses every operation that reads one, as
 `item`, `tolist`, `bool` and `nonzero` do. `Waits` also refuses the copies that wait. tests/gpu
 shows the same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
@@ -23,16 +23,16 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
-from hpctrain.faults import copied, health
-from hpctrain.faults.stop import Stop
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.faults import copied, health
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.evaluation import evaluate_all
+from hpctrain.engine.loop.step import Totals, TrainStep
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.models import MLP, Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Task
-from hpctrain.training.evaluation import evaluate_all
-from hpctrain.training.step import Totals, TrainStep
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")

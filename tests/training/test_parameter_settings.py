@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.parameter_rules import problems
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
+from hpctrain.engine.building.build_optimizer import build_optimizer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.parallel.preparing.parameter_settings import Setting, freeze
+from hpctrain.engine.parallel.preparing.whole_model import check_layers
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.build_optimizer import build_optimizer
-from hpctrain.parallel.preparing.parameter_settings import Setting, freeze
-from hpctrain.parallel.preparing.whole_model import check_layers
 from tests.steps import ALONE, alone
 
 

@@ -8,9 +8,9 @@ import torch
 from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.config.schema import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.validate import validate
+from hpctrain.engine.building.build_schedule import Effective, build_schedule
+from hpctrain.engine.loop.schedule import Schedule, peak_lr, warmup_steps
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.build_schedule import Effective, build_schedule
-from hpctrain.training.schedule import Schedule, peak_lr, warmup_steps
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,8 @@ import torch
 from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.training.measuring.slow_ranks import (
-    Compared,
-    Interval,
-    SlowRanks,
-    WorkClock,
-    slowest,
-)
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parts.slow_ranks import Compared, Interval, SlowRanks, WorkClock, slowest
 from tests.ranks import run_ranks
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
+from hpctrain.engine.parts.timer import Timer
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.hooks import Hook, Hooks, RunState
-from hpctrain.training.measuring.timer import Timer
-from hpctrain.training.run_parts import Every
-from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
 from tests.steps import alone, trainer_of
 from tests.training.test_late_numbers import Late, Squares, numbers

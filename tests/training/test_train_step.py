@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.faults.health import Health
+from hpctrain.engine.loop.schedule import Schedule
+from hpctrain.engine.loop.step import Totals, TrainStep
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.reducing.scalars import divisor
 from hpctrain.errors import ConfigError
-from hpctrain.faults.health import Health
 from hpctrain.models import MLP
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.reducing.scalars import divisor
 from hpctrain.tasks import Classification
-from hpctrain.training.schedule import Schedule
-from hpctrain.training.step import Totals, TrainStep
 from tests.bounds import EXACT
 from tests.steps import ALONE, batch, make, weights
 

@@ -8,10 +8,10 @@ import torch
 from torch import distributed
 
 from hpctrain.config.rules.metrics import RequestedMetric
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.trainer import Trainer
 from hpctrain.errors import ConfigError
-from hpctrain.shards.types import Batch
-from hpctrain.training.run_parts import Every
-from hpctrain.training.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.steps import batch, make, trainer_of
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hpctrain.base.names.run_record import Note
+from hpctrain.engine.parts.notes import Notes
+from hpctrain.engine.parts.silent_layers import SilentLayers
+from hpctrain.engine.parts.watch import Watch
 from hpctrain.errors import HealthError
-from hpctrain.run_record import Note
-from hpctrain.training.measuring.silent_layers import SilentLayers
-from hpctrain.training.notes import Notes
-from hpctrain.training.watch import Watch
 from tests.parallel.parity import Cell, batch, build
 from tests.ranks import run_ranks
 from tests.steps import stack_of_one_device

@@ -19,10 +19,10 @@ from typing import Any, Self
 import numpy as np
 
 from data_prep.formats.arrays.packing import ATTRIBUTES
+from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards.field import MAX_AXES
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError, HpctrainError
-from hpctrain.shards.field import MAX_AXES
-from hpctrain.shards.types import Array
-from hpctrain.terminal import few
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")

@@ -14,9 +14,9 @@ from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.samples import cast
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
 
 Values = Array | list[Array]
 """Rows of a field: (n, *shape), or n arrays of any length."""

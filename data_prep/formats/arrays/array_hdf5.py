@@ -17,9 +17,9 @@ from data_prep.formats.hdf5.hdf5_storage import (
     object_at,
     of_another_program,
 )
+from hpctrain.data.shards.compression import plugins
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
-from hpctrain.shards.compression import plugins
-from hpctrain.shards.types import Array
 
 _LISTED = 10_000  # names that are looked at when a file is described
 # A variable of NetCDF4 that is named like a dimension that is not its own has this before its name.

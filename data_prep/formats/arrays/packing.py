@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
-from hpctrain.shards.types import Array
 
 # Which of the lowest (0) and highest valid value an attribute has.
 _PLACES = {"valid_range": (0, 1), "valid_min": (0,), "valid_max": (1,)}

@@ -12,13 +12,13 @@ from data_prep.datasets.shards import blocks, check_offsets
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.moments import Moments
+from hpctrain.data.shards.shard import digest_file
+from hpctrain.data.shards.storage.chunks import Chunked
+from hpctrain.data.shards.storage.layout import Layout
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Shard
-from hpctrain.shards.moments import Moments
-from hpctrain.shards.shard import digest_file
-from hpctrain.shards.storage.chunks import Chunked
-from hpctrain.shards.storage.layout import Layout
 
 
 @dataclass(frozen=True)

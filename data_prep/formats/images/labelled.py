@@ -17,10 +17,10 @@ import xxhash
 from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
 from data_prep.source import BadRecords, SourceFile, content_of
+from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards.commit import PARTIAL
+from hpctrain.data.shards.index import FILE
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.commit import PARTIAL
-from hpctrain.shards.index import FILE
-from hpctrain.terminal import few
 
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))

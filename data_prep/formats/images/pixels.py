@@ -39,10 +39,10 @@ from data_prep.formats.images.image_files import (
 )
 from data_prep.formats.samples import Unusable
 from data_prep.options import add_options
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array
 from hpctrain.data.sources.images import orientation, planes, upright
 from hpctrain.errors import ConfigError
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
 
 _MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again

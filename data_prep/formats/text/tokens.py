@@ -18,9 +18,9 @@ import xxhash
 
 from data_prep.libraries import library
 from data_prep.source import content_of
+from hpctrain.data.shards.ragged import Ragged, offsets_of
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.ragged import Ragged, offsets_of
-from hpctrain.shards.types import Array
 
 FILE = "tokenizer.json"  # the name in the output folder
 BYTES = 256

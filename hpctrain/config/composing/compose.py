@@ -23,7 +23,8 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain import yaml_file
+from hpctrain.base.files import yaml_file
+from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.config.composing.choices import groups
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import as_default, explain, of_section, same_name
@@ -31,7 +32,6 @@ from hpctrain.config.frozen import from_omegaconf, known_keys, types
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, all_keys, all_members
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.yaml_file import conf_dir
 
 
 def compose(argv: list[str]) -> Config | None:

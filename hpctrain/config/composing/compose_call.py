@@ -21,15 +21,15 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.files.disk import expanded
+from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.config.composing.compose import extending, our_launchers, store_schema
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.launcher_keys import is_local
-from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError
-from hpctrain.yaml_file import conf_dir
 
 
 @dataclass(frozen=True)

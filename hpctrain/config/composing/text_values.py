@@ -2,12 +2,12 @@
 
 Hydra's grammar reads true, nan, 1e3 and 1_0 as values of their own, whatever the type of the key,
 and its sweeper writes them in its own way (True, 1000.0). Here such a value is quoted, so a key
-gets what was typed, with and without `-m`, as from a file (`hpctrain.yaml_file`).
+gets what was typed, with and without `-m`, as from a file (`hpctrain.base.files.yaml_file`).
 """
 
 import re
 
-from hpctrain import yaml_file
+from hpctrain.base.files import yaml_file
 from hpctrain.config.frozen import types
 from hpctrain.errors import ConfigError
 

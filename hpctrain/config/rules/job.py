@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpctrain import secrets
+from hpctrain.base import secrets
 from hpctrain.config.network_variables import variables
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, NotifyConfig, TrackingConfig

@@ -10,11 +10,11 @@ import difflib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from hpctrain.base.names.metric_names import better
 from hpctrain.config.metric_registry import TRAIN_LOSS, TRAIN_NAME, registered
 from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import better
 
 _OF_TRAINING = [m.name for m in registered("train") if m.name not in (TRAIN_LOSS, TRAIN_NAME)]
 _OF_SPEED = [metric.name for metric in registered("perf")]

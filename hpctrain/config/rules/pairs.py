@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpctrain import yaml_file
+from hpctrain.base.files import yaml_file
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, all_keys
 

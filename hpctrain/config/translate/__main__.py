@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from hpctrain.base.secrets import mask
+from hpctrain.base.terminal.terminal import guard, indented, printable
 from hpctrain.config.translate.foreign import load, translate
 from hpctrain.errors import HpctrainError
-from hpctrain.secrets import mask
-from hpctrain.terminal import guard, indented, printable
 
 
 def main(argv: list[str]) -> int:

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from hpctrain import yaml_file
-from hpctrain.disk import parse_json
+from hpctrain.base.files import yaml_file
+from hpctrain.base.files.disk import parse_json
 from hpctrain.errors import ConfigError
 
 _NO = "no counterpart (docs/migrate.md, docs/parallel.md)"

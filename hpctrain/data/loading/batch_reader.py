@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.loading.collate import Collate
 from hpctrain.data.loading.reading_plan import Group
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Batch
 from hpctrain.data.source import Source
 from hpctrain.data.workers.pool import Workers
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Batch
 
 MAX_STEPS = 64  # of a group
 

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.data.buffers import Buffers
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Batch
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Batch
 
 Layout = Literal["pad", "pack"]
 

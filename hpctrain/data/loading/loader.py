@@ -27,10 +27,10 @@ from hpctrain.data.loading.prefetcher import Prefetcher
 from hpctrain.data.loading.reading_plan import Planner, Step
 from hpctrain.data.loading.steps import Steps, Tail
 from hpctrain.data.samplers.order import Order, Sampler
+from hpctrain.data.shards.types import Batch, Int64s
 from hpctrain.data.source import SampleId, Source
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import DataError
-from hpctrain.shards.types import Batch, Int64s
 
 
 class Loader:

@@ -19,7 +19,7 @@ from concurrent.futures import Executor, Future
 from hpctrain.data.loading.batch_reader import MAX_STEPS, BatchReader
 from hpctrain.data.loading.reading_plan import Group, Planner
 from hpctrain.data.loading.threads import WhenAsked, pool
-from hpctrain.shards.types import Batch
+from hpctrain.data.shards.types import Batch
 
 GROUP = 2**23  # bytes that a thread reads at once: handing them over takes time, too
 _GROUP_WHEN_ASKED = 2**21  # bytes that the consumer reads at once: they stay in a core's cache

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hpctrain.data.loading.steps import Steps, Stretch
 from hpctrain.data.samplers.order import Sampler
+from hpctrain.data.shards.types import Int64s
 from hpctrain.data.source import InBlocks, Source
-from hpctrain.shards.types import Int64s
 
 
 class Plan(NamedTuple):

@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.types import Int64s
 
 Tail = Literal["drop", "pad"]
 

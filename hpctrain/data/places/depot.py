@@ -38,11 +38,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain import cgroup
+from hpctrain.base.files.mounts import kind_of
+from hpctrain.base.processes import cgroup
 from hpctrain.data.places.origin import digest_of
+from hpctrain.data.shards.index import Shard
 from hpctrain.errors import StorageError
-from hpctrain.mounts import kind_of
-from hpctrain.shards.index import Shard
 
 PART = ".part"
 _LOCK, _BOOT = "lock", "boot"

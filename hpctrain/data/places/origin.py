@@ -21,8 +21,8 @@ from typing import Any
 
 import xxhash
 
+from hpctrain.data.shards.index import FILE, Index, Shard
 from hpctrain.errors import DataError
-from hpctrain.shards.index import FILE, Index, Shard
 
 log = logging.getLogger(__name__)
 

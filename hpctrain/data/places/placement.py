@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from hpctrain.base.files.mounts import kind_of
+from hpctrain.base.units import readable
 from hpctrain.data.places.origin import is_url
 from hpctrain.data.places.stage import Stage
+from hpctrain.data.shards.index import Shard
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.mounts import kind_of
-from hpctrain.shards.index import Shard
-from hpctrain.units import readable
 
 log = logging.getLogger(__name__)
 

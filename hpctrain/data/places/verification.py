@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.base.terminal.terminal import few
 from hpctrain.data.places.origin import Origin, pour
 from hpctrain.data.places.progress_log import Progress
+from hpctrain.data.shards.index import Shard
 from hpctrain.errors import DataError
-from hpctrain.shards.index import Shard
-from hpctrain.terminal import few
 
 THREADS = 8
 NAMED = 20  # wrong shards listed in one message

@@ -20,7 +20,7 @@ import numpy as np
 
 from hpctrain.data.samplers.order import Order, check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute_each
-from hpctrain.shards.types import Int64s
+from hpctrain.data.shards.types import Int64s
 
 
 class BlockOrder:

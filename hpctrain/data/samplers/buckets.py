@@ -19,8 +19,8 @@ import numpy as np
 
 from hpctrain.data.samplers.order import Sampler, check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.types import Int64s
 
 _CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
 

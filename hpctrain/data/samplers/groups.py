@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.data.samplers.permutation import hashes, make_key
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.types import Int64s
 
 _TRIES = 64
 _WORK = 10**7  # groups, or samples with strata, that are looked at in all tries together

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from hpctrain.data.samplers.order import Order, Sampler, check_positions, draw
 from hpctrain.data.samplers.permutation import groups, make_key
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.types import Int64s
 
 _PERIOD = 65_536
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2

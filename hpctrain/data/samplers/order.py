@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from hpctrain.data.samplers.permutation import MAX_COUNT, groups, make_key, permute
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.types import Int64s
 
 
 class Sampler(Protocol):

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.shards.types import Int64s
+from hpctrain.data.shards.types import Int64s
 
 _UInt64s = NDArray[np.uint64]
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from hpctrain.data.samplers.groups import first_seen
 from hpctrain.data.samplers.order import Sampler
+from hpctrain.data.shards.ragged import hash_rows
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import Source
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.ragged import hash_rows
-from hpctrain.shards.types import Array, Int64s
 
 CHUNK = 65_536  # samples read at a time
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute_each
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.types import Int64s
 
 
 class Balanced:

@@ -19,7 +19,7 @@ import weakref
 import numpy as np
 import torch
 
-from hpctrain.shards.types import Array, Int64s
+from hpctrain.data.shards.types import Array, Int64s
 
 # The dtype of a word by its bytes. torch copies large rows of single bytes about 10 % slower.
 WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}

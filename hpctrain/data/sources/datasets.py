@@ -13,15 +13,15 @@ from math import gcd, prod
 import numpy as np
 import torch
 
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.storage.chunks import Chunked
+from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.plain import Plain
+from hpctrain.data.shards.storage.stamp import Stamp
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.sources.arena import WORDS, Arena
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Shard
-from hpctrain.shards.storage.chunks import Chunked
-from hpctrain.shards.storage.layout import Layout
-from hpctrain.shards.storage.plain import Plain
-from hpctrain.shards.storage.stamp import Stamp
-from hpctrain.shards.types import Array, Int64s
 
 SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row, in one call
 

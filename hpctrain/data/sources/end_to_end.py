@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpctrain.data.samplers.order import check_positions
-from hpctrain.shards.types import Int64s
+from hpctrain.data.shards.types import Int64s
 
 
 class EndToEnd:

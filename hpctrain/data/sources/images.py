@@ -20,12 +20,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.per_process import PerProcess
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.per_process import PerProcess
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Int64s
 
 Size = tuple[int, int]  # height, width
 _Fit = Literal["exact", "crop", "stretch"]

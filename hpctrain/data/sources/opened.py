@@ -13,16 +13,16 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from hpctrain.base.files.mounts import kind_of
 from hpctrain.data.places.placement import Place
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.stamp import Stamp
+from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.watch import Watch
 from hpctrain.errors import DataError
-from hpctrain.mounts import kind_of
-from hpctrain.shards.field import Field
-from hpctrain.shards.index import Shard
-from hpctrain.shards.storage.layout import Layout
-from hpctrain.shards.storage.stamp import Stamp
-from hpctrain.shards.types import Int64s
 
 T = TypeVar("T")
 IO = Literal["auto", "mmap", "read"]

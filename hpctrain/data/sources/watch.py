@@ -4,7 +4,7 @@
                 └── no ── has it the digest that the index lists? ── yes: read again
                                                                   └── no: DataError
 
-`hpctrain.shards.storage.stamp` says what a stamp is and what it guarantees. A digest reads the
+`hpctrain.data.shards.storage.stamp` says what a stamp is and what it guarantees. A digest reads the
 whole file, but `touch`, `chmod` and hard links do not end a run.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpctrain.data.places.verification import check_digest
+from hpctrain.data.shards.index import FILE, Shard, check_shard
+from hpctrain.data.shards.storage.file import patiently
+from hpctrain.data.shards.storage.stamp import FACTS, Stamp, clock
+from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
-from hpctrain.shards.index import FILE, Shard, check_shard
-from hpctrain.shards.storage.file import patiently
-from hpctrain.shards.storage.stamp import FACTS, Stamp, clock
-from hpctrain.shards.types import Int64s
 
 log = logging.getLogger(__name__)
 

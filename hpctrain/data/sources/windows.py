@@ -17,12 +17,12 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array, Int64s
 
 DOCUMENT = "_document"
 _MAX_OFFSETS = 64  # shards whose offsets are kept

@@ -34,15 +34,15 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from hpctrain.base.forks import JOB_SIGNALS
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Int64s
 from hpctrain.data.source import Source
 from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
 from hpctrain.data.workers.process import MESSAGE, VARIABLE, Reply, Task
 from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Packed, Segment
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.forks import JOB_SIGNALS
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Int64s
 
 _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 

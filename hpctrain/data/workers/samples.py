@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.ragged import Ragged
-from hpctrain.shards.types import Array, Int64s
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]

@@ -6,13 +6,13 @@ Notes stop nothing; a cluster that would not run the jobs does.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.estimates import cautions, time_limit
+from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
+from hpctrain.cluster.slurm.queue import UnreachableError
+from hpctrain.insight.estimates import cautions, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
-from hpctrain.slurm import sbatch
-from hpctrain.slurm.partition_limit import beyond_partition, road
-from hpctrain.slurm.queue import UnreachableError
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
+from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.slurm.partition_limit import road
 
 
 def check_budget(jobs: Collection[tuple[Config, int]]) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hpctrain.base.terminal.terminal import few
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.output import say
 from hpctrain.runs.code import snapshot, trained_code
 from hpctrain.runs.code.snapshot import Snapshot
-from hpctrain.terminal import few
 
 
 def take_copies(entries: Sequence[Entry]) -> None:

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain import secrets
-from hpctrain.disk import write_atomically
+from hpctrain.base import secrets
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.record import written
+from hpctrain.base.names.run_record import RunRecord
+from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
@@ -22,12 +26,8 @@ from hpctrain.launch.sweeps.before_queueing import check_room
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
-from hpctrain.record import written
-from hpctrain.run_record import RunRecord
 from hpctrain.runs import sweep_overrides, trust
 from hpctrain.runs.freeze import freeze, may_start_again, restore_config
-from hpctrain.slurm import sbatch
-from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.tracking import store
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError, LaunchError
@@ -27,8 +29,6 @@ from hpctrain.launch.sweeps.submission import Submission
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.slurm import sbatch
-from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
+from hpctrain.cluster.slurm.queue import Job, UnreachableError, queue_of
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
-from hpctrain.slurm.queue import Job, UnreachableError, queue_of
 
 _POLL_S = (2.0, 30.0)
 """Seconds between two calls of `squeue`: at first, and at most."""

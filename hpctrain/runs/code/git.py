@@ -11,10 +11,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from hpctrain.base.files.record import Record
+from hpctrain.base.secrets import mask, without_credentials
 from hpctrain.errors import ConfigError
-from hpctrain.record import Record
 from hpctrain.runs.code import private_files
-from hpctrain.secrets import mask, without_credentials
 
 
 class Tree(Record, frozen=True):

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain import secrets
-from hpctrain.record import Record
+from hpctrain.base import secrets
+from hpctrain.base.files.record import Record
 from hpctrain.runs.code.git import code_folders
 
 _LARGEST = 4 << 20  # bytes of a module whose text is kept

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.disk import set_aside, text_of
+from hpctrain.base.files.disk import set_aside, text_of
+from hpctrain.base.files.record import read_known, written
 from hpctrain.errors import ConfigError
-from hpctrain.record import read_known, written
 from hpctrain.runs.code.git import Tree, code_folders, repositories
 
 

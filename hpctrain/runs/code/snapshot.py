@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 import xxhash
 
+from hpctrain.base.files.disk import temporary
+from hpctrain.base.files.record import read
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.record import read
 from hpctrain.runs.code.git import Repo, code_folders, repositories
 from hpctrain.runs.code.private_files import is_private
 

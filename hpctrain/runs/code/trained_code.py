@@ -15,11 +15,11 @@ import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.record import Count, Record, read_known, written
+from hpctrain.base.names.run_record import RunRecord
 from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
-from hpctrain.disk import write_atomically
-from hpctrain.record import Count, Record, read_known, written
-from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import modules
 from hpctrain.runs.code.modules import Module
 from hpctrain.runs.run_dir import RunDir

@@ -13,15 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain import causes
+from hpctrain.base.names.run_record import Attempt, AttemptKey, Hang, Progress, RunRecord
+from hpctrain.base.processes import causes
+from hpctrain.cluster.ranks import flight_recorder
+from hpctrain.cluster.restarts import policy
+from hpctrain.cluster.restarts.policy import Answer, End, Room
+from hpctrain.cluster.slurm.requeue import cause_of_step
 from hpctrain.errors import DamageError
-from hpctrain.rendezvous import flight_recorder
-from hpctrain.restarts import policy
-from hpctrain.restarts.policy import Answer, End, Room
-from hpctrain.run_record import Attempt, AttemptKey, Hang, Progress, RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
-from hpctrain.slurm.requeue import cause_of_step
 
 log = logging.getLogger(__name__)
 # States of the observers (`faults.process_state`), and those of a node that cannot be used again.

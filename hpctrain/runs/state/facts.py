@@ -16,15 +16,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hpctrain.disk import is_own, open_regular
+from hpctrain.base.files.disk import is_own, open_regular
+from hpctrain.base.names.run_record import Attempt, Hang, Progress, RunRecord, Submission
+from hpctrain.cluster.restarts import policy
+from hpctrain.cluster.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.errors import DamageError, LaunchError
-from hpctrain.restarts import policy
-from hpctrain.run_record import Attempt, Hang, Progress, RunRecord, Submission
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.stop_request import StopRequest
-from hpctrain.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.tracking import recorded
 from hpctrain.tracking.journal import journal_path, last_record
 

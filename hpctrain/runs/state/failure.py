@@ -19,14 +19,21 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain import frames
-from hpctrain.causes import ANOTHER_RANK, CODE, GPU_FAULT, LOST_MOUNT, cause_of, one_line
+from hpctrain.base.files.mailbox import Message
+from hpctrain.base.files.record import Time
+from hpctrain.base.names.run_record import AttemptKey, Hang, Keyed
+from hpctrain.base.processes import frames
+from hpctrain.base.processes.causes import (
+    ANOTHER_RANK,
+    CODE,
+    GPU_FAULT,
+    LOST_MOUNT,
+    cause_of,
+    one_line,
+)
+from hpctrain.base.secrets import mask
+from hpctrain.cluster.ranks import epochs
 from hpctrain.errors import HealthError, JoinError
-from hpctrain.mailbox import Message
-from hpctrain.record import Time
-from hpctrain.rendezvous import epochs
-from hpctrain.run_record import AttemptKey, Hang, Keyed
-from hpctrain.secrets import mask
 
 log = logging.getLogger(__name__)
 _NAMED_S = 2.0  # until the observers have seen a death

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.causes import ANOTHER_RANK, cause_of
-from hpctrain.disk import open_regular
+from hpctrain.base.files.disk import open_regular
+from hpctrain.base.processes.causes import ANOTHER_RANK, cause_of
 from hpctrain.runs.state.facts import Facts
 
 _RANK_LOG = re.compile(r"(?P<job>.+)\.rank(?P<rank>\d+)\.log$")

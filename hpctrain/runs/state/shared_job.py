@@ -7,11 +7,11 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from hpctrain.disk import open_regular
+from hpctrain.base.files.disk import open_regular
+from hpctrain.base.names.run_record import RunRecord, Submission
+from hpctrain.cluster.slurm.queue import Job, Queue
 from hpctrain.errors import DamageError
-from hpctrain.run_record import RunRecord, Submission
 from hpctrain.runs.state import stop_request
-from hpctrain.slurm.queue import Job, Queue
 
 
 def runs_of(submission: Submission) -> list[str]:

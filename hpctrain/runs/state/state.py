@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.causes import ANOTHER_RANK, cause_of, named, one_line
-from hpctrain.metric_names import main_metric
+from hpctrain.base.names.metric_names import main_metric
+from hpctrain.base.processes.causes import ANOTHER_RANK, cause_of, named, one_line
+from hpctrain.base.units import duration
+from hpctrain.cluster.slurm.allocations import since_epoch
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.slurm.allocations import since_epoch
-from hpctrain.units import duration
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (

@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.causes import IDLE as IDLE_DEVICES
-from hpctrain.causes import USER_STOP, Cause
-from hpctrain.mailbox import Message
-from hpctrain.record import Time
+from hpctrain.base.files.mailbox import Message
+from hpctrain.base.files.record import Time
+from hpctrain.base.processes.causes import IDLE as IDLE_DEVICES
+from hpctrain.base.processes.causes import USER_STOP, Cause
 
 
 class StopRequest(Message, frozen=True):

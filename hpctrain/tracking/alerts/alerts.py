@@ -22,10 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import write_atomically
-from hpctrain.record import Time, read_known
-from hpctrain.run_record import Hang
-from hpctrain.secrets import mask
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.record import Time, read_known
+from hpctrain.base.names.run_record import Hang
+from hpctrain.base.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
 from hpctrain.tracking.alerts.webhook import kind_of, send

@@ -10,8 +10,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from hpctrain.secrets import mask
-from hpctrain.terminal import harmless, printable
+from hpctrain.base.secrets import mask
+from hpctrain.base.terminal.terminal import harmless, printable
 
 _TIMEOUT = 5.0  # seconds
 _HOSTS = {

@@ -7,7 +7,7 @@ address it shows the training runs, and a run among them; a tag of the experimen
 import re
 from pathlib import Path
 
-from hpctrain.secrets import mask
+from hpctrain.base.secrets import mask
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import is_server
 

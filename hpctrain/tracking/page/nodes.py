@@ -7,8 +7,8 @@ hpctrain.idle      n01: gpu_0 below 5% for 30 minutes
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.run_record import Hang
-from hpctrain.secrets import mask
+from hpctrain.base.names.run_record import Hang
+from hpctrain.base.secrets import mask
 from hpctrain.tracking import samples
 
 _MOST_NODES = 64

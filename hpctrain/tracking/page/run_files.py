@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpctrain.disk import open_regular
-from hpctrain.secrets import mask
+from hpctrain.base.files.disk import open_regular
+from hpctrain.base.secrets import mask
 
 _MOST_BYTES = 1 << 20  # of a text
 _TAIL = 64 << 10  # bytes of a log

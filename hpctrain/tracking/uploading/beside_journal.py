@@ -3,7 +3,7 @@
     monitor/n01.jsonl ── system/n01/gpu_0_utilization_percentage ... ── MLflow's "System metrics"
 
 Each value is stored once, however often the uploader is killed: MLflow has a tag with the position
-in each file, sent in the same batch as the values before it. See `hpctrain.monitor`.
+in each file, sent in the same batch as the values before it. See `hpctrain.insight.monitor`.
 """
 
 import json

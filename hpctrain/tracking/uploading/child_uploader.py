@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.child import Child
+from hpctrain.base.processes.child import Child
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Uploaded
 

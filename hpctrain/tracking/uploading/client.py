@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain import disk
+from hpctrain.base.files import disk
 from hpctrain.errors import deleted_experiment
 from hpctrain.tracking import store
 

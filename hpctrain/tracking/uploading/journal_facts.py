@@ -7,7 +7,7 @@ stands behind them.
 from pathlib import Path
 from typing import Any
 
-from hpctrain.child import Process
+from hpctrain.base.processes.child import Process
 from hpctrain.tracking.journal import Record, journal_path, read, read_all
 from hpctrain.tracking.uploading.mlrun import Point
 
@@ -80,7 +80,7 @@ class JournalFacts:
                 return {f"hpctrain.note.{body['topic']}": str(body["text"])}
             case "status":
                 attempt, reason = str(body["attempt"]), body.get("reason", "")
-                return {"hpctrain.job.attempt": attempt, "hpctrain.reason": reason}
+                return {"hpctrain.engine.job.attempt": attempt, "hpctrain.reason": reason}
         return {}
 
     def _learn_status(self, body: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpctrain import child
+from hpctrain.base.processes import child
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED

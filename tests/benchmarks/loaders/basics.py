@@ -12,8 +12,8 @@ from hpctrain.config.schema import DataConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Sampler
+from hpctrain.data.shards.format import write_shards
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.format import write_shards
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Stateful
 from tests.benchmarks.loaders.works import Batch, Work, tensor
 

@@ -66,11 +66,11 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         A result is with `launch.wait=true` the metric of the run, otherwise None.
         """
         # Hydra imports every plugin at each start, so slow imports are here.
+        from hpctrain.base.files.disk import write_atomically
+        from hpctrain.base.secrets import mask, reference
         from hpctrain.config.composing.compose_sweep import Composer
-        from hpctrain.disk import write_atomically
         from hpctrain.launch.output import progress, say
         from hpctrain.launch.sweeps.sweep import Sweep
-        from hpctrain.secrets import mask, reference
 
         assert self.hydra_context is not None
         assert self.config is not None

@@ -1,0 +1,1 @@
+"""What knows nothing of training: files, records, secrets, terminals, processes."""

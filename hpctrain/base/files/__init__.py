@@ -1,0 +1,1 @@
+"""Files: locks, records, mailboxes, YAML, and what a disk can refuse."""

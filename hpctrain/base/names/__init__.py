@@ -1,0 +1,1 @@
+"""Names that files of a run, metrics and steps have everywhere."""

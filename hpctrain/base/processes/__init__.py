@@ -1,0 +1,1 @@
+"""Processes of this machine: children, their marks, their causes of death."""

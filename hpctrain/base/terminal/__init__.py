@@ -1,0 +1,1 @@
+"""What a person reads: texts on a terminal, tables, bars."""

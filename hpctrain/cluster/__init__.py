@@ -1,0 +1,1 @@
+"""The cluster: Slurm's scripts and queue, and who this rank is."""

@@ -1,0 +1,100 @@
+"""The job of this process: why a step of it has ended, and how it comes back into the queue."""
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hpctrain.base.processes import cgroup
+from hpctrain.base.processes.causes import HOST_MEMORY, OF_SLURM, Cause
+from hpctrain.cluster.slurm.container import leave_note, note_from_env
+from hpctrain.cluster.slurm.queue import ask
+
+log = logging.getLogger(__name__)
+CHAIN = "HPCTRAIN_CHAIN"  # the file that has the ids of the jobs of a chain
+_PAUSE_S, _PAUSES = 0.2, 25
+_ENDED_BY_SLURM = "PREEMPTED", "TIMEOUT", "OUT_OF_MEMORY", "FAILED"  # its batch script was killed
+
+
+def requeue_from_rank(job_id: str, exclude: str = "") -> bool:
+    """Requeue the job of this rank; in a container, which lacks Slurm, let the host do it.
+
+    `job_id` is as `squeue` takes it. `exclude` are the hosts that the job shall avoid, as Slurm
+    writes them; "" changes nothing. Return False, with the reason in the log, when that fails.
+    """
+    if (note := note_from_env()) is not None:
+        return leave_note(note, exclude)
+    if not requeue(job_id):
+        return False
+    if exclude:  # Slurm changes this of a job that waits, so after the requeue
+        ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={exclude}")
+    return True
+
+
+def requeue(job_id: str) -> bool:
+    """Requeue this job; return False, with the reason in the log, when that fails.
+
+    Slurm itself does not requeue a job that exits inside the grace time of a preemption: such a
+    job is COMPLETED, and the run would be lost silently. A job whose end has begun can be requeued,
+    too, as long as its ranks may save (KillWait), unless somebody has cancelled it.
+
+    The id is as `squeue` takes it: `ARRAYJOB_TASK` for an array task, since the plain id would
+    requeue the whole array.
+    """
+    # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
+    for _ in range(_PAUSES):
+        if (state := _state(job_id)) != "SIGNALING":
+            break
+        # Slurm shows this for a moment while the signal of a preemption is on its way.
+        time.sleep(_PAUSE_S)
+    if state == "COMPLETING" and not _next_of_chain(job_id):
+        command = ("sacct", "-X", "--noheader", "--parsable2", "--format=State", "--jobs", job_id)
+        said = (ask(*command, quiet=True) or "").split()[:1]
+        # Its answer may be late, and RUNNING says nothing of a job that somebody has cancelled.
+        state = said[0] if said and said[0] in _ENDED_BY_SLURM else state
+    if state not in ("RUNNING", "SIGNALING", *_ENDED_BY_SLURM):
+        log.info("job %s is %s: not requeued", job_id, state)
+        return False
+    # Slurm refuses to requeue a job of `sbatch --no-requeue`, or of a site with JobRequeue=0.
+    ask("scontrol", "update", f"JobId={job_id}", "Requeue=1", quiet=True)
+    ended = state in _ENDED_BY_SLURM
+    if ask("scontrol", "requeue", job_id, quiet=ended) is None:
+        if ended:  # perhaps Slurm has requeued it itself
+            log.info("job %s is %s: not requeued by its rank 0", job_id, state)
+        return False
+    log.info("job %s is requeued", job_id)
+    return True
+
+
+def _state(job_id: str) -> str:
+    answer = ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or ""
+    states: list[str] = re.findall(r"^[A-Z_]+$", answer, re.MULTILINE)
+    return states[-1] if states else "unknown"
+
+
+def _next_of_chain(job_id: str) -> bool:
+    """Return whether another job of a chain waits for the end of this one."""
+    file = Path(os.environ.get(CHAIN, ""))
+    return file.is_file() and file.read_text().split()[-1] != job_id.partition("_")[0]
+
+
+def cause_of_step(
+    step_id: int, env: Mapping[str, str] = os.environ, groups: Iterable[Path] | None = None
+) -> Cause | None:
+    """Return why a step of this job has ended, if `sacct` or the control group of the job knows."""
+    step = f"{env.get('SLURM_JOB_ID', '')}.{step_id}"
+    if step[0] != "." and shutil.which("sacct"):
+        command = ("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=State")
+        state = (ask(*command, quiet=True) or "").partition("\n")[0]
+        if state:
+            return OF_SLURM.get(state.split()[0])
+    # The counts of a group have those of the steps in it, also after their end.
+    for group in cgroup.folders("memory") if groups is None else groups:
+        if group.name == f"job_{env.get('SLURM_JOB_ID')}":
+            said = "\n".join(cgroup.text(group, f"memory.{n}") for n in ("events", "oom_control"))
+            if re.search(r"^oom_kill [1-9]", said, re.MULTILINE):
+                return HOST_MEMORY
+    return None

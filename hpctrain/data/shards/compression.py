@@ -1,0 +1,120 @@
+"""How the values of a shard are compressed: HDF5's own filters, or none.
+
+    codec    filter id      levels
+    none                            contiguous: the loader maps it, and reads single samples
+    gzip     1              1-9     every HDF5 library reads it; small, and slow
+    lz4      32004                  the fastest to read, and the largest
+    zstd     32015          1-22    small, and fast to read
+
+A chunk holds whole samples, at least one, and about `chunk_bytes`. It is read and decoded as a
+whole, so samples of one chunk should be read together: see `hpctrain.data.samplers.block_order`.
+
+Numbers of more than one byte go through the shuffle filter first (all first bytes, then all second
+bytes, …), which nearly always saves space. All codecs but gzip need hdf5plugin, for writing and for
+other readers: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MATLAB.
+
+The same samples give the same bytes, if the version of the codec is the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.shards.field import Field
+from hpctrain.errors import ConfigError, DataError
+
+LEVELS = {
+    "none": None,
+    "gzip": (range(1, 10), 4),
+    "lz4": None,
+    "zstd": (range(1, 23), 3),
+}
+"""The levels of each codec, and its default level."""
+_PLUGINS = ("lz4", "zstd")
+_CHUNK_BYTES = 2**20
+_MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A codec, its level (None: its default) and the bytes of a chunk, about, as in the module."""
+
+    codec: str = "none"
+    level: int | None = None
+    chunk_bytes: int = _CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        if self.codec not in LEVELS:
+            raise ConfigError(f"codec {self.codec!r}: it is one of {', '.join(LEVELS)}")
+        levels = LEVELS[self.codec]
+        if levels is None and self.level is not None:
+            raise ConfigError(f"codec {self.codec} has no levels; level {self.level} was given")
+        if levels is not None:
+            if self.level is None:
+                object.__setattr__(self, "level", levels[1])
+            elif self.level not in levels[0]:
+                raise ConfigError(
+                    f"codec {self.codec}: level {self.level}; it is {levels[0][0]} to "
+                    f"{levels[0][-1]}"
+                )
+        if self.chunk_bytes < 1:
+            raise ConfigError(f"chunks of {self.chunk_bytes} bytes: they have at least one")
+        if self.codec in _PLUGINS:
+            _library(self.codec)
+
+    def __str__(self) -> str:
+        """`zstd (level 3)`."""
+        return self.codec if self.level is None else f"{self.codec} (level {self.level})"
+
+    def check(self, fields: Mapping[str, Field]) -> None:
+        """Check that a sample (an element, if the length varies) of a field fits into a chunk."""
+        for name, field in fields.items():
+            if self.codec != "none" and field.nbytes > _MOST_BYTES:
+                raise DataError(
+                    f"field {name!r} has samples of {field.nbytes / 1e9:.1f} GB; a compressed "
+                    f"chunk holds at most {_MOST_BYTES / 1e9:.1f} GB. --codec none stores them "
+                    "as they are"
+                )
+
+    def rows(self, row_bytes: int) -> int:
+        """Return how many samples of `row_bytes` bytes make a chunk."""
+        return max(1, min(self.chunk_bytes, _MOST_BYTES) // row_bytes)
+
+    def filters(self, dtype: np.dtype[Any]) -> dict[str, Any]:
+        """Return the keyword arguments of h5py's `create_dataset`; the codec is not "none"."""
+        shuffle = dtype.itemsize > 1
+        if self.codec == "gzip":
+            return {"compression": "gzip", "compression_opts": self.level, "shuffle": shuffle}
+        library = _library(self.codec)
+        if self.codec == "lz4":
+            return {"shuffle": shuffle, **library.LZ4()}
+        return {"shuffle": shuffle, **library.Zstd(clevel=self.level)}
+
+
+def plugins() -> Any:
+    """Return hdf5plugin (or raise ImportError), and make HDF5 use the codecs of hdf5plugin.
+
+    HDF5 may have found other builds of the codecs before: netCDF4 sets HDF5_PLUGIN_PATH when it is
+    imported. Another build writes the same values in other bytes.
+    """
+    library = import_module("hdf5plugin")
+    files = library.get_config().registered_filters
+    others = tuple(
+        name for name in _PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH)
+    )
+    if others:
+        library.register(others, force=True)
+    return library
+
+
+def _library(codec: str) -> Any:
+    try:
+        return plugins()
+    except ImportError:
+        raise ConfigError(
+            f"codec {codec} needs hdf5plugin, which is not installed: "
+            "pip install 'hpctrain[codecs]' (gzip and none do without)"
+        ) from None

@@ -1,0 +1,223 @@
+"""Shards, version 1: plain HDF5 that h5ls, h5py and MATLAB read, and how a data set is written.
+
+    /                      attributes: format "hpctrain-shard", version 1, split, count
+    /image                 a fixed-size field: uint8 (count, 3, 64, 64)
+    /label                 another: int64 (count,)
+    /text/values           a variable-length field: uint8 (total,), the samples end to end
+    /text/offsets          int64 (count + 1,): sample i is values[offsets[i]:offsets[i + 1]]
+
+- The first axis of every dataset is the sample (of `values`: the element).
+- Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
+  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`. In a file with more
+  than 1024 datasets, those smaller than 4096 bytes begin at any byte.
+- Or they are compressed (`data.shards.compression`) in chunks of whole samples, which begin at
+  such multiples too; `offsets` stay contiguous.
+- A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
+  least one.
+- The same samples in the same order give the same bytes, whatever the batches were: no times are
+  stored, and the layout is the oldest that HDF5 writes. The versions of HDF5 and of the codecs
+  must be the same.
+
+A data set appears all at once: shards are written and synced in `OUT/.hpctrain-partial/`, then
+moved into OUT, and `index.json` last. A writer that is killed leaves that folder, which the next
+one clears; a writer that raises leaves nothing.
+
+    >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.data.shards.commit import (
+    PARTIAL,
+    check_ours,
+    clear_leftovers,
+    commit,
+    discard,
+    lock,
+    storage_error,
+    unlock,
+)
+from hpctrain.data.shards.compression import Compression
+from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.moments import Moments
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.sample_schema import (
+    ArrayBatch,
+    check_batch,
+    check_fields,
+    infer_fields,
+    sample_nbytes,
+)
+from hpctrain.data.shards.shard import NONE, shard_name, write_shard
+from hpctrain.data.shards.types import Array
+from hpctrain.errors import DataError
+
+MAX_BYTES = 256 * 2**20
+
+
+class ShardFiles:
+    """Writes samples into shards in one folder, and nothing else: no index, no lock.
+
+    It takes the memory of about a shard for each split; a compressed shard takes two more while it
+    is written. Without `fields` the schema is that of the first batch. `max_bytes` is the data in
+    one shard, before it is compressed. Without `sync` the caller forces the shards to the disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fields: Mapping[str, Field] | None = None,
+        max_bytes: int = MAX_BYTES,
+        compression: Compression = NONE,
+        *,
+        sync: bool = True,
+    ) -> None:
+        self._folder, self._max_bytes, self._compression = folder, max_bytes, compression
+        self._sync = sync
+        self.fields = self._checked(fields) if fields is not None else {}
+        self._splits: dict[str, _Split] = {}
+
+    def add(self, split: str, batch: ArrayBatch) -> None:
+        """Append a copy of samples to `split`.
+
+        A field is (n, *shape); a variable-length one is a `Ragged` or a list of n arrays
+        (length, *shape).
+        """
+        if batch and not any(len(value) for value in batch.values()):
+            return
+        if not self.fields:
+            self.fields = self._checked(infer_fields(batch))
+        rows = check_batch(batch, self.fields)
+        if split not in self._splits:
+            check_name(split, "split")
+            self._splits[split] = _Split(split)
+        state = self._splits[split]
+        ends = np.cumsum(sample_nbytes(rows, self.fields))
+        start, before = 0, 0
+        while start < len(ends):
+            room = self._max_bytes - state.bytes
+            stop = int(np.searchsorted(ends, before + room, side="right"))
+            if state.count == 0:
+                stop = max(stop, start + 1)  # a sample larger than a shard is a shard
+            if stop > start:
+                state.append(
+                    {name: _part(value, start, stop) for name, value in rows.items()},
+                    int(ends[stop - 1]) - before,
+                )
+                start, before = stop, int(ends[stop - 1])
+            if start < len(ends):
+                self._flush(state)
+
+    def finish(self) -> tuple[list[Shard], dict[str, dict[str, Moments]]]:
+        """Write what is left; return the shards and, by split and field, the statistics."""
+        for state in self._splits.values():
+            if state.count:
+                self._flush(state)
+        shards = [shard for state in self._splits.values() for shard in state.shards]
+        return shards, {state.name: state.moments for state in self._splits.values()}
+
+    def _checked(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        self._compression.check(fields)
+        return check_fields(fields)
+
+    def _flush(self, state: "_Split") -> None:
+        """Write a split's samples as its next shard."""
+        path = self._folder / shard_name(state.name, len(state.shards))
+        try:
+            size, digest = write_shard(
+                *(path, state.name, self.fields, state.parts, self._compression), sync=self._sync
+            )
+        except OSError as error:
+            raise storage_error(path, error) from None
+        elements = {
+            name: sum(len(part.values) for part in parts)
+            for name, parts in state.parts.items()
+            if self.fields[name].variable
+        }
+        state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
+        state.clear()
+
+
+def write_shards(
+    folder: Path,
+    batches: Iterable[tuple[str, ArrayBatch]],
+    *,
+    fields: Mapping[str, Field] | None = None,
+    max_bytes: int = MAX_BYTES,
+    compression: Compression = NONE,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Index:
+    """Write (split, batch) pairs as a data set; after an exception nothing of it is left.
+
+    A finished data set in the folder stays until it is replaced at the end. `categories` are the
+    names of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
+    """
+    folder = Path(folder)
+    files = ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
+    check_ours(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        holder = lock(folder)
+        clear_leftovers(folder)
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    try:
+        for split, batch in batches:
+            files.add(split, batch)
+        shards, moments = files.finish()
+        if not shards:
+            raise DataError(f"nothing to write into {folder}: the source has no samples")
+        index = Index(
+            fields=files.fields,
+            shards=tuple(shards),
+            statistics={
+                split: {name: values.result() for name, values in found.items()}
+                for split, found in moments.items()
+            },
+            provenance=dict(provenance or {}),
+            categories=categories or {},
+        )
+        commit(folder, index, {shard.path: shard.path for shard in shards})
+    except BaseException:
+        with suppress(OSError):  # the disk may still be full; the next writer clears
+            discard(folder)
+        raise
+    finally:
+        unlock(holder)
+    return index
+
+
+class _Split:
+    """The finished shards of a split, and the samples that wait for the next shard."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.shards: list[Shard] = []
+        self.moments: dict[str, Moments] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        self.parts: dict[str, list[Any]] = {}
+        self.count, self.bytes = 0, 0
+
+    def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
+        for name, value in rows.items():
+            self.parts.setdefault(name, []).append(value)
+            self.moments.setdefault(name, Moments(len(rows))).add(value)
+        self.count += len(next(iter(rows.values())))
+        self.bytes += nbytes
+
+
+def _part(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:
+    """Return a copy of the samples `start` to `stop`, in native byte order."""
+    rows = value.rows(start, stop) if isinstance(value, Ragged) else value[start:stop]
+    array = rows.values if isinstance(rows, Ragged) else rows
+    own = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    return Ragged(own, rows.offsets) if isinstance(rows, Ragged) else own

@@ -1,0 +1,87 @@
+"""Checks that samples have the fields of the data set's schema, and no others."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Int64s
+from hpctrain.errors import DataError
+
+_RESERVED = "mask"  # the loader's own key in a batch
+
+ArrayBatch = Mapping[str, Array | Ragged | Sequence[Array]]
+
+
+def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Check the names of fields."""
+    if not fields:
+        raise DataError("a data set needs at least one field")
+    for name in fields:
+        check_name(name, "field")
+    if _RESERVED in fields:
+        raise DataError(
+            f"a field cannot be named {_RESERVED!r}, because each batch of the loader has a mask "
+            "of its rows with that name"
+        )
+    return dict(fields)
+
+
+def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
+    """Return the schema of a batch: a list or a `Ragged` is a variable-length field."""
+    fields = {}
+    for name, value in batch.items():
+        array = value if isinstance(value, np.ndarray) else value[0]
+        variable = not isinstance(value, np.ndarray)
+        try:
+            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:], variable)
+        except DataError as error:
+            raise DataError(f"field {name!r}: {error}") from None
+    return fields
+
+
+def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
+    """Return the batch in the order of the schema, each variable-length field as a `Ragged`."""
+    if set(batch) != set(fields):
+        raise DataError(
+            f"a batch has the fields {', '.join(sorted(batch))}; the data set has "
+            f"{', '.join(sorted(fields))}"
+        )
+    rows: dict[str, Array | Ragged] = {}
+    for name, field in fields.items():
+        value = batch[name]
+        if field.variable and not isinstance(value, Ragged):
+            value = _joined(name, field, value)
+        elif not isinstance(value, Ragged):
+            value = np.asarray(value)
+        array = value.values if isinstance(value, Ragged) else value
+        variable = isinstance(value, Ragged)
+        dtype = array.dtype.newbyteorder("=").name  # the byte order may differ
+        if (dtype, array.shape[1:], variable) != (field.dtype, field.shape, field.variable):
+            found = f"{dtype} {list(array.shape[1:])}{' of variable length' * variable}"
+            raise DataError(f"field {name!r}: found samples of {found}, the data set has {field}")
+        rows[name] = value
+    counts = {name: len(value) for name, value in rows.items()}
+    if len(set(counts.values())) != 1:
+        raise DataError(f"the fields of a batch have different numbers of samples: {counts}")
+    return rows
+
+
+def _joined(name: str, field: Field, samples: Sequence[Array] | Array) -> Ragged:
+    for sample in samples:
+        if sample.dtype.newbyteorder("=") != field.dtype or sample.shape[1:] != field.shape:
+            raise DataError(
+                f"field {name!r}: found a sample {sample.dtype.name} {list(sample.shape)}, the "
+                f"data set has {field}"
+            )
+    return Ragged.of(list(samples))
+
+
+def sample_nbytes(rows: Mapping[str, Array | Ragged], fields: Mapping[str, Field]) -> Int64s:
+    """Return the data bytes of each sample, int64 (n,)."""
+    sizes = np.zeros(len(next(iter(rows.values()))), np.int64)
+    for name, value in rows.items():
+        element = fields[name].nbytes
+        sizes += value.lengths * element + 8 if isinstance(value, Ragged) else element
+    return sizes

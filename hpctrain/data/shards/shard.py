@@ -1,0 +1,218 @@
+"""The writing of one shard file, in the layout of `hpctrain.data.shards.format`, and its digest.
+
+HDF5 writes everything of an uncompressed file but the data, which is then written at the byte
+offsets of the datasets. It makes a compressed file in memory. So ordinary writes bring both to the
+disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is computed meanwhile.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import xxhash
+
+from hpctrain.data.shards.compression import Compression
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.types import Array
+
+FORMAT = "hpctrain-shard"
+VERSION = 1
+ALIGNMENT = 4096  # bytes: a page
+STEP = 2**20  # bytes that are written, and then digested while the cache has them
+_IMAGE_STEP = 2**24  # bytes by which a file in memory grows
+MANY = 1024  # more datasets than these are aligned only if they are as large as a page
+
+NONE = Compression()
+
+
+def shard_name(split: str, number: int) -> str:
+    """Return SPLIT-00000.h5."""
+    return f"{split}-{number:05d}.h5"
+
+
+def write_shard(
+    path: Path,
+    split: str,
+    fields: Mapping[str, Field],
+    parts: Mapping[str, Sequence[Any]],
+    compression: Compression = NONE,
+    *,
+    sync: bool = True,
+) -> tuple[int, str]:
+    """Write one file, and force it to the disk; return its size in bytes and digest "xxh3_128:…".
+
+    A field has its samples in one or more `parts`; those of a variable-length field are `Ragged`. A
+    compressed file takes memory of twice its size. Without `sync` the caller forces it to the disk.
+    """
+    datasets: dict[str, Sequence[Array]] = {}
+    for name, field in fields.items():
+        if field.variable:
+            lengths = np.concatenate([part.lengths for part in parts[name]])
+            datasets[f"{name}/values"] = [part.values for part in parts[name]]
+            datasets[f"{name}/offsets"] = [np.append(0, np.cumsum(lengths))]
+        else:
+            datasets[name] = parts[name]
+    count = sum(map(len, next(iter(parts.values()))))
+    if compression.codec == "none":
+        return _write_contiguous(path, split, count, datasets, sync)
+    with open(path, "wb", buffering=0) as file:
+        output = _Output(file.fileno(), sync)
+        output.write(_image(split, count, datasets, compression))
+        return output.finish()
+
+
+class _Output:
+    """A file that is written from beginning to end while its digest is computed."""
+
+    def __init__(self, descriptor: int, sync: bool) -> None:
+        self._descriptor, self._sync = descriptor, sync
+        self._digest = xxhash.xxh3_128()
+        self.size = 0
+
+    def write(self, data: memoryview) -> None:
+        """Write bytes."""
+        for start in range(0, len(data), STEP):
+            step = left = data[start : start + STEP]
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            self._digest.update(step)
+        self.size += len(data)
+
+    def keep(self, stop: int | None = None) -> None:
+        """Keep what the file has up to byte `stop`, or up to its end."""
+        while stop is None or self.size < stop:
+            step = os.read(self._descriptor, STEP if stop is None else min(STEP, stop - self.size))
+            if not step:
+                if stop is not None:
+                    raise OSError(f"it ends at byte {self.size}, before its data at {stop}")
+                return
+            self._digest.update(step)
+            self.size += len(step)
+
+    def finish(self) -> tuple[int, str]:
+        """Return size and digest, after the file is on the disk if `sync`."""
+        if self._sync:
+            os.fsync(self._descriptor)
+        return self.size, f"xxh3_128:{self._digest.hexdigest()}"
+
+
+def _write_contiguous(
+    path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]], sync: bool
+) -> tuple[int, str]:
+    try:
+        offsets = _write_frame(path, split, count, datasets)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the disk is full when h5py closes it
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise OSError(str(error)) from None
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+    with open(path, "r+b", buffering=0) as file:
+        output = _Output(file.fileno(), sync)
+        for name in sorted(offsets, key=lambda name: offsets[name]):
+            output.keep(offsets[name])
+            for array in datasets[name]:
+                output.write(_bytes(array))
+        output.keep()
+        return output.finish()
+
+
+def _write_frame(
+    path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]]
+) -> dict[str, int]:
+    """Write everything but the data; return the byte offset of each dataset that is not empty."""
+    offsets = {}
+    with h5py.File(path, "w", locking=False, **_layout(len(datasets))) as file:
+        _write_attributes(file, split, count)
+        for name, arrays in datasets.items():
+            room = _properties()
+            room.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            room.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            dataset = file.create_dataset(name, _shape(arrays), _little(arrays[0]), dcpl=room)
+            offset = dataset.id.get_offset()
+            if offset is not None:
+                offsets[name] = offset
+    return offsets
+
+
+def _image(
+    split: str, count: int, datasets: Mapping[str, Sequence[Array]], compression: Compression
+) -> memoryview:
+    """Return a file of compressed datasets, made in memory."""
+    memory = {"driver": "core", "backing_store": False, "block_size": _IMAGE_STEP}
+    # Each chunk is written as a whole, so no cache of chunks is needed.
+    with h5py.File("shard", "w", rdcc_nbytes=0, **memory, **_layout(len(datasets))) as file:
+        _write_attributes(file, split, count)
+        for name, arrays in datasets.items():
+            shape, dtype = _shape(arrays), _little(arrays[0])
+            if name.endswith("/offsets") or not shape[0]:
+                dataset = file.create_dataset(name, shape, dtype, dcpl=_properties())
+                dataset[...] = np.concatenate(arrays)
+                continue
+            rows = min(compression.rows(_row_bytes(arrays[0])), shape[0])
+            dataset = file.create_dataset(
+                name,
+                shape,
+                dtype,
+                chunks=(rows, *shape[1:]),
+                dcpl=_properties(),
+                **compression.filters(dtype),
+            )
+            values = np.concatenate(arrays)
+            for start in range(0, shape[0], rows):
+                dataset[start : start + rows] = values[start : start + rows]
+        file.flush()
+        return memoryview(file.id.get_file_image())
+
+
+def _layout(datasets: int) -> dict[str, Any]:
+    """Return how HDF5 lays out a file with this number of datasets.
+
+    With many small ones, alignment would cost pages of padding, and HDF5 would search all gaps.
+    """
+    threshold = 1 if datasets <= MANY else ALIGNMENT
+    sizes = {"alignment_threshold": threshold, "alignment_interval": ALIGNMENT}
+    return {"libver": "earliest", **sizes}
+
+
+def _write_attributes(file: h5py.File, split: str, count: int) -> None:
+    file.attrs["format"] = np.bytes_(FORMAT)
+    file.attrs["version"] = np.int64(VERSION)
+    file.attrs["split"] = np.bytes_(split)
+    file.attrs["count"] = np.int64(count)
+
+
+def _properties() -> h5py.h5p.PropDCID:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_obj_track_times(False)
+    return properties
+
+
+def _shape(arrays: Sequence[Array]) -> tuple[int, ...]:
+    return (sum(map(len, arrays)), *arrays[0].shape[1:])
+
+
+def _row_bytes(array: Array) -> int:
+    return int(np.prod(array.shape[1:])) * array.itemsize
+
+
+def _little(array: Array) -> np.dtype[Any]:
+    return array.dtype.newbyteorder("<")
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array, _little(array)).reshape(-1).view(np.uint8).data
+
+
+def digest_file(path: Path, advance: Callable[[int, int], None] | None = None) -> str:
+    """Return "xxh3_128:…" of a file's bytes; `advance(0, bytes)` is called for each block."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(4 * 2**20):
+            digest.update(block)
+            if advance is not None:
+                advance(0, len(block))
+    return f"xxh3_128:{digest.hexdigest()}"

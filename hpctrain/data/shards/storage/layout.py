@@ -1,0 +1,175 @@
+"""Open and check the file of one shard, and find where its datasets lie.
+
+A dataset that is contiguous, uncompressed and in the machine's byte order (as `data_prep` writes
+it) has a byte offset in the file, so its rows can be mapped, or read by `Plain`. Any other layout
+is read by `Chunked`.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpctrain.data.shards import shard as shard_format
+from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.index import Shard, check_shard
+from hpctrain.data.shards.storage.chunk_table import samples_first
+from hpctrain.data.shards.storage.chunks import Chunked, decoders
+from hpctrain.data.shards.storage.file import File
+from hpctrain.data.shards.storage.inside import Elsewhere, find
+from hpctrain.data.shards.storage.plain import Plain
+from hpctrain.data.shards.storage.stamp import Stamp
+from hpctrain.errors import DataError
+
+_INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
+
+
+class Layout:
+    """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
+
+    `offsets` has the byte offset of each that can be mapped, `rows` the readers of the others, and
+    `totals` their elements. `stamp` is that of the file from before it was opened.
+    """
+
+    def __init__(
+        self, path: Path, shard: Shard, fields: Mapping[str, Field], *, mapped: bool = True
+    ) -> None:
+        self.path, self.size, self._mapped = path, shard.bytes, mapped
+        self.offsets: dict[str, int] = {}
+        self.rows: dict[str, Chunked | Plain] = {}
+        self.totals: dict[str, int] = {}
+        self._needs_hdf5 = False
+        check_shard(path, shard)
+        try:
+            self.stamp = Stamp.of(os.stat(path))
+            self._file = _open(path)
+            self._check_version()
+            for name, field in fields.items():
+                if field.variable:
+                    self._add_ragged(name, field, shard.count)
+                else:
+                    place, _ = field.datasets(name)
+                    self._add(name, place, (field.dtype,), (shard.count, *field.shape), field.axis)
+            if not self._needs_hdf5:
+                self._file.close()
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"shard {path} is damaged: {error}") from None
+
+    @cached_property
+    def _bytes(self) -> File:
+        return File(self.path)
+
+    def check_is(self, stamp: Stamp) -> None:
+        """Check that this is the file of a stamp."""
+        if self.stamp.file != stamp.file:
+            raise DataError(f"shard {self.path} was replaced while it was being opened")
+
+    def _check_version(self) -> None:
+        """Check the version of a shard in our format. Other HDF5 files have no such attribute."""
+        if self._file.attrs.get("format") == shard_format.FORMAT.encode():
+            found = self._file.attrs.get("version")
+            if found != shard_format.VERSION:
+                raise DataError(
+                    f"shard {self.path}: found version {found}, this hpctrain reads "
+                    f"{shard_format.VERSION}"
+                )
+
+    def _add_ragged(self, name: str, field: Field, count: int) -> None:
+        offsets, values = f"{name}/offsets", f"{name}/values"
+        values_place, offsets_place = field.datasets(name)
+        # Other programs use any integer type. Ours are int64, which can be mapped.
+        ends = self._add(offsets, offsets_place, ("int64", *_INTEGERS), (count + 1,))
+        self._add(values, values_place, (field.dtype,), (None, *field.shape))
+        total = self.totals[values]
+        first, last = int(ends[0]), int(ends[count])
+        if (first, last) != (0, total):
+            raise DataError(
+                f"shard {self.path}: field {name!r} has {total} values, its offsets go from "
+                f"{first} to {last}"
+            )
+
+    def _add(
+        self,
+        name: str,
+        place: str,
+        dtypes: tuple[str, ...],
+        shape: tuple[int | None, ...],
+        axis: int = 0,
+    ) -> h5py.Dataset:
+        """Add a dataset of one of these dtypes. `shape` begins with the number of samples."""
+        try:
+            dataset = find(self._file, place)
+        except Elsewhere as error:
+            raise DataError(
+                f"shard {self.path}: {place!r} {error}; the samples must lie in the shard, whose "
+                "digest the index has"
+            ) from None
+        if dataset is None:
+            raise DataError(f"shard {self.path} has no dataset {place!r}; the index lists it")
+        want = shape[1 : axis + 1] + shape[:1] + shape[axis + 1 :]
+        if (differs := _disagreement(dataset, dtypes, want)) is not None:
+            raise DataError(
+                f"shard {self.path}: {place!r} is {differs[0]}, the index says {differs[1]}"
+            )
+        dtype = dtype_of(dataset)
+        found = samples_first(dataset.shape or (), axis)
+        self.totals[name] = found[0]
+        offset = dataset.id.get_offset()  # None: chunked, compact, or without data
+        if dataset.size == 0:
+            self.offsets[name] = 0
+        elif offset is not None and not axis and dtype == dtypes[0] and _is_plain(dataset):
+            if offset + dataset.nbytes > self.size:
+                raise DataError(f"shard {self.path} is truncated: {place!r} goes beyond its end")
+            if self._mapped:
+                self.offsets[name] = offset
+            else:
+                self.rows[name] = Plain(self._bytes, name, offset, dtype, found[1:])
+        else:
+            chunked = Chunked(dataset, self._bytes, pool=decoders(os.getpid()), axis=axis)
+            self.rows[name] = chunked
+            self._needs_hdf5 |= not chunked.direct
+        return dataset
+
+
+def _open(path: Path) -> h5py.File:
+    """Open without locks: there may be thousands of readers, on file systems without locks."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "file locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # with the lock setting of whoever has it open in this process
+
+
+def _disagreement(
+    dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
+) -> tuple[str, str] | None:
+    """Return what a dataset is and what the index lists, such as `float32 [3]`; None: they agree.
+
+    It may have any of the dtypes; None in the shape stands for any size.
+    """
+    dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
+    same = len(found) == len(shape) and all(
+        size in (None, have) for size, have in zip(shape, found, strict=True)
+    )
+    if same and dtype in dtypes:
+        return None
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"{dtype} {found}", f"{dtypes[0]} [{sizes}]"
+
+
+def dtype_of(dataset: h5py.Dataset) -> str:
+    """Return the dtype that a dataset is read as, in native byte order. A bool is read as uint8."""
+    dtype: np.dtype[np.generic] = dataset.dtype
+    return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
+
+
+def _is_plain(dataset: h5py.Dataset) -> bool:
+    """Return whether the stored bytes are those of a numpy array of the dataset's dtype."""
+    if dataset.id.get_offset() is None or dataset.external:
+        return False
+    dtype = dataset.dtype
+    return dtype.isnative and bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))

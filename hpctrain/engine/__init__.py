@@ -1,0 +1,1 @@
+"""The training itself, from the start of a rank to its end."""

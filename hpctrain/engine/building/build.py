@@ -1,0 +1,252 @@
+"""Builds the trainer from the frozen config: objects are made here, the loop only uses them."""
+
+import logging
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.memory_fit import STAGED
+from hpctrain.config.optimizer_states import optimizer_states
+from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
+from hpctrain.config.rules.metrics import RequestedMetric
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
+from hpctrain.data.generators import seed_generators
+from hpctrain.engine.building import observers
+from hpctrain.engine.building.build_model import adapted_base, load_initial
+from hpctrain.engine.building.build_optimizer import build_optimizer
+from hpctrain.engine.building.build_schedule import Effective, build_schedule
+from hpctrain.engine.building.check_optimizer import check_optimizer
+from hpctrain.engine.building.flops import build_utilisation
+from hpctrain.engine.building.parts import Parts
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.distributed import objects
+from hpctrain.engine.distributed.long_work import long_work
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.looking.first_look import LOOKS_AT, FirstLook, NoLook
+from hpctrain.engine.looking.held_values import check_parameters
+from hpctrain.engine.loop.run_parts import Every
+from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.loop.trainer import Trainer
+from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
+from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.parts.account import Account
+from hpctrain.engine.parts.average import Average
+from hpctrain.engine.parts.display import choose_display
+from hpctrain.engine.parts.improvement import Improvement
+from hpctrain.engine.parts.meter import Meter
+from hpctrain.engine.parts.progress_file import ProgressFile
+from hpctrain.engine.parts.silent_layers import SilentLayers
+from hpctrain.engine.parts.slow_ranks import SlowRanks
+from hpctrain.engine.parts.timer import Timer
+from hpctrain.engine.parts.watch import Watch
+from hpctrain.errors import ConfigError
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
+_LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
+
+
+def build(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+    tracker: Tracker,
+    stop: Stop,
+    account: Account,
+) -> Trainer:
+    """Build the trainer that `config` describes; every rank of the process group calls this."""
+    train, stopping = config.train, config.train.early_stopping
+    _check_nodes(config.parallel, ranks)
+    parts = Parts(config, ranks, device)
+    mesh = parts.mesh
+    # Nodes may differ by hours here: shards are staged on one and are there on another.
+    with long_work("preparing the data"):
+        loader = parts.data.training()
+        evaluations = dict(parts.data.evaluations())
+
+    sizes = BatchSizes.of(config, mesh.degrees)
+    effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps.steps_in)
+    if ranks.is_main:
+        log.info("%s", effective)
+    tracker.log_params({"effective": asdict(effective)})
+
+    check_parameters(parts.whole_task)
+    task, model = parts.task, parts.model()
+    if loader.steps.fills_up(effective.max_steps):
+        check_filled_up(model.module, config.model.get("norm"))
+    _show_model(model, run, ranks, tracker)
+    load_initial(config, run, ranks, model)
+    micro_batches = _micro_batches(config, run, ranks, model, sizes)
+
+    seed_generators(config.seed)  # one that draws does so alike on all ranks
+    optimizer = build_optimizer(config.optimizer, model)
+    # Ranks with other samples draw other numbers. Torch draws dropout masks: others also for other
+    # layers and other tokens of the same samples.
+    seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
+    check_optimizer(config.optimizer._target_, optimizer, model)
+    average = Average(model, train.ema)
+    checkpointer = _checkpointer(config, run, ranks, model, optimizer, average)
+
+    log_every = report_every(train, effective.max_steps)
+    notes = observers.build_notes(run, ranks, tracker)
+    after = 2 * effective.warmup_steps
+    watch = Watch(notes, train.watch, max_steps=effective.max_steps, after=after)
+    train_step = TrainStep(
+        model,
+        task,
+        optimizer,
+        clip_norm=train.clip_norm,
+        stop=stop,
+        health=observers.build_health(train, run, ranks, watch),
+        micro_batches=micro_batches,
+        base_lr=config.optimizer.lr,
+        average=average,
+        save_timer=Timer(config.checkpoint.every_s, decides=ranks.is_main),
+        saving=checkpointer.saves,
+        silent=SilentLayers(log_every if train.watch != "off" else 0),
+        parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
+    )
+    meter = Meter(
+        loader,
+        account,
+        SlowRanks(mesh, ranks.rank, ranks.host, say=partial(notes.say, "slow_rank")),
+        parts.precision,
+        tracker,
+        counts_tokens=getattr(task, "counts", "samples") == "tokens",
+        utilisation=build_utilisation(parts.build, model, parts.whole_task, config, ranks),
+    )
+    look = NoLook()
+    if not objects.broadcast(_looked(run) if ranks.is_main else None):
+        feeds = evaluations.values()
+        evaluates = any(feed.steps.fills_up(feed.steps_per_epoch) for feed in feeds)
+        filled = loader.steps.fills_up(effective.max_steps), evaluates
+        look = FirstLook(model, task, optimizer, filled)
+    display = choose_display(ranks.is_main, config.metric)
+    if ranks.is_main:
+        display = ProgressFile(display, run.path / "progress.json", config.metric)
+    return Trainer(
+        train_step=train_step,
+        schedule=build_schedule(config.scheduler, effective),
+        loader=loader,
+        evaluations=evaluations,
+        checkpointer=checkpointer,
+        tracker=tracker,
+        display=display,
+        stop=stop,
+        device=device,
+        max_steps=effective.max_steps,
+        every=Every(
+            log=log_every,
+            evaluate=train.eval_every,
+            checkpoint=config.checkpoint.every_steps,
+            at_end=config.checkpoint.at_end,
+        ),
+        meter=meter,
+        asked=RequestedMetric.of(config),
+        patience=Improvement(stopping.metric, stopping.min_delta, stopping.patience),
+        best=observers.build_best(config.checkpoint, run, ranks, checkpointer),
+        notes=notes,
+        watch=watch,
+        hooks=observers.build_hooks(config, run, ranks),
+        look=look,
+    )
+
+
+def _looked(run: RunDir) -> bool:
+    """Return whether the attempt before has looked at the same code, on as many ranks."""
+    attempts = run.read().attempts
+    if len(attempts) < 2:
+        return not attempts  # a benchmark keeps nothing of what it trains
+    before, now = attempts[-2:]
+    if now.code_changed or before.world_size != now.world_size:
+        return False
+    return run.last_checkpoint() >= (before.first_step or 0) + LOOKS_AT
+
+
+def report_every(train: TrainConfig, max_steps: int) -> int:
+    """Return the steps from one report of metrics to the next, in a run of so many."""
+    return train.log_every or max(1, min(_LOG_EVERY, max_steps // 10))
+
+
+def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
+    """Check that there is a weight for each node."""
+    weights = parallel.weights
+    if weights is not None and len(weights) != ranks.num_nodes:
+        raise ConfigError(
+            f"parallel.weights={weights}: {len(weights)} numbers, but the job has "
+            f"{ranks.num_nodes} nodes; give one for each"
+        )
+
+
+def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tracker) -> None:
+    """Show the summary of the model in the log, in the run directory and in MLflow."""
+    device, summary = model.mesh.device, model.summary
+    assert summary is not None
+    facts: dict[str, Any] = {  # which forecasts of other runs need
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "parameters": summary.parameters,
+    }
+    tracker.log_params({"effective": facts})
+    if not ranks.is_main:
+        return
+    log.info("%s", summary)
+    file = run.path / "artifacts" / "model.txt"
+    with suppress(OSError):  # the log has it, too
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, f"{summary}\n")
+        tracker.log_file(file)
+
+
+def _micro_batches(
+    config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel, sizes: BatchSizes
+) -> MicroBatches | None:
+    """Return the micro-batches of the config, or of what an earlier attempt has found."""
+    if config.data.collate == "pack" or model.mesh.degrees.pp > 1:  # a pipeline has their number
+        return None
+    share = sizes.share * model.mesh.weight
+    found = run.read().micro_batch_rows if ranks.is_main else None
+    rows: int | None = objects.broadcast(found)
+    auto = config.train.micro_batch_size == "auto"
+    if auto and model.precision.device.type != "cuda":
+        raise ConfigError("train.micro_batch_size=auto measures a GPU's memory: there is no GPU")
+    record = observers.recorder(run, ranks)
+    known = rows is not None and sizes.share % rows == 0
+    made = MicroBatches(
+        model,
+        share,
+        lambda rows: record(micro_batch_rows=rows),
+        Memory() if auto and not known else None,
+    )
+    if rows is not None and known and (auto or rows < made.rows):
+        log.info("micro-batches of %d rows, as the attempt before has found", rows)
+        model.accumulate = share // rows
+    if rows is not None and not auto:
+        made.limit = rows
+    return made
+
+
+def _checkpointer(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    model: ParallelModel,
+    optimizer: torch.optim.Optimizer,
+    average: Average,
+) -> Checkpointer:
+    return Checkpointer(
+        *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        kept=lambda: [*trained_code.turning_points(run.read())][-1:],
+        average=average.tensors,
+        base=adapted_base(config),
+        states=optimizer_states(config.optimizer),
+        staging=STAGED / ranks.local_world_size,
+    )

@@ -1,0 +1,161 @@
+"""Gives a model its weights: those that a run starts from, or those that it has trained.
+
+checkpoint.init_from ── load_initial ── the model of a training, before its first step
+a checkpoint ┬───────── load_trained ── a model on its ranks
+             └───────── trained_model ─ a new one in this process alone
+
+The checkpoints of a run with adapters (LoRA) hold these only; the other weights always come from
+`checkpoint.init_from`.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.schema import CheckpointConfig, Config
+from hpctrain.data.generators import seeded_generators
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.checkpoint.starting_point import load_weights, plain_name, start_from
+from hpctrain.engine.checkpoint.stored_weights import open_weights
+from hpctrain.engine.distributed import objects
+from hpctrain.engine.distributed.long_work import long_work
+from hpctrain.engine.layers.quantized import quantize, release
+from hpctrain.engine.parallel.precision import default_dtype
+from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
+from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints
+from hpctrain.runs.checkpoints.matching import Match, listed, renames
+from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.weights_digest import verified
+
+log = logging.getLogger(__name__)
+
+
+def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
+    """Load the weights that the run starts from, unless its checkpoint has them all.
+
+    All ranks call this together. Rank 0 says in the log what keeps its initial values.
+    """
+    checkpoint = config.checkpoint
+    if checkpoint.init_from is None:
+        return
+    resumes = objects.broadcast(bool(checkpoints(run.checkpoints)) if ranks.is_main else None)
+    adapted = adapted_base(config)
+    if resumes and not adapted:
+        return
+    files = _verified(config, ranks)
+    with long_work("loading checkpoint.init_from"):
+        try:
+            found = _start(checkpoint, model.module, files, _stages(model), all_used=not resumes)
+        except ConfigError as error:
+            raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
+    if adapted:
+        _refuse_gaps(model.module, {*found.initial})
+        if config.train.lora.quantize:
+            quantize(model.module)
+    if ranks.is_main:
+        log.info("the weights of %s: %s", checkpoint.init_from, found)
+
+
+def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None:
+    """Give a model the parameters with which the training evaluates, on all its ranks together."""
+    adapters = bool(config.train.lora.patterns)
+    if adapters:
+        check_base(config, checkpoint)
+        _load_base(config, model.module, _stages(model))
+    ema = config.train.ema is not None
+    load_weights(model.module, checkpoint, ema=ema, trained_only=adapters)
+
+
+def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.Module:
+    """Return the model of a run, in training mode, on the CPU.
+
+    With `ema` it has the moving average of the parameters (`train.ema`).
+    """
+    lora = config.train.lora
+    # What the constructor draws and no checkpoint has is that of the training.
+    with default_dtype(config.precision), seeded_generators(config.seed):
+        model = with_adapters(instantiate("model", config.model), lora)
+    if config.precision.params == "fp64":
+        cast_parameters(model, torch.float64)
+    if lora.patterns:
+        check_base(config, checkpoint)
+        freeze(model, config.optimizer, config.parallel.blocks, lora)
+        if lora.quantize:
+            release(model, torch.device("cpu"))
+        _load_base(config, model)
+    load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
+    return model
+
+
+def adapted_base(config: Config) -> str:
+    """Return the digest of the weights that the adapters of a run belong to; "" without LoRA."""
+    return str(config.checkpoint.init_digest) if config.train.lora.patterns else ""
+
+
+def check_base(config: Config, checkpoint: Path) -> None:
+    """Check that the adapters belong to the weights of the config; others are a StorageError."""
+    base = Manifest.read(checkpoint).base
+    if base != config.checkpoint.init_digest:
+        raise StorageError(
+            f"{checkpoint} has adapters of other weights ({base or 'none'}) than those of "
+            f"checkpoint.init_digest={config.checkpoint.init_digest}"
+        )
+
+
+def _load_base(config: Config, module: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
+    """Load the weights that adapters belong to; with a pipeline all its stages call this."""
+    _start(config.checkpoint, module, verified(config.checkpoint, config.output_dir), stages)
+    if config.train.lora.quantize:
+        quantize(module)
+
+
+def _start(
+    start: CheckpointConfig,
+    module: nn.Module,
+    files: WeightFiles,
+    stages: dist.ProcessGroup | None,
+    **options: Any,
+) -> Match:
+    weights, rename = open_weights(files), renames(start.init_rename)
+    return start_from(module, weights, rename, start.init_skip, stages, **options)
+
+
+def _stages(model: ParallelModel) -> dist.ProcessGroup | None:
+    return model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
+
+
+def _refuse_gaps(module: nn.Module, missing: set[str]) -> None:
+    """Raise a ConfigError if a weight is neither loaded nor trained: no checkpoint holds it."""
+    named = module.named_parameters()
+    frozen = {plain_name(name) for name, p in named if not p.requires_grad}
+    gaps = [name for part in objects.all_gather(sorted(missing & frozen)) for name in part]
+    if gaps:
+        names = sorted({*gaps})
+        raise ConfigError(
+            f"train.lora: checkpoint.init_from does not have {listed(names)}, and adapters alone "
+            f"do not train them; train.lora.also=[{', '.join(names[:3])}] does"
+        )
+
+
+def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
+    """Return the files; rank 0 computes their digest, and all ranks raise its error."""
+    answer: dict[str, str] = {}
+    with long_work("verifying checkpoint.init_from"):
+        if ranks.is_main:
+            try:
+                answer["path"] = str(verified(config.checkpoint, config.output_dir).path)
+            except HpctrainError as error:
+                answer["error"] = str(error)
+    answer = objects.broadcast(answer)
+    if "error" in answer:
+        raise StorageError(answer["error"])
+    return find_weights(Path(answer["path"]))

@@ -1,0 +1,165 @@
+"""Floating-point operations of a model and its task, counted once without memory or a GPU; MFU.
+
+    build() on the meta device ── forward, loss, backward of two samples ── counted per sample
+
+What is counted are matrix products, convolutions and attention, as for the MFU of PaLM (Chowdhery
+et al. 2022, appendix B). A multiplication and an addition are two operations. Attention counts as a
+whole square, also where it is causal (NVIDIA's Megatron-LM counts one half). Activations that
+checkpointing computes twice count once, so the number is the same for every strategy.
+"""
+
+import copy
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hpctrain.base import hardware
+from hpctrain.base.hardware import Hardware
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.schema import Config
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.layers.dry_run import dry_run
+from hpctrain.engine.layers.experts import used_evenly
+from hpctrain.engine.parallel.precision import wide_batch
+from hpctrain.engine.parallel.preparing.identical_blocks import measured_by_block
+from hpctrain.engine.parallel.preparing.initial import Build, skeleton, without_memory
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.parts.utilisation import Utilisation
+from hpctrain.engine.tasks.task import SplitTask, Task
+
+log = logging.getLogger(__name__)
+_ROWS = 2  # a batch norm refuses a single value
+
+COUNTED = "counted without memory; whole square attention"
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The floating-point operations of one sample."""
+
+    forward: int  # of the forward pass and the loss
+    training: int  # of the forward and the backward pass
+    tokens: int  # the tokens of a sample; 0 if the model's input is no integers
+    convention: str = COUNTED  # how they were counted, for a reader
+
+
+def flops_of_training(build: Build, task: Task, batch: Batch) -> Flops | None:
+    """Return the operations of a sample of a batch, of which only dtypes and shapes matter.
+
+    `build` is called on the meta device. It is None where the model needs values to be built or
+    called.
+    """
+    model = skeleton(build, 0)
+    return None if model is None else count_flops(model, task, meta_batch(batch))
+
+
+def meta_batch(batch: Batch, rows: int = _ROWS) -> Batch:
+    """Return a batch of so many rows without memory; samples are along the first axis."""
+    return {
+        name: torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
+        for name, tensor in wide_batch(batch).items()
+    }
+
+
+def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
+    """Return the operations of a sample; None if the model cannot be called without values.
+
+    The model, without wrappers, and the batch are on the meta device. Where the model needs values
+    there, fake tensors on the CPU are tried: some libraries know that these have none.
+    """
+    tokens = tokens_of(task, batch)
+    try:
+        return _counted(model, task, batch, tokens)
+    except Exception as error:  # an operation needs values, which tensors on meta do not have
+        log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
+    try:
+        with without_memory(model), sdpa_kernel(SDPBackend.MATH):
+            fakes = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in batch.items()}
+            return _counted(model, task, fakes, tokens)
+    except Exception as error:
+        log.info("FLOPs cannot be counted with fake tensors: %s", _first_line(error))
+    return None
+
+
+def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
+    rows = len(batch["mask"])
+
+    def measure() -> tuple[int, int]:
+        with FlopCounterMode(display=False) as forward:
+            loss = copy.copy(task)(model, batch)["loss"][0]  # it may keep tensors on a device
+        with FlopCounterMode(display=False) as backward:
+            loss.backward()
+        return forward.get_total_flops(), backward.get_total_flops()
+
+    try:
+        with dry_run(model), used_evenly(model):
+            model.train()
+            first, second = measured_by_block(model, measure)
+    finally:
+        model.zero_grad(set_to_none=True)
+    return Flops(first // rows, (first + second) // rows, tokens)
+
+
+def tokens_of(task: Task, batch: Batch) -> int:
+    """Return the number of tokens of a sample: the integers of the model's first input.
+
+    A task that is not split has no tokens.
+    """
+    if not isinstance(task, SplitTask):
+        return 0
+    given: Any = task.inputs(batch)[0]
+    return 0 if given.is_floating_point() else int(given[0].numel())
+
+
+def build_utilisation(
+    build: Build,
+    model: ParallelModel,
+    task: Task,
+    config: Config,
+    ranks: RankInfo,
+) -> Utilisation | None:
+    """Return what measures the MFU; None where the device or the model is unknown.
+
+    `build` makes another such model.
+    """
+    figures = _figures(config.hardware, model.precision.device)
+    peak = None if figures is None else figures.peak(model.precision.compute)
+    if not ranks.is_main or peak is None:
+        return None
+    if not all(parameter.requires_grad for parameter in model.module.parameters()):
+        log.info("no MFU: parameters that are not trained need fewer operations than are counted")
+        return None
+    return Utilisation(partial(_count, build, task), peak * ranks.world_size)
+
+
+def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
+    """Return the figures of this device, by its exact name; of a CPU only what the user gave."""
+    # The section may also be of a machine that is only planned with.
+    given = hardware.of_section(section) if section else None
+    if device.type != "cuda":
+        return given if given is not None and given.name.startswith("cpu") else None
+    name = torch.cuda.get_device_name(device)
+    if given is not None and name in given.devices:
+        return given
+    return hardware.of_device(name, torch.cuda.get_device_properties(device).total_memory)
+
+
+def _count(build: Build, task: Task, batch: Batch) -> int | None:
+    """Return the operations of a sample; the random state stays as it is."""
+    with dry_run():
+        needed = flops_of_training(build, task, batch)
+    if needed is None:
+        log.info("no MFU: the FLOPs of this model cannot be counted")
+        return None
+    log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
+    return needed.training
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

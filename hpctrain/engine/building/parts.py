@@ -1,0 +1,60 @@
+"""What a config describes, on the ranks of a process group.
+
+a training   an evaluation   a benchmark   an export of a graph
+    └────────────┴── Parts ───────┴────────────┘
+                       ├── mesh, precision
+                       ├── data ── feeds
+                       └── task ── model on its ranks
+"""
+
+from functools import cached_property, partial
+
+import torch
+
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.engine.building.build_data import DataBuilder
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.preparing.initial import Build
+from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.tasks.task import Task, bind, on_device, on_part
+
+
+class Parts:
+    """The parts of a config on one rank, whose device is `device`; all ranks make them together."""
+
+    def __init__(self, config: Config, ranks: RankInfo, device: torch.device) -> None:
+        self.config, self.ranks, self.device = config, ranks, device
+        degrees = Degrees.of(config.parallel, ranks.world_size)
+        self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
+        self.precision = Precision(config.precision, device)
+        self.data = DataBuilder(config, ranks, self.mesh, device)
+        self.build: Build = partial(instantiate, "model", config.model)
+
+    @cached_property
+    def whole_task(self) -> Task:
+        """The task for whole sequences."""
+        made = instantiate("task", self.config.task, seed=self.config.seed)
+        return on_device(bind(made, self.config.data.path), self.device)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task for this rank's part of each sequence."""
+        return on_part(self.whole_task, self.mesh.sequence_part)
+
+    def model(self, *, divided_loss: bool = True, trains: bool = True) -> ParallelModel:
+        """Return a new model on its ranks, as the task calls it.
+
+        With `divided_loss`, tensor parallel may leave the logits divided. What to know about a
+        training is said only if the model `trains`.
+        """
+        return parallelize(
+            *(self.build, self.config, self.mesh, self.precision),
+            loss_parallel=divided_loss and getattr(self.task, "loss_parallel", False),
+            arguments=getattr(self.task, "arguments", ()),
+            trains=trains,
+        )

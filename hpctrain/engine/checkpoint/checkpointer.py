@@ -1,0 +1,327 @@
+"""Checkpoints by torch.distributed.checkpoint (DCP): committed by a rename, or they do not exist.
+
+    step-00000200.tmp/   every rank writes its files, syncs them and computes their digests
+        manifest.json    rank 0 writes step, world size, progress, size and digest of every file
+    step-00000200/       renamed, and the parent folder synced: the checkpoint is committed
+
+A save never overwrites a checkpoint, since a SIGKILL while overwriting would destroy it. DCP loads
+a flipped bit silently, so loading takes the newest checkpoint whose digests are right, and falls
+back to an older one.
+"""
+
+import json
+import logging
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.data import generators
+from hpctrain.engine.checkpoint import metadata_file
+from hpctrain.engine.checkpoint.optimizer_modes import OptimizerModes
+from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
+from hpctrain.engine.checkpoint.saving.committed import Committed
+from hpctrain.engine.checkpoint.saving.proof import prove
+from hpctrain.engine.checkpoint.saving.saves import Saves
+from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
+from hpctrain.engine.checkpoint.tensor_reader import Reader, misfit, module_state
+from hpctrain.engine.distributed import objects
+from hpctrain.engine.distributed.long_work import long_work
+from hpctrain.engine.distributed.tensors import local
+from hpctrain.engine.layers.dry_run import stored_buffers
+from hpctrain.errors import MisfitError, StorageError
+from hpctrain.runs.checkpoints import manifest
+from hpctrain.runs.checkpoints.manifest import Manifest, Progress
+
+log = logging.getLogger(__name__)
+_SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same samples
+_KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
+
+
+class _SpreadModel(Protocol):
+    """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
+
+    module: nn.Module
+    mesh: Any  # hpctrain.engine.parallel.mesh.Mesh
+    parameters: list[nn.Parameter]
+    names: list[str]
+
+    @property
+    def layout(self) -> Mapping[str, int]: ...
+    @property
+    def replicas_differ(self) -> bool: ...
+    def share_buffers(self) -> None: ...
+    def free_gathered(self) -> None: ...
+    def state_dict(self) -> dict[str, torch.Tensor]: ...
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+
+class Checkpointer:
+    """Saves and loads model, optimizer, random state and progress.
+
+    The newest checkpoint whose parameters are finite is never removed.
+
+    What a rank has for itself is saved as `random.*.RANK` and `parallel.RANK.*`. If the replicas of
+    the model differ, all of them are saved as `replica.RANK.*`. Only the same number of ranks loads
+    `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
+
+    `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
+    those of the steps that `kept` returns. A checkpoint that has an
+    `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
+    the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
+    the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
+    bytes of memory that a copy of this rank's part may take, while it is written in the background;
+    0 lets saves stop the training.
+
+    Attributes:
+        wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
+            as "buffer 1.running_var"; "" if all is.
+        modes: The modes of the optimizer; a checkpoint is saved in the one for evaluations.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        ranks: RankInfo,
+        model: _SpreadModel,
+        optimizer: torch.optim.Optimizer,
+        kept: Callable[[], Collection[int]] = tuple,
+        average: Mapping[str, torch.Tensor] = {},
+        base: str = "",
+        states: int = 2,
+        staging: float = 0,
+    ) -> None:
+        self.ranks, self.committed = ranks, Committed(folder, keep, kept)
+        self.saves = Saves(self.committed, ranks)
+        self.path = self.committed.path
+        self._average, self._base = average, base
+        self.model, self.wrong = model, ""
+        trained = [plain_name(name) for name in model.names], model.parameters
+        self._optimizer = OptimizerState(optimizer, *trained)
+        self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
+        self._finite, self._states, self._staging = FiniteValues(model.module), states, staging
+        self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
+
+    def exists(self, step: int) -> bool:
+        """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
+        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
+        return bool(found)
+
+    def prove(self) -> None:
+        """Write a little before the first step; all ranks call this before `load_latest`.
+
+        If the disk, its quota or a limit allows no checkpoint, it is a StorageError. If saves would
+        stop the training for long, the processes are started that write in the background.
+        """
+        self._optimizer.flat()  # which refuses what a checkpoint cannot hold
+        layout, differ = self.model.layout, self.model.replicas_differ
+        weights = _bytes_of(self._state(model_only=True)["model"].values())
+        trained = _bytes_of(self.model.parameters)
+        own = weights + self._states * trained + _bytes_of(self._average.values())
+        replicas = layout.get("dp_replicate", 1)
+        replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
+        part = 2 * own if differ else own / replicas
+        prove(self.saves, self.ranks, weights, part, self._staging)
+
+    def save(
+        self, step: int, progress: Progress, best: int = 0, *, background: bool = False
+    ) -> bool:
+        """Write and commit a checkpoint; every rank calls this at the same step.
+
+        `progress` is all else that the run needs to continue, as JSON, of which rank 0's is
+        written. `best` is the step of the best checkpoint, which is kept; 0 if there is none. In
+        the `background` it returns as soon as the state is copied, if there are writers.
+
+        Returns whether all parameters are finite, and all buffers that were so at the start, the
+        same on all ranks. Any other checkpoint is written for a look at it; no run resumes from it.
+        Where it cannot be written (StorageError), older checkpoints stay as they are.
+        """
+        self.saves.finish()
+        with self.modes.evaluating():
+            self.model.share_buffers()
+            wrongs = objects.all_gather(self._finite.wrong())
+            self.wrong = next(filter(None, wrongs), "")
+            # A look at what is wrong must be possible when the run ends because of it.
+            background &= self.saves.background and not self.wrong
+            # Else DCP would take parts of "model" from several ranks, and these must fit together.
+            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=self.model.replicas_differ)
+            about = Manifest(
+                *(step, self.ranks.world_size),
+                progress=json.loads(json.dumps(progress)),  # the run goes on changing it
+                files={},
+                time=time.time(),
+                layout=dict(self.model.layout),
+                healthy=not self.wrong,
+                base=self._base,
+            )
+            self.saves.begin(about, self._whole_state(), planner, best, stage=background)
+            if not background:
+                self.saves.finish()
+        return not self.wrong
+
+    def load_latest(self) -> Progress | None:
+        """Load the newest intact checkpoint and return its progress; None when there is none.
+
+        That of another model is a MisfitError. Where none is intact, or its adapters belong to
+        other weights, it is a StorageError.
+        """
+        path = self._newest()
+        if path is None:
+            return None
+        found = Manifest.read(path)
+        content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
+        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
+        if found.base != self._base:
+            raise StorageError(
+                f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
+                f"this run ({self._base or 'which trains a whole model'})"
+            )
+        state, saved = self._state(model_only=True), reader.saved
+        # A rank that did not exist when the checkpoint was saved keeps the state of its seed; so do
+        # all ranks, if others than then share samples and have to draw the same.
+        now = self.model.layout
+        alike = found.layout == now or not _SHARING & {*found.layout, *now}
+        own_random = [key for key in state if alike and key.startswith("random.") and key in saved]
+        to_load = {key: state[key] for key in own_random}
+        parts = self._own_parts(saved, found.world_size)
+        own = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key in parts
+            if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
+        }
+        replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
+        model, optimizer = f"{replica}model", f"{replica}optimizer"
+        average, training = f"{replica}ema", f"{replica}training"
+        divided = self.model.layout.get("pp", 1) > 1
+        if wrong := misfit(saved, state["model"], model, divided=divided):
+            raise MisfitError(f"{path} does not fit the model: {wrong}")
+        to_load |= {model: state["model"], optimizer: self._wanted(reader, optimizer)} | own
+        if self._average and reader.part(average):
+            to_load[average] = state["ema"]
+        if reader.part(training):
+            to_load[training] = self.modes.empty()
+        reader.load(to_load)
+        options = StateDictOptions(strict=not self._base)
+        set_model_state_dict(self.model.module, to_load[model], options=options)
+        self._optimizer.load(to_load[optimizer])
+        self.modes.restore(to_load.get(training, {}))
+        self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
+        generators.restore({key.split(".")[1]: to_load[key] for key in own_random})
+        return found.progress
+
+    def _newest(self) -> Path | None:
+        """Return the newest intact checkpoint; each rank verifies a part of its files."""
+        ranks, untried = self.ranks, manifest.healthy(self.saves.folder)  # rank 0 goes through them
+        while name := objects.broadcast(
+            next((path.name for path in untried), "") if ranks.is_main else None
+        ):
+            path = self.saves.folder / str(name)
+            with long_work("verifying the checkpoints"):
+                damage = manifest.damage(path, ranks.rank, ranks.world_size)
+            if not (damage := next(filter(None, objects.all_gather(damage)), "")):
+                return path
+            if ranks.is_main:
+                log.warning(manifest.PASSED_OVER, path, damage)
+                self.committed.damaged.add(path)
+        if objects.broadcast(ranks.is_main and bool(manifest.checkpoints(self.saves.folder))):
+            raise StorageError(manifest.NONE_INTACT % self.saves.folder)
+        return None
+
+    def _whole_state(self) -> dict[str, Any]:
+        """Return what this rank saves, its own included."""
+        state = self._state()
+        state |= {self._own + name: value for name, value in self.model.state_dict().items()}
+        if self.model.replicas_differ:
+            parts = [n for n in ("model", "optimizer", "ema", "training") if n in state]
+            state |= {self._replica + name: state[name] for name in parts}
+        return state
+
+    def _own_parts(self, saved: Iterable[str], ranks: int) -> list[str]:
+        """Return the names in a checkpoint of `ranks` ranks that only this rank loads."""
+        found = [key for key in saved if key.startswith(("parallel.", "replica."))]
+        if ranks == self.ranks.world_size:
+            return [key for key in found if key.startswith((self._own, self._replica))]
+        if found and self.ranks.is_main:
+            log.warning(
+                "the checkpoint was saved by %d ranks, and there are %d now: the errors of "
+                "compressed gradients, or the replicas of local SGD, start anew",
+                *(ranks, self.ranks.world_size),
+            )
+        return []
+
+    def _wanted(self, reader: Reader, part: str) -> dict[str, Any]:
+        """Return what the optimizer's state is loaded into."""
+        kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
+        if kind:
+            reader.load(kind)
+        return self._optimizer.wanted(reader.part(part), kind.get(_KIND, ""))
+
+    def _state(self, *, model_only: bool = False) -> dict[str, Any]:
+        """Return what is saved; groups have names, since those of a pipeline's ranks differ."""
+        rank = self.ranks.rank
+        held = module_state(get_model_state_dict(self.model.module))
+        if self._base:
+            left_out = names_of_base(self.model.module)
+            held = {name: value for name, value in held.items() if name not in left_out}
+        state: dict[str, Any] = {"model": held}
+        state |= {f"random.{name}.{rank}": each for name, each in generators.states().items()}
+        if not model_only:
+            state |= {"optimizer": self._optimizer.flat(), _KIND: self._optimizer.kind}
+        if self.modes.training:
+            state["training"] = self.modes.training
+        if self._average:
+            state["ema"] = dict(self._average)
+        return state
+
+
+def _bytes_of(values: Iterable[Any]) -> int:
+    """Return the bytes of what this rank has of tensors."""
+    return sum(local(each).nbytes for each in values if isinstance(each, torch.Tensor))
+
+
+class FiniteValues:
+    """The parameters of a model that are trained, and the buffers that are finite at the start.
+
+    Other buffers may be infinite by design, as the mask of an attention is.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._judged = {
+            name: buffer.shape
+            for name, buffer in stored_buffers(module)
+            if buffer.is_floating_point() and bool(buffer.isfinite().all())
+        }
+
+    def wrong(self) -> str:
+        """Return the first one of this rank that is not finite by now; "" if all are."""
+        named = self._module.named_parameters()
+        judged: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in named if p.requires_grad}
+        for name, buffer in stored_buffers(self._module):
+            if self._judged.get(name) == buffer.shape:
+                judged[f"buffer {name}"] = buffer
+        own = [local(value.detach()) for value in judged.values()]
+        # A sum is soon known. It is not finite if a value is not, and where it overflows.
+        if all(_listed([value.sum().isfinite() for value in own])):
+            return ""
+        found = zip(judged, _listed([value.isfinite().all() for value in own]), strict=True)
+        kind, _, name = next((name for name, good in found if not good), "").partition(" ")
+        return f"{kind} {plain_name(name)}" if kind else ""
+
+
+def _listed(flags: list[torch.Tensor]) -> list[bool]:
+    """Return the values of flags, whose devices may differ."""
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []

@@ -1,0 +1,85 @@
+"""Before the first step: can checkpoints be written, and may they be written in the background?
+
+    every rank   writes and syncs a small file      ── space, quota, permissions
+    rank 0       renames a folder                   ── some stores cannot
+    every rank   the bytes of its part              ── ulimit -f, free space, memory for a copy
+
+If only the first checkpoint shows it, the hours of GPUs until then are lost.
+"""
+
+import logging
+import os
+import resource
+from pathlib import Path
+
+from hpctrain.base.files.disk import temporary, why_unwritten
+from hpctrain.base.processes.cgroup import memory_left
+from hpctrain.base.terminal.terminal import few
+from hpctrain.base.units import readable
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.memory_fit import OF_FREE, SMALL_PART
+from hpctrain.engine.checkpoint.saving.saves import Saves
+from hpctrain.engine.distributed import objects
+from hpctrain.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 3
+
+
+def prove(saves: Saves, ranks: RankInfo, weights: float, part: float, staging: float) -> None:
+    """Write a little, and start writers if saves would stop the training for long.
+
+    All ranks call this together. Given are bytes: the weights that this rank holds, the part of a
+    checkpoint that it will write, which is an estimate, as most optimizers make their state in the
+    first step, and what it may use of the host's memory for a copy. If no checkpoint can be
+    written, it is a StorageError.
+    """
+    folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, weights), 0
+    if not wrong:
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+    copy = min(staging, OF_FREE * memory_left() / ranks.local_world_size)
+    # of all ranks: what is wrong, what the disk has free, and how much a copy may take
+    known = objects.all_gather((wrong, free, weights, part, copy))
+    wrongs, frees, every_weights, parts, copies = zip(*known, strict=True)
+    several = len(known) > 1
+    texts = [f"rank {rank}: " * several + text for rank, text in enumerate(wrongs) if text]
+    if texts:
+        raise StorageError(f"{folder}: no checkpoint can be written ({few(texts, _SHOWN)})")
+    free, whole = min(frees), sum(parts)
+    text = f"a checkpoint takes about {readable(whole)}, and {folder} has {readable(free)} free"
+    if max(every_weights) > free:
+        raise StorageError(f"no checkpoint can be written: {text}")
+    if whole > free and ranks.is_main:
+        log.warning("the disk is nearly full: %s", text)
+    if not staging or max(parts) < SMALL_PART:
+        return
+    tight = [pair for pair in zip(parts, copies, strict=True) if pair[0] > pair[1]]
+    if not tight:
+        saves.start_writers(staging)
+    elif ranks.is_main:
+        log.warning(
+            "saves stop the training: a copy takes about %s of each rank, of which %s may be used "
+            "(64 GiB of the node, and half of its free memory)",
+            *map(readable, tight[0]),
+        )
+
+
+def _wrong(folder: Path, ranks: RankInfo, weights: float) -> str:
+    """Return why this rank cannot write; "" if it can."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and weights > limit * ranks.world_size:
+        return f"its file has more bytes than a file may have, {limit:,} (ulimit -f)"
+    probe = temporary(folder / "probe")
+    try:
+        folder.mkdir(exist_ok=True)
+        if ranks.is_main:
+            probe.mkdir()
+            try:
+                probe = probe.rename(f"{probe}.tmp")
+            finally:
+                probe.rmdir()
+        return why_unwritten(folder)
+    except OSError as error:
+        return f"{error.strerror}"

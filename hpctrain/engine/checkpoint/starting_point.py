@@ -1,0 +1,210 @@
+"""Give a model on its ranks the weights that it starts from, before the first step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.engine.checkpoint.tensor_reader import module_state
+from hpctrain.engine.distributed import objects
+from hpctrain.engine.distributed.tensors import dtype_name, local
+from hpctrain.engine.layers.lora import adapted, is_adapter
+from hpctrain.engine.layers.quantized import is_released, pack
+from hpctrain.engine.layers.ties import ties
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.checkpoints.matching import Dtypes, Match, Rename, match, misshapen
+from hpctrain.runs.checkpoints.weight_files import WeightFiles
+
+
+def start_from(
+    module: nn.Module,
+    weights: StoredWeights,
+    rename: Sequence[Rename] = (),
+    skip: Sequence[str] = (),
+    stages: dist.ProcessGroup | None = None,
+    *,
+    all_used: bool = False,
+) -> Match:
+    """Load the weights whose names the model has, in place; all ranks call this together.
+
+    Adapters (LoRA) are left as they are, and weights that `release` has freed are packed. Returns
+    what matched in the whole model, the same on all ranks, whose stages of a pipeline the ranks
+    `stages` have. With `all_used` the model must have all that is stored; see
+    `Match.refuse_unused`.
+    """
+    found = compare(module, weights, rename, skip, stages)
+    if all_used:
+        found.refuse_unused()
+    own, firsts = _weights_of(module), _first_names(module)
+    loaded: dict[str, str] = {}
+    copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
+    copies = {name: first for name, first in copies.items() if name != first}
+    read = {n: s for n, s in found.stored.items() if n in own and n not in copies}
+    released: dict[str, tuple[str, Any]] = {
+        f"{plain_name(name)}.weight": (name, layer)
+        for name, layer in adapted(module)
+        if is_released(layer.get_parameter("weight"))
+    }
+    weights.load({stored: own[name] for name, stored in read.items() if name not in released})
+    for name, place in released.items():  # one whole weight at a time
+        if name in read:
+            whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
+            weights.load({read[name]: whole})
+            pack(*place, whole)
+    divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
+    _check_copies(own, weights, found, copies, divided=divided)
+    return found
+
+
+def compare(
+    module: nn.Module,
+    weights: StoredWeights,
+    rename: Sequence[Rename] = (),
+    skip: Sequence[str] = (),
+    stages: dist.ProcessGroup | None = None,
+) -> Match:
+    """Return which stored weights belong to which of a model, possibly on the meta device."""
+    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
+    facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
+    computes = _Computed.of(module)
+    if stages is not None:
+        for part, names, patterns in objects.all_gather((facts, *computes), stages):
+            facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
+            computes = _Computed([*computes.names, *names], [*computes.patterns, *patterns])
+    return match(
+        weights.shapes,
+        {name: shape for name, (shape, _) in facts.items()},
+        rename,
+        skip,
+        _first_names(module),
+        Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
+        computes.includes,
+    )
+
+
+class _Computed(NamedTuple):
+    """What a model computes itself, so that a stored one is not needed.
+
+    Older files have buffers that are no part of a model's weights any more: the frequencies of a
+    rotary embedding, masks, positions. `names` are those of the buffers of the model that are not
+    saved; `patterns` are regular expressions that a model of transformers has for such names.
+    """
+
+    names: Sequence[str]
+    patterns: Sequence[str]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Computed:
+        """Return what a model, or a stage of it, computes itself."""
+        saved = {plain_name(name) for name in module.state_dict()}
+        names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]
+        found = [getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in module.modules()]
+        return cls(names, sorted({pattern for each in found for pattern in each or ()}))
+
+    def includes(self, name: str) -> bool:
+        """Return whether this is the name of such a buffer."""
+        known = name in self.names or name.endswith("rotary_emb.inv_freq")
+        return known or any(re.search(pattern, name) for pattern in self.patterns)
+
+
+def _check_copies(
+    own: Mapping[str, torch.Tensor],
+    weights: StoredWeights,
+    found: Match,
+    copies: Mapping[str, str],
+    *,
+    divided: bool,
+) -> None:
+    """Check that what is stored for each name of a shared parameter is the same."""
+    differ = []
+    for name, first in copies.items():
+        if name in own:
+            other = torch.empty_like(own[first])
+            weights.load({found.stored[name]: other})
+            if not torch.equal(local(other), local(own[first])):
+                differ.append(name)
+    if divided:
+        differ = [name for part in objects.all_gather(differ) for name in part]
+    if differ:
+        name, first = differ[0], copies[differ[0]]
+        raise ConfigError(
+            f"{found.stored[first]} and {found.stored[name]} are stored with different values, and "
+            f"{first} and {name} are one parameter in this model. Let the model have two "
+            "(model.tied=false; tie_word_embeddings: false in the config of a model of "
+            f"transformers), or leave one out: checkpoint.init_skip=['{name}']"
+        )
+
+
+def load_weights(
+    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
+) -> None:
+    """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
+
+    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
+    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
+    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
+    are.
+    """
+    weights, own = open_weights(WeightFiles(checkpoint, None)), _weights_of(model)
+    if trained_only:
+        left_out = names_of_base(model)
+        own = {name: value for name, value in own.items() if name not in left_out}
+    firsts = _first_names(model)
+    found = {name: value for name, value in own.items() if name in weights.shapes}
+    # A parameter with two names, as in tied embeddings, may be saved under one of them.
+    loaded = {firsts.get(name, name) for name in found}
+    for name in own:
+        if firsts.get(name, name) not in loaded:
+            raise StorageError(f"{checkpoint} has no {name}: it is the checkpoint of another model")
+    for name, value in found.items():
+        there, here = weights.shapes[name], tuple(value.shape)
+        if there != here:
+            raise StorageError(
+                f"{checkpoint} is the checkpoint of another model: {misshapen(name, there, here)}"
+            )
+    weights.load(found)
+    if ema:
+        average = open_weights(WeightFiles(checkpoint, None), "ema")
+        if not average.shapes:
+            raise StorageError(
+                f"{checkpoint} has no average of the parameters: only runs with train.ema keep one"
+            )
+        average.load({name: value for name, value in own.items() if name in average.shapes})
+
+
+def names_of_base(module: nn.Module) -> set[str]:
+    """Return the names of the parameters that a checkpoint with adapters (LoRA) lacks.
+
+    They are the frozen ones, which have the values of the base. It has every adapter, also one that
+    `optimizer.groups` freezes.
+    """
+    named = module.named_parameters(remove_duplicate=False)
+    return {plain_name(n) for n, p in named if not (p.requires_grad or is_adapter(n))}
+
+
+def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that are saved, by their plain names; nothing is copied."""
+    state = module_state(get_model_state_dict(module))
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of parameters that several modules share, by their others."""
+    return {plain_name(other): plain_name(n) for n, others in ties(module) for other in others}
+
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """Return the name in the plain model, without what DDP, the compiler and others add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -1,0 +1,164 @@
+"""The process group: rendezvous of the ranks, and orderly end.
+
+    with process_group(ranks, config.parallel, config.launch, run.path) as device:
+        ...   # all ranks have joined, and know the secret of the run
+
+A single process forms a group of one rank, so no later code needs to handle that case.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from hpctrain.base.processes.causes import one_line
+from hpctrain.cluster.ranks import run_secret
+from hpctrain.cluster.ranks.cores import threads
+from hpctrain.cluster.ranks.leaving import leave_group_open
+from hpctrain.cluster.ranks.port import listen
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.schema import LaunchConfig, ParallelConfig
+from hpctrain.engine.distributed import long_work, members
+from hpctrain.engine.distributed.devices import agree, keep_to_share
+from hpctrain.errors import DistributedError, JoinError
+
+log = logging.getLogger(__name__)
+_ONE_CORE = LaunchConfig()
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of parallel.backend=auto
+
+
+@contextmanager
+def process_group(
+    ranks: RankInfo,
+    config: ParallelConfig,
+    launch: LaunchConfig = _ONE_CORE,
+    folder: Path | None = None,
+) -> Iterator[torch.device]:
+    """Join the group of all ranks, and leave it in an orderly way.
+
+    After an exception, the group of several ranks stays open: see `hpctrain.cluster.ranks.leaving`.
+
+    `folder` is the run directory, for the secret of the run; None only for a single process. Yields
+    the device of this rank.
+
+    Raises:
+        ConfigError: The devices of the ranks do not fit together (`distributed.devices`).
+        JoinError: Ranks do not join.
+        DistributedError: The port is taken, or one that is a stranger has joined.
+    """
+    if (count := threads(ranks, launch.cpus_per_task)) is not None:
+        torch.set_num_threads(count)
+    timeout = timedelta(seconds=config.timeout_s)
+    # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    key = _secret(ranks, folder, config.timeout_s)
+    began = time.monotonic()
+    try:
+        store = _store(ranks, timeout, key)
+        share = config.backend == "gloo"  # NCCL wants one GPU for each rank
+        device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
+        if launch.gpus_per_run is not None and device.type == "cuda":
+            keep_to_share(launch.gpus_per_run, device)
+        dist.init_process_group(
+            # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
+            config.backend if config.backend != "auto" else _BACKENDS[device.type],
+            store=store,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timeout,
+        )
+        if ranks.world_size > 1:  # a single rank may never need NCCL, which takes time and memory
+            _connect(device)
+    except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
+        _after_failure(ranks)
+        choose = "; if the nodes have several networks, set MASTER_ADDR and network.interface"
+        raise JoinError(
+            f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} after "
+            f"{time.monotonic() - began:.0f} s ({one_line(str(error))})"
+            f"{choose * (ranks.num_nodes > 1)}"
+        ) from error
+    try:
+        with (
+            nullcontext() if key is None else _members_only(ranks, key),
+            long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)),
+        ):
+            yield device
+        # Without it, rank 0 may end the store while other ranks still use it.
+        dist.barrier()
+    except BaseException:
+        _after_failure(ranks)
+        raise
+    dist.destroy_process_group()
+
+
+def _connect(device: torch.device) -> None:
+    """Connect the ranks now: NCCL does it at the first operation, and only then tells problems."""
+    # With `init_process_group(device_id=…)` torch would split all later groups off this one: then
+    # `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share links.
+    dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _after_failure(ranks: RankInfo) -> None:
+    """Let the program go on after an error if it has no other ranks, such as a notebook."""
+    if ranks.world_size > 1:
+        leave_group_open()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | None:
+    if ranks.world_size == 1:
+        return None
+    if folder is None:
+        raise ValueError("a process group of several ranks needs the folder with its secret")
+    return run_secret.make(folder) if ranks.is_main else run_secret.wait_for(folder, timeout_s)
+
+
+@contextmanager
+def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
+    """Check that all ranks know the secret, and sign torch's objects from then on."""
+    try:
+        own = members.check(key)
+    except RuntimeError as error:
+        raise DistributedError(
+            f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"
+            f"{ranks.master_port} ({one_line(str(error))})"
+        ) from error
+    with members.signed_objects(own):
+        yield
+
+
+def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store:
+    if key is None:
+        return dist.HashStore()
+    # Under torchrun, the agent of node 0 already serves a store at this address.
+    agent = ranks.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+    serves = ranks.is_main and agent != "True"
+    host = "127.0.0.1" if ranks.one_node else ranks.master_addr
+    listening = None
+    if serves:
+        bound = listen(host, ranks.master_port, ranks.one_node)
+        # Where other nodes know another address of this host, they do not reach this one.
+        log.info("the ranks meet at %s (%s)", host, bound.getsockname()[0])
+        listening = bound.detach()
+    store = dist.TCPStore(
+        host,
+        ranks.master_port,
+        ranks.world_size,
+        is_master=serves,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+    # The number of the job is public; a stranger does not find the keys under this name.
+    name = run_secret.sign(key, "store", *ranks.attempt_key).hex()
+    return dist.PrefixStore(f"hpctrain/{name}", store)

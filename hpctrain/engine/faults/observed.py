@@ -1,0 +1,133 @@
+"""A rank lets its node's observer see whether it gets on.
+
+every rank             ── its page (`marks`), and RUN/logs/observed/nodeN.LOCAL_RANK, which
+                          tells where that is
+rank with local_rank 0 ── starts the observer (`hpctrain.engine.faults.observer`)
+a thread               ── gives a sign of life, and answers where the main thread is
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.files.record import written
+from hpctrain.base.names.run_record import Hang
+from hpctrain.base.processes import frames, marks
+from hpctrain.base.processes.child import Child, Process
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.schema import HangConfig
+from hpctrain.engine.faults.observer import FOLDER
+from hpctrain.engine.faults.process_state import Job, Place
+from hpctrain.errors import LateRankError
+
+log = logging.getLogger(__name__)
+_BEAT_S, _END_S = 0.5, 2.0
+_MOST_OBSERVERS = 10  # of an attempt: where they are always killed, no more are started
+# While torch compiles, or somebody debugs, nobody knows how long it takes.
+_MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb|pydevd)\.py$|/debugpy/")
+_TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
+_COMPILES = {"compile_fx_inner", "fx_codegen_and_compile", "compile_fx"}
+
+
+@contextmanager
+def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None]:
+    """Let the ranks of this node be observed during the context.
+
+    `logs` is the folder of the run's logs, and `timeout_s` is `parallel.timeout_s`.
+    """
+    page = marks.open_page()
+    page.begin()
+    if config.floor_s is None:
+        yield
+        return
+    if ranks.is_main:
+        Hang.drop(logs.parent)  # of an attempt before
+    short = replace(ranks, hosts=())  # an argument of a process must not be long
+    job = Job(ranks=short, floor_s=config.floor_s, timeout_s=timeout_s)
+    over, observers = threading.Event(), list[Child]()
+
+    def beat() -> None:
+        answering, known = threading.Thread(), False
+        while True:
+            page.is_alive()
+            for observer in observers:  # else the node would be taken for silent
+                observer.revive(_MOST_OBSERVERS)
+            if not known and logs.is_dir():  # rank 0 has made it
+                known = True
+                try:
+                    observers.extend(_make_known(page, logs, job))
+                except OSError as error:
+                    log.warning("nobody watches whether the ranks of this node get on: %s", error)
+            marked = page.marks()
+            if marked.asked > marked.answered and not answering.is_alive():
+                answering = threading.Thread(target=_answer, args=(page,), daemon=True)
+                answering.start()
+            if over.wait(_BEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, name="hpctrain-marks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        marks.leave()
+        over.set()
+        thread.join(_END_S)  # it may write to a file system that hangs
+        for observer in observers:
+            observer.release()
+            # The observer of several ranks ends with the last of them.
+            observer.wait(_END_S if ranks.local_world_size == 1 else 0)
+
+
+@contextmanager
+def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None]:
+    """Replace the error of a collective operation that has timed out by what the observers say.
+
+    Raises:
+        LateRankError: A collective operation has timed out, after `parallel.timeout_s`.
+    """
+    began = time.time()
+    try:
+        yield
+    except RuntimeError as error:
+        if not _TIMED_OUT.search(str(error)):
+            raise
+        hang = Hang.of(run, ranks.attempt_key, began)
+        said = hang.sentence if hang else f"rank {ranks.rank} waits for others ({error})"
+        raise LateRankError(
+            f"{said} (parallel.timeout_s={timeout_s:g}; stacks of the ranks: {run}/logs/{FOLDER})"
+        ) from error
+
+
+def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[Child]:
+    """Write where the page is, and start the observer if this is the first rank of the node."""
+    ranks, me = job.ranks, Process.current()
+    place = Place(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
+    place.put(logs.parent, f"{ranks.node_rank}.{ranks.local_rank}")
+    if ranks.local_rank == 0:
+        run, module = str(logs.parent.absolute()), "hpctrain.engine.faults.observer"
+        yield Child(module, run, written(job), cwd=logs.parent)
+
+
+def _answer(page: marks.Page) -> None:
+    stack = frames.of_main_thread()
+    codes = [frame.f_code for frame, _ in stack]
+    answer: dict[str, Any] = {
+        "at": frames.place(stack)[:500],
+        "may_last": any(
+            _MAY_LAST.search(code.co_filename)
+            or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
+            for code in codes
+        ),
+    }
+    try:
+        answer |= page.where()
+    except Exception as error:  # what it asks may be ending; the rest is worth an answer
+        log.debug("where the rank waits is not known: %r", error)
+    page.tell(answer)

@@ -1,0 +1,235 @@
+"""Train in this process: a config that was just composed, or the frozen one of a run directory.
+
+Heavy imports are inside the functions, so that a wrong config ends before torch is imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import shutil
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.base.secrets import mask_logging
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
+from hpctrain.runs import trust
+from hpctrain.runs.freeze import check, freeze
+from hpctrain.runs.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from hpctrain.config.schema import Config, TrackingConfig
+
+log = logging.getLogger(__name__)
+
+
+def train_here(config: Config, argv: list[str], began: float | None = None) -> tuple[RunDir, int]:
+    """Train a composed config with the ranks that were started; return its exit code, too.
+
+    The attempt has `began` with this process, or
+    at a time of `time.monotonic`, if the process has done other things before.
+    """
+    from hpctrain.config.composing.compose import words
+
+    log_to_stderr()
+    ranks = RankInfo.from_env()
+    _check_world(config, ranks)
+    run = check(config, ranks.world_size)
+    # Every rank composes the same config, and one of them writes it.
+    if ranks.is_main:
+        _check_queue(run, ranks)
+        freeze(config, run, *(words(argv) if argv else ()))
+    # The other ranks may still see the finished run before rank 0 has archived it.
+    again = config.launch.rerun == "all"
+    return run, _train_to_the_end(config, run, ranks, again, began)
+
+
+def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
+    """Train the frozen config of a run directory with the ranks that were started.
+
+    With `until`, the same on all ranks, the run pauses at this global step, unless it ends before:
+    its state is "paused" then, and its result has the metrics of the step. It goes on as if it had
+    not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
+    was submitted with is a DataError.
+    """
+    from hpctrain.config.frozen import load
+    from hpctrain.config.validate import validate
+    from hpctrain.runs.state.failure import recorded
+
+    run = RunDir.open(path)
+    log_to_stderr()
+    ranks = replace(ranks or RankInfo.from_env(), until=until)
+    began = time.monotonic() if ranks.worker else None
+    with recorded(run.path, ranks.attempt_key):
+        config = load(run.config_file)
+        trust.check(run.path, config, run.code_copy)
+        _check_world(config, ranks)
+        validate(config, ranks.world_size)
+        # The check opens every shard, so only one rank does it; if it fails, the others end too.
+        if ranks.is_main:
+            _check_queue(run, ranks)
+            try:
+                digest = check(config, ranks.world_size).data_digest
+            except ConfigError as error:  # the config fitted when the run was submitted
+                raise DataError(
+                    f"data.path={config.data.path}: another data set than when this run was asked "
+                    f"for ({error})"
+                ) from error
+            if digest != run.read().data_digest:
+                raise DataError(
+                    f"data.path={config.data.path}: another data set ({digest}) than when this "
+                    "run was asked for; ask for it again, and it will be another run"
+                )
+        return _train_to_the_end(config, run, ranks, began=began)
+
+
+def _train_to_the_end(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    again: bool = False,
+    began: float | None = None,
+) -> int:
+    if ranks.until is not None and run.read().paused_at == ranks.until:
+        if ranks.is_main:
+            print(f"{run.name} is paused at step {ranks.until} already")
+        return 0
+    if not again and run.read().state == "finished":
+        if ranks.is_main:
+            from hpctrain.runs.code import trained_code
+            from hpctrain.runs.summary import show
+
+            print(f"{run.name} is finished already; change a value (seed=1) for another run")
+            if changed := trained_code.changes(run):
+                log.warning(
+                    "%s has finished with other code: %s. launch.rerun=all trains it again, and "
+                    "keeps this directory under another name; name=OTHER makes another run",
+                    *(run.name, changed),
+                )
+            _complete_upload(config.tracking, run)
+            show(config, run)
+        return 0
+    from hpctrain.runs.freeze import told
+    from hpctrain.runs.terminal_log import kept
+
+    # The other ranks keep a log once rank 0 has certainly made the folder.
+    with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
+        code = _train_attempt(config, run, ranks, began)
+    if code == 0 and ranks.is_main and run.read().paused_at is None:
+        from hpctrain.runs.summary import show
+
+        show(config, run)
+    return code
+
+
+def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
+    """Upload what the uploader of a finished run has left, if it was killed."""
+    from hpctrain.tracking.pending_upload import left_behind
+
+    if tracking.enabled and tracking.upload and left_behind(run.path):
+        from hpctrain.tracking.sync import sync
+
+        try:
+            sync([run.path])
+        except TrackingError as error:
+            log.warning("%s", error)
+
+
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
+    from hpctrain.cluster.ranks import flight_recorder, leaving
+    from hpctrain.cluster.ranks.variables import export
+    from hpctrain.engine.faults.observed import observed
+    from hpctrain.engine.job import compile_cache
+
+    if ranks.is_main:
+        log.info("%s: starting; importing torch takes some seconds", run.path)
+    sections = config.network, config.train, config.site.env
+    exported = export(*sections, one_node=ranks.one_node)
+    # torch notes the folders when it is imported, or first uses them.
+    home = Path(ranks.worker or run.path)
+    flight_recorder.prepare(home / "logs", ranks.rank)
+    if ranks.world_size > 1:
+        leaving.write_no_core_dump()
+    if exported and ranks.is_main:
+        log.info("exported variables are kept: %s", ", ".join(exported))
+    compile_cache.use(home)
+    tracking = config.tracking
+    if ranks.is_main and tracking.enabled and tracking.upload:
+        from hpctrain.tracking.store import check_store
+
+        check_store(str(tracking.uri), tracking.experiment)
+    # Collections take a third of the time of the import: torch makes many objects and drops few.
+    # Later collections leave them out, but not what a training before has left.
+    first = "hpctrain.engine.job.fit" not in sys.modules
+    with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
+        if first:
+            gc.disable()
+        from hpctrain.engine.job.fit import train
+
+        if first:
+            gc.freeze()
+            gc.enable()
+        return train(config, run, ranks, began)
+
+
+def _check_world(config: Config, ranks: RankInfo) -> None:
+    """Check that all ranks were started, before one of them waits for the others."""
+    if idle := ranks.idle_tasks():
+        raise ConfigError(
+            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: put "
+            "srun in front (srun --overlap in a shell that srun has started), or set "
+            "HPCTRAIN_LAUNCHER=single to train with one process here"
+        )
+    asked = config.asked_world_sizes
+    # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
+    if list(asked) != [1] and ranks.world_size not in asked:
+        several = f" to {asked[-1]}" if len(asked) > 1 else ""
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
+            f"{config.launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
+            f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
+            "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
+            "--ntasks-per-node), or leave launch.* out"
+        )
+
+
+def _check_queue(run: RunDir, ranks: RankInfo) -> None:
+    """Check that no job of Slurm has the run, before a process outside of Slurm trains it."""
+    record = run.read()
+    submission = record.submission
+    may_have_job = submission or record.attempt.job_id
+    if not may_have_job or record.state in ("finished", "paused") or not shutil.which("squeue"):
+        return
+    if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
+        return
+    from hpctrain.cluster.slurm import queue
+    from hpctrain.runs.state.shared_job import job_of
+
+    try:
+        job = job_of(run.path, record, queue.queue_of([record]))
+    except queue.UnreachableError as error:
+        log.warning("%s: whether a job of this run waits in the queue is not known", error)
+        return
+    if job is None or job.is_ending or job.id == ranks.job_id:
+        return
+    waits = f"waits in the queue ({job.reason})" if job.state == "PENDING" else f"is {job.state}"
+    raise LaunchError(
+        f"{run.path}: job {job.id} of this run {waits}, and goes on with the run. To train it here "
+        f"instead, take the job out of the queue: `python -m hpctrain cancel {run.path}`; then "
+        "give this command again"
+    )
+
+
+def log_to_stderr() -> None:
+    """Let the log lines of this process go to stderr, with secrets masked."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    # What the progress bar shows is for the log file of the run alone.
+    logging.getLogger().handlers[0].addFilter(lambda record: not hasattr(record, "on_bar"))
+    mask_logging()

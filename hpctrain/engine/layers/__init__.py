@@ -1,0 +1,1 @@
+"""What models are made of, and the engine knows how to divide."""

@@ -1,0 +1,1 @@
+"""The supervised training loop; `hpctrain.engine.building.build` builds it."""

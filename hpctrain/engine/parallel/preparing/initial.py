@@ -1,0 +1,273 @@
+"""The initial parameters: bit by bit the same for every way to spread a model, on every device.
+
+    rank 0 draws module 0 ──┐
+    rank 1 draws module 1 ──┼── each is sent to all ranks, which keep their part ── modules 2, 3, …
+
+A model with a method `init_module(module)`, as `hpctrain.models.Model` has it, is built without
+memory (on the meta device), then sharded, and then initialised module by module. The random
+generator is seeded anew with the name of each module, so no rank ever holds more than one module as
+a whole, and one that others send.
+
+One rank draws a module, on its CPU. What a GPU draws depends on its number of multiprocessors, and
+what a CPU draws on its vector instructions, so replicas that draw by themselves may differ.
+
+Any other model is built as usual: on every rank, or when it is sharded on rank 0 alone, which sends
+each rank its part.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from hpctrain.data.generators import seed_generators
+from hpctrain.engine.distributed.tensors import local, own_region
+from hpctrain.engine.layers.quantized import is_released
+from hpctrain.engine.layers.ties import tie, ties
+from hpctrain.engine.parallel.preparing.blocks import path_of
+from hpctrain.engine.parallel.preparing.whole_model import undivided
+from hpctrain.errors import DistributedError
+
+log = logging.getLogger(__name__)
+Build = Callable[[], nn.Module]
+Values = Literal["by modules", "from rank 0", "built"]
+"""Where initial values come from: `init_module`, rank 0, or the constructor on every rank."""
+
+
+def skeleton(build: Build, seed: int) -> nn.Module | None:
+    """Return the model on the meta device; None when it cannot be built there."""
+    try:
+        with torch.device("meta"):
+            seed_generators(seed)
+            return build()
+    except Exception as error:  # what is wrong with the model itself is raised by the next build
+        # The constructor reads a value, for example, which a tensor without memory does not have.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            log.info(
+                "the model cannot be built on the meta device, so all ranks build it: %s", reason
+            )
+        return None
+
+
+@contextmanager
+def without_memory(model: nn.Module) -> Iterator[None]:
+    """Within it tensors are fakes on the CPU, also those of the model."""
+    before = [
+        (tensors, dict(tensors))
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+    ]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            allocate(model, torch.device("cpu"))
+            yield
+    finally:
+        for tensors, values in before:
+            tensors.update(values)  # type: ignore[arg-type]
+
+
+def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
+    """Return the model to spread, and how `fill` will give it its initial values.
+
+    It is on the meta device, or, if every rank has to build it, has memory on the CPU.
+    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`.
+    """
+    model = skeleton(build, seed)
+    if model is not None and hasattr(model, "init_module"):
+        return model, "by modules"
+    if model is not None and from_rank_0:
+        return model, "from rank 0"
+    seed_generators(seed)
+    return build(), "built"
+
+
+def fill(
+    model: nn.Module,
+    values: Values,
+    build: Build,
+    seed: int,
+    device: torch.device,
+    storage: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Give a model that `begin` has returned its initial values, in place.
+
+    `storage` is the device of the parameters, `group` the ranks that have the same modules; None
+    means all.
+    """
+    if values == "by modules":
+        fill_modules(model, build, seed, device, storage, group)
+    elif values == "from rank 0":
+        _fill_from_rank_0(model, build, seed, device, storage)
+    _to_device(model, device)
+
+
+def fill_modules(
+    model: nn.Module,
+    build: Build,
+    seed: int,
+    device: torch.device,
+    storage: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Give a model of the meta device the initial parameters of the one that `build` returns.
+
+    The modules of `model` may have other classes by now, but their names are the same. All ranks of
+    the group call this together.
+    """
+    allocate(model, storage)
+    if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
+        return
+    parameters, buffers = model.named_parameters, model.named_buffers
+    named = (*parameters(remove_duplicate=False), *buffers(remove_duplicate=False))
+    targets = {name: tensor for name, tensor in named if not is_released(tensor)}
+    original: Any = skeleton(build, seed)
+    assert original is not None
+    holders = []
+    for name, module in original.named_modules():
+        if keys := [key for key in _own(module) if path_of(name, key) in targets]:
+            holders.append((name, module, keys))
+    rank, ranks = 0, 1
+    if dist.is_initialized():
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for begin in range(0, len(holders), ranks):
+        turn = holders[begin : begin + ranks]
+        drawn, error = {}, None
+        if rank < len(turn):
+            try:
+                drawn = _draw(original, *turn[rank][:2], seed)
+            except Exception as raised:  # the other ranks must not wait for this one
+                error = raised
+        failed = rank if error is not None else ranks
+        if ranks > 1:
+            first = torch.tensor(failed, device=device)
+            dist.all_reduce(first, dist.ReduceOp.MIN, group)
+            failed = int(first)
+        if error is not None:
+            raise error
+        if failed < ranks:
+            _draw(original, *turn[failed][:2], seed)  # the same error, on every rank
+            raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
+        for source, (name, module, keys) in enumerate(turn):
+            for key in keys:
+                like, target = _own(module)[key], targets[path_of(name, key)]
+                if source == rank:
+                    whole = drawn[key]
+                else:
+                    whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device=device)
+                if ranks > 1:
+                    whole = whole.to(device)
+                    _broadcast(whole, source, group)
+                with torch.no_grad():
+                    local(target).copy_(whole[own_region(target)])
+    seed_generators(seed)  # the ranks have drawn other modules
+
+
+def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    """Return the initial values of what a module itself holds, on the CPU; it stays as it was."""
+    before = dict(module._parameters), dict(module._buffers)
+    seed_generators(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
+    for key, like in _own(module).items():
+        whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device="cpu")
+        if key in module._parameters:
+            module._parameters[key] = nn.Parameter(whole, like.requires_grad)
+        else:
+            module._buffers[key] = whole
+    with torch.no_grad():
+        model.init_module(module)
+    drawn = {key: value.detach().contiguous() for key, value in _own(module).items()}
+    module._parameters.update(before[0])
+    module._buffers.update(before[1])
+    return drawn
+
+
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    own = {**module._parameters, **module._buffers}
+    return {key: value for key, value in own.items() if value is not None}
+
+
+def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
+    drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
+    return torch.get_default_dtype() if drawn else like.dtype
+
+
+def _fill_from_rank_0(
+    model: nn.Module, build: Build, seed: int, device: torch.device, storage: torch.device
+) -> None:
+    """Give a sharded model of the meta device memory and the parameters that rank 0 builds."""
+    allocate(model, storage)
+    state: dict[str, Any] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    if dist.get_rank() == 0:
+        seed_generators(seed)
+        whole = build()
+        named = (model.named_parameters, model.named_buffers)
+        dtypes = {n: value.dtype for each in named for n, value in each(remove_duplicate=False)}
+        state = {
+            name: value.to(dtypes.get(name, value.dtype))
+            for name, value in whole.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        buffers = dict(whole.named_buffers())
+    options = StateDictOptions(
+        full_state_dict=True, broadcast_from_rank0=True, cpu_offload=storage.type == "cpu"
+    )
+    set_model_state_dict(model, state, options=options)
+    _to_device(model, device)  # not earlier: torch wants a state on one device
+    # Buffers that are not part of a state dict have to be sent too.
+    for name, buffer in model.named_buffers():
+        value = torch.empty_like(buffer, device=device)
+        if buffers:
+            value.copy_(buffers[name])
+        dist.broadcast(value, src=0)
+        buffer.copy_(value)
+
+
+def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give all ranks the parameters and buffers of the group's first one, in place."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            if is_released(value):
+                continue
+            whole = value.detach().contiguous()
+            _broadcast(whole, 0, group)
+            value.copy_(whole)
+
+
+def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None) -> None:
+    """Send a contiguous tensor of any dtype as bytes, since a backend does not know all dtypes."""
+    if whole.numel() > 0:
+        dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=source)
+
+
+def _to_device(model: nn.Module, device: torch.device) -> None:
+    """Move all but the parameters that FSDP2 divides, which offload leaves on the CPU, in place."""
+    shared = list(ties(model))
+    apart = {id(parameter) for parameter in undivided(model)}
+    for module in model.modules():
+        for key, tensor in _own(module).items():
+            if key in module._buffers:
+                module._buffers[key] = tensor.to(device)
+            elif id(tensor) in apart and tensor.device != device:
+                moved = nn.Parameter(tensor.detach().to(device), tensor.requires_grad)
+                module._parameters[key] = moved
+    for first, others in shared:
+        tie(model, first, others)
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give the parameters and buffers of the meta device memory, and keep ties between them."""
+    shared = list(ties(model))
+    model._apply(lambda t: t if is_released(t) else torch.empty_like(t, device=device))
+    for first, others in shared:
+        tie(model, first, others)

@@ -1,0 +1,78 @@
+"""Loads of experts: each step balances them, and reports how uneven they are.
+
+backward passes ── loads of this rank ── sum over all ranks ──┬── bias of each expert
+(the reduction of the step's sums)                            └── expert_load_max
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from hpctrain.engine.layers.experts import Experts
+
+
+class Loads:
+    """The loads of all experts of a model.
+
+    `model` is what this rank has; without `Experts` all methods do nothing.
+    `sizes` is what `load_sizes` returns for the whole model; None means that it is whole.
+    """
+
+    def __init__(self, model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
+        self._sizes = load_sizes(model) if sizes is None else sizes
+        # Other ranks have other layers of a pipeline.
+        modules = dict(model.named_modules())
+        found = (modules.get(name) for name in self._sizes)
+        self._modules = [each if isinstance(each, Experts) else None for each in found]
+
+    def start(self) -> None:
+        """Begin a step."""
+        for module in self._modules:
+            if module is not None:
+                module.start_loads()
+
+    def joined(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of this rank's part of a step, followed by its loads."""
+        if not self._modules:
+            return values
+        # The ranks that divide a layer have other tokens, or all have the same. All of them count,
+        # because only ratios of loads matter.
+        loads = [
+            torch.zeros(size, dtype=torch.float64, device=values.device)
+            if module is None
+            else module.take_loads()
+            for size, module in zip(self._sizes.values(), self._modules, strict=True)
+        ]
+        return torch.cat([values, *(load.to(values.device) for load in loads)])
+
+    def balance(
+        self, total: torch.Tensor, names: list[str], sums: torch.Tensor
+    ) -> tuple[list[str], torch.Tensor]:
+        """Balance the experts by what `joined` has appended, added over all ranks.
+
+        Returns the names and the sums of the step (a sum and a count for each name) with one more:
+        the largest load of an expert over the mean one, in the layer where it is largest.
+        """
+        if not self._modules:
+            return names, sums
+        loads = total.split(list(self._sizes.values()))
+        for module, load in zip(self._modules, loads, strict=True):
+            if module is not None:
+                module.move_balance(load)
+        largest = torch.stack([load.max() / load.mean() for load in loads]).max()
+        more = torch.stack([largest, torch.ones_like(largest)])
+        return [*names, "expert_load_max"], torch.cat([sums, more])
+
+
+def load_sizes(model: nn.Module) -> dict[str, int]:
+    """Return the number of experts of each module that has some, by its name."""
+    named = model.named_modules()
+    return {name: module.experts for name, module in named if isinstance(module, Experts)}
+
+
+def compute_eagerly(model: nn.Module) -> None:
+    """Let torch.compile leave out the experts: it would compile for each number of tokens."""
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]

@@ -1,0 +1,74 @@
+"""Layers that no gradient reaches: in every step that is looked at, all of it is exactly zero.
+
+every 5th step or so   the largest part of each parameter's gradient ── on the device
+log step               the maximum over these steps and over all ranks ── layers of zeros
+"""
+
+import torch
+
+from hpctrain.engine.distributed import objects
+from hpctrain.engine.distributed.tensors import local
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+
+_LEAST_EVERY, _LOOKS = 5, 8  # steps; looks between two reports
+_ENOUGH = 4  # looks
+
+
+class SilentLayers:
+    """Looks at the gradients of one run.
+
+    `layers` is the number of those that had a gradient at the last `read`. Without reports
+    (`report_every` 0) it looks at nothing.
+    """
+
+    def __init__(self, report_every: int = 0) -> None:
+        self._every = report_every and max(_LEAST_EVERY, report_every // _LOOKS)
+        self._most: torch.Tensor | None = None
+        self._names: list[str] = []
+        self._looks = self.layers = 0
+
+    def take(self, model: ParallelModel) -> None:
+        """Look at a step after its backward pass, if that is due; the host does not wait."""
+        if not self._every or (model.step + 1) % self._every:
+            return
+        self._looks += 1  # on all ranks, also on one that has no part of a gradient
+        here = {}
+        for place, parameter in enumerate(model.parameters):
+            if (gradient := parameter.grad) is not None:
+                own = local(gradient)
+                if own.numel() and not own.is_sparse:
+                    here[place] = own.detach()
+        if not here:
+            return
+        # The norm of small numbers would be zero, as they are squared.
+        norms = dict(zip(here, torch._foreach_norm([*here.values()], float("inf")), strict=True))
+        # Offload leaves undivided parameters on the GPU, and their gradients.
+        none = torch.full((), -1.0, device=model.mesh.device)
+        places = range(len(model.parameters))
+        found = torch.stack([norms[n].to(none) if n in norms else none for n in places])
+        self._most = found if self._most is None else torch.maximum(self._most, found)
+
+    def read(self, model: ParallelModel) -> list[str] | None:
+        """Return the layers of zeros since the last call, on all ranks; None after few looks."""
+        if self._looks < _ENOUGH:
+            return None
+        self._names = self._names or _names_of_all_stages(model)
+        every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
+        if self._most is not None:
+            every[[self._names.index(name) for name in model.names]] = self._most.to(every)
+        self._most, self._looks = None, 0
+        layers: dict[str, float] = {}
+        for name, most in zip(self._names, model.mesh.largest(every), strict=True):
+            layer = name.rpartition(".")[0] or name
+            layers[layer] = max(layers.get(layer, -1.0), most)  # a NaN is no zero
+        layers = {name: most for name, most in layers.items() if most != -1.0}
+        self.layers = len(layers)
+        return [name for name, most in layers.items() if most == 0]
+
+
+def _names_of_all_stages(model: ParallelModel) -> list[str]:
+    """Return the names of the parameters of all stages, in their order."""
+    if model.mesh.degrees.pp == 1:
+        return model.names
+    stages = objects.all_gather(model.names, model.mesh.pp_group)
+    return list(dict.fromkeys(name for names in stages for name in names))

@@ -1,0 +1,1 @@
+"""What a task gives to the loop: losses, sums and metrics."""

@@ -1,0 +1,1 @@
+"""What looks at runs and machines: plan, report, doctor, bench."""

@@ -1,0 +1,139 @@
+"""The facts and the health of the job's GPUs. Nothing needs root.
+
+    uuids ── the library of their maker ─┬─ GpuFacts, which are compared over all ranks
+                                         └─ rows: check, reading, judgement ── findings
+
+What a GPU does not tell is said to be unknown.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rich.filesize import decimal
+
+from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, pcie_bandwidth, reserved
+from hpctrain.insight.doctor.finding import Finding, unknown
+from hpctrain.insight.monitor import gpus
+from hpctrain.insight.monitor.gpu_library import NOT_LOADED, Library
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What must be the same for all GPUs of a job; None where the driver does not tell."""
+
+    name: str  # the model
+    driver: str | None = None
+    memory_bytes: int | None = None
+    clock_mhz: int | None = None  # the highest of its multiprocessors
+    power_w: float | None = None  # its limit
+    pcie_gb_s: float | None = None  # in one direction, with the lanes that it has now
+    nvlinks: int | None = None  # that are up
+
+
+def checked(
+    uuids: Sequence[str], first: int = 0, library: Library | None = None, *, nccl: bool = False
+) -> tuple[list[GpuFacts], list[Finding]]:
+    """Return the facts of those GPUs that answer, and what was found.
+
+    `uuids` are identities of GPUs that torch sees, so what their library does not tell stops no
+    job, unless it says that a GPU is lost, or `nccl` needs the library. `first` is the number of
+    the first of them in the table.
+    """
+    if not uuids:
+        return [], []
+    maker = gpus.maker()
+    try:
+        library = library or maker()
+    except NOT_LOADED as error:
+        why = f"{maker.MODULE} cannot be imported: {error}"
+        return [], [unknown("GPUs", why, maker.INSTALL)]
+    try:
+        library.open()
+    except library.errors as error:
+        cure = (
+            "Ask the administrators to reload the driver of this node "
+            f"(`{library.TOOL}` tells more)."
+        )
+        said = f"{library.NAME}: {error}"
+        if nccl and library.NCCL_NEEDS_IT:
+            return [], [Finding("GPUs", "fail", f"{said}; NCCL needs it", "an answer", cure)]
+        return [], [unknown("GPUs", said, cure)]
+    facts, findings = list[GpuFacts](), list[Finding]()
+    for number, uuid in enumerate(uuids, first):
+        try:
+            gpu = library.find(uuid)
+            facts.append(_facts(library, gpu))
+        except library.errors as error:
+            found = unknown(f"GPU {number}", f"{uuid}: {library.NAME} does not know it ({error})")
+            if library.is_lost(error):
+                cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
+                found = Finding(f"GPU {number}", "fail", f"{uuid}: {error}", "an answer", cure)
+            findings.append(found)
+            continue
+        findings += _findings(library, gpu, f"GPU {number}")
+    return facts, findings
+
+
+def wait_until_free(
+    uuids: Sequence[str], wait_s: float = 60.0, library: Library | None = None
+) -> list[str]:
+    """Wait until nobody uses the memory of GPUs that this process has not used yet.
+
+    Return what is in use after so many seconds, in words. What no library tells is not waited for.
+    """
+    end = time.monotonic() + wait_s
+    try:
+        library = library or gpus.maker()()
+    except NOT_LOADED:
+        return []
+    with suppress(*library.errors):
+        library.open()
+        while taken := [*_taken(library, uuids)]:
+            if time.monotonic() > end:
+                return taken
+            time.sleep(0.5)
+    return []
+
+
+def _taken(library: Library, uuids: Sequence[str]) -> Iterator[str]:
+    for uuid in uuids:
+        gpu = library.find(uuid)
+        part = library.is_part(gpu)
+        *_, used, size = library.read("memory" if part else "processes", gpu)
+        if used >= reserved(size):
+            yield f"{decimal(used)} of {decimal(size)} of GPU {uuid} are in use"
+
+
+def _facts(library: Library, gpu: Any) -> GpuFacts:
+    def told(reading: str) -> Any:
+        try:
+            return library.readings[reading](gpu) if reading in library.readings else None
+        except library.errors:
+            return None
+
+    link = told("pcie")
+    return GpuFacts(
+        library.readings["model"](gpu),  # an error if the GPU is lost
+        told("driver"),
+        told("size"),
+        told("top_clock"),
+        told("limit"),
+        None if link is None else pcie_bandwidth(link[1][0], link[0][1]),
+        told("nvlinks"),
+    )
+
+
+def _findings(library: Library, gpu: Any, label: str) -> Iterator[Finding]:
+    if library.is_part(gpu):
+        yield unknown(label, "a MIG instance: its health is that of the whole GPU, not shown")
+        return
+    for name, check in CHECKS.items():
+        if check.reading not in library.readings:
+            continue
+        try:
+            yield check.finding(f"{label}: {name}", *library.read(check.reading, gpu))
+        except library.errors as error:
+            yield unknown(f"{label}: {name}", f"{library.NAME} does not tell it ({error})")

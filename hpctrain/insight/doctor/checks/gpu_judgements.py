@@ -1,0 +1,176 @@
+"""The table of what is checked of a GPU: what is read, what that means, what to do.
+
+`hpctrain.insight.monitor.nvidia` describes the readings.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from rich.filesize import decimal
+
+from hpctrain.insight.doctor.finding import Finding, Verdict
+from hpctrain.insight.monitor.cgroup import cpu_list
+
+_DEVICES = Path("/sys/bus/pci/devices")
+_MANY_CORRECTED = 10_000
+# What the driver itself takes.
+_RESERVED, _PART_RESERVED = 2**30, 0.02
+# GB/s of one lane in one direction, by generation, with the loss of the encoding.
+_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+_FEWEST_LANES = 0.45  # boards for several GPUs give each 8 of 16 lanes by design
+
+_Judged = tuple[Verdict, str]  # what was found
+
+
+class Check(NamedTuple):
+    """A row of the table."""
+
+    reading: str
+    judge: Callable[..., _Judged]  # of the values of the reading
+    cure: str
+
+    def finding(self, check: str, *values: object) -> Finding:
+        """Return what the values of a reading mean."""
+        verdict, found = self.judge(*values)
+        bad = verdict in ("warn", "fail")
+        return Finding(check, verdict, found, cure=self.cure if bad else "")
+
+
+def _verdict(fails: bool, warns: bool) -> Verdict:
+    return "fail" if fails else "warn" if warns else "pass"
+
+
+def _ecc(corrected: int | None, uncorrected: int | None, usual: bool = True) -> _Judged:
+    """Judge what was counted since the driver was loaded; None means that ECC is off.
+
+    `usual` is whether the maker of the card delivers it with ECC on.
+    """
+    if corrected is None or uncorrected is None:
+        return ("warn", "is off") if usual else ("pass", "is off, as usual for this card")
+    found = f"{uncorrected:,} uncorrected, {corrected:,} corrected errors"
+    return _verdict(uncorrected > 0, corrected >= _MANY_CORRECTED), found
+
+
+def _retired(found: str, waits: bool, failed: bool) -> _Judged:
+    more = "; no more can be" if failed else "; one waits for a reset" * waits
+    return _verdict(failed, waits), found + more
+
+
+def pcie_bandwidth(generation: int, width: int) -> float:
+    """Return GB/s in one direction: Gen4 x8 has as much as Gen3 x16."""
+    return _LANE.get(generation, _LANE[max(_LANE)]) * width
+
+
+def _pcie(now: tuple[int, int], best: tuple[int, int]) -> _Judged:
+    """Judge a PCIe link by generation and width, as it is now and as GPU and slot can have it.
+
+    A GPU at rest lowers its generation to save power, and raises it under load. So the generation
+    counts that the GPU and its slot can have, and the width that the link has now. Half of the
+    lanes show against the other GPUs of the job (`hpctrain.insight.doctor.comparison`).
+    """
+    has, could = pcie_bandwidth(best[0], now[1]), pcie_bandwidth(*best)
+    found = f"Gen{now[0]} x{now[1]}, up to Gen{best[0]} x{now[1]} = {has:.0f} of {could:.0f} GB/s"
+    return _verdict(False, has < _FEWEST_LANES * could), found
+
+
+def _numa(bus_id: str) -> _Judged:
+    """Judge whether this process may run on the socket to which its GPU is attached.
+
+    The address is that of PCI as NVML writes it: `00000000:17:00.0`.
+    """
+    cpus = os.sched_getaffinity(0)
+    name = bus_id.lower()[-12:]  # the kernel writes a domain of 4 digits
+    try:
+        local = cpu_list((_DEVICES / name / "local_cpulist").read_text().strip())
+    except (OSError, ValueError):
+        return "unknown", "the kernel does not tell which cores are near"
+    near = len(cpus & local)
+    return _verdict(False, not near and bool(local)), f"{near} of {len(cpus)} CPUs are near"
+
+
+def reserved(size: int) -> float:
+    """Return the bytes that a driver may take of a GPU's memory of this size."""
+    return max(_RESERVED, _PART_RESERVED * size)
+
+
+def _processes(memory: Mapping[int, int], used: int, size: int) -> _Judged:
+    """Judge what others than this job have on a GPU, whoever they are, in bytes.
+
+    `memory` is what each process has, by its number. `used` has that of processes that nobody sees,
+    too.
+    """
+    owners = {pid: _owner(pid) for pid in memory}
+    if unseen := [pid for pid, owner in owners.items() if owner is None]:
+        return "unknown", f"{len(unseen)} processes that are not visible in this container"
+    others = [f"{pid} of {owner}" for pid, owner in owners.items() if owner]
+    own = [memory[pid] for pid, owner in owners.items() if not owner]
+    # Some drivers do not tell the memory of a process.
+    taken = max(0, used - sum(own)) if all(own) else sum(memory.values())
+    if not others and taken < reserved(size):
+        return "pass", "none"
+    who = f"processes {', '.join(others)}" if others else "no process that is seen here"
+    found = f"{decimal(taken)} of {decimal(size)} are in use, by {who}"
+    return _verdict(2 * taken > size, True), found
+
+
+def _owner(pid: int) -> str | None:
+    """Return whose a process is; "" if it is of this job, None if it is not visible here."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+    if uid != os.getuid():
+        return f"user {uid}"
+    own, other = (_belongs(each) for each in (os.getpid(), pid))
+    return "" if pid == os.getpid() or own == other else "another job of yours"
+
+
+def _belongs(pid: int) -> str:
+    """Return the number of the Slurm job of a process, or that of its parent, its launcher."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.environ().get("SLURM_JOB_ID") or str(process.ppid())
+    return ""
+
+
+OTHERS = "other processes"
+_ASK = "Ask the administrators to"
+CHECKS = {
+    "ECC": Check(
+        "ecc_if_on",
+        _ecc,
+        f"{_ASK} switch ECC on, or to reset the GPU, and to replace it if the errors come back: "
+        "wrong bits make wrong numbers.",
+    ),
+    "retired memory": Check(
+        "retired",
+        _retired,
+        f"{_ASK} reset the GPU, which repairs its memory, or to replace it if that fails.",
+    ),
+    "throttling": Check(
+        "slowdowns",
+        lambda hard, soft: (_verdict(bool(hard), bool(soft)), ", ".join((*hard, *soft)) or "no"),
+        f"{_ASK} look at cooling and power of the node.",
+    ),
+    OTHERS: Check(
+        "processes",
+        _processes,
+        f"{_ASK} end what runs there: your job should have this GPU alone. What an earlier job of "
+        "yours has left, end yourself (`nvidia-smi`, `kill`); a server of MPS keeps it until it is "
+        "told to quit (`nvidia-cuda-mps-control`).",
+    ),
+    "PCIe": Check(
+        "pcie",
+        _pcie,
+        f"{_ASK} reseat the GPU or its riser: the link has lost lanes.",
+    ),
+    "NUMA": Check(
+        "bus",
+        _numa,
+        "Leave site.sbatch.distribution out, and set site.srun=[--cpu-bind=cores].",
+    ),
+}

@@ -1,0 +1,87 @@
+"""The ports of InfiniBand adapters, by the files of the kernel: state and rate.
+
+/sys/class/infiniband/mlx5_0/ports/1/state              4: ACTIVE
+                                     /rate               400 Gb/sec (4X NDR)
+"""
+
+import ctypes
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hpctrain.insight.doctor.finding import Finding, judged, unknown
+
+_FOLDER = Path("/sys/class/infiniband")
+_LIBRARY = "libibverbs.so.1"
+_CURE = "Ask the administrators to look at cable and port (`ibstat`, `perfquery -x`)."
+
+
+def _ports(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/ports/*"))
+
+
+def _name(port: Path) -> str:
+    return f"{port.parents[1].name}/{port.name}"
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
+
+def _is_active(port: Path) -> bool:
+    return "ACTIVE" in _text(port / "state")
+
+
+def rates(folder: Path = _FOLDER) -> str:
+    """Return the rates of the active ports, which are the same on all nodes: `4 x 400 Gb/sec`."""
+    counted = Counter(_text(port / "rate") for port in _ports(folder) if _is_active(port))
+    return ", ".join(f"{count} x {rate}" for rate, count in sorted(counted.items())) or "none"
+
+
+def is_used(folder: Path = _FOLDER, env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether NCCL between nodes would use these adapters, if their library works."""
+    chosen = env.get("NCCL_NET", "IB").upper().startswith("IB")  # others are TCP and plug-ins
+    on = chosen and env.get("NCCL_IB_DISABLE", "0") == "0"
+    return on and any(map(_is_active, _ports(folder)))
+
+
+def library() -> Finding:
+    """Check that the library can use the adapters, as NCCL would."""
+    try:
+        verbs, count = ctypes.CDLL(_LIBRARY), ctypes.c_int()
+        verbs.ibv_get_device_list.restype = ctypes.c_void_p
+        if found := verbs.ibv_get_device_list(ctypes.byref(count)):
+            verbs.ibv_free_device_list(ctypes.c_void_p(found))
+        why = "" if count.value else f"{_LIBRARY} has no provider for these adapters"
+    except (OSError, AttributeError) as error:
+        why = str(error)
+    return judged(
+        "InfiniBand library",
+        not why,
+        f"{why}: NCCL falls back to TCP" if why else "loads, and has the adapters",
+        "the library and the provider of each adapter",
+        "Install libibverbs1, ibverbs-providers and librdmacm1 (RHEL: rdma-core) on the node or in "
+        "the container image, and let the container have /dev/infiniband.",
+    )
+
+
+def checked(folder: Path = _FOLDER) -> Iterator[Finding]:
+    """Check the state of each port; what the kernel does not show is said."""
+    ports = _ports(folder)
+    if not ports:
+        yield unknown(
+            "InfiniBand", f"no adapter in {folder}: there is none, or the container hides it"
+        )
+        return
+    down = [
+        f"{_name(port)} ({_text(port / 'state') or 'unknown'})"
+        for port in ports
+        if not _is_active(port)
+    ]
+    found = f"{len(ports) - len(down)} of {len(ports)} ports are active; not {', '.join(down)}"
+    found = found if down else f"active: {rates(folder)}"
+    yield judged("InfiniBand", not down, found, "active ports, if they have cables", _CURE)

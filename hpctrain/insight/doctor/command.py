@@ -1,0 +1,148 @@
+"""`python -m hpctrain doctor`: check the cluster from here, or its nodes by a job."""
+
+import argparse
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from tempfile import TemporaryDirectory
+
+from omegaconf import OmegaConf
+
+from hpctrain.cluster.ranks.hostlist import expand_hostlist
+from hpctrain.cluster.slurm import queue
+from hpctrain.cluster.slurm.excluded_hosts import folder_of
+from hpctrain.config.composing.compose_call import composed
+from hpctrain.config.frozen import from_omegaconf
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate_job
+from hpctrain.errors import ConfigError, LaunchError, NodeError
+from hpctrain.insight.doctor import comparison, exclusion, login, table
+from hpctrain.insight.doctor.checks import scheduler
+from hpctrain.insight.doctor.comparison import Places
+from hpctrain.insight.doctor.finding import Finding, worst
+from hpctrain.insight.doctor.measures import node_job
+from hpctrain.insight.doctor.probe import Expectation, Probe
+from hpctrain.launch import function
+
+# The cluster and the folders; the data set, too, if one is named.
+_SECTIONS = (
+    *("launch", "site", "network", "parallel", "tracking", "train"),
+    *("name", "output_dir"),
+)
+_TIME_MIN = 10  # of the job
+
+
+def main(argv: list[str]) -> int:
+    """Check and print; return the exit code: that of a NodeError if a check has failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain doctor",
+        description="Check versions, Slurm, storage and the MLflow store from this host; with "
+        "--nodes, check nodes by a short job. Each check passes, warns or fails, with a cure. The "
+        "exit code is 9 if one fails.",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="submit a job that checks N nodes: GPUs, limits, links, and measured speed",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="what is checked, such as experiment=digits site=mine launch.tasks_per_node=4",
+    )
+    options = parser.parse_args(argv)
+    if options.nodes is not None and options.nodes < 1:
+        raise ConfigError(f"--nodes {options.nodes}: it must be at least 1")
+    twice = [text for text in options.overrides if text.lstrip("+").startswith("launch.nodes=")]
+    if options.nodes is not None and twice:
+        raise ConfigError(f"--nodes {options.nodes} and {twice[0]}: give one of them")
+    count = [] if options.nodes is None else [f"launch.nodes={options.nodes}"]
+    config, here = settings([*options.overrides, *count], options.config_dir)
+    host, figures = socket.gethostname(), dict[str, dict[str, float]]()
+    if options.nodes is None:
+        where = config.output_dir, config.data.path, config.tracking
+        places = {host: [*login.checked(*where, scheduler.checked(config))]}
+    else:
+        places, figures = _nodes(config, here)
+    verdict = worst(finding for found in places.values() for finding in found)
+    if options.json:
+        table.print_json(verdict, places, figures)
+    else:
+        table.show(places, figures)
+    if options.nodes is not None:  # a full disk is among the findings, so they are shown first
+        exclusion.exclude(config.output_dir, places)
+    return NodeError.exit_code if verdict == "fail" else 0
+
+
+def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Config, bool]:
+    """Compose the overrides of one run, of which model and task may be missing.
+
+    Returns:
+        The config, whose `data.path` is "" if no data set is named, and whether jobs shall run on
+        this machine (`hydra/launcher=submitit_local`).
+    """
+    for text in overrides:
+        if not re.match(r"[+~]{0,2}[\w./@]+(=|$)", text):
+            raise ConfigError(f"{text}: neither an option nor an override such as launch.nodes=2")
+    with composed(overrides, config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
+        node = call.composer(call.runs[0])
+        has_data = not OmegaConf.is_missing(node.data, "path")
+        sections = [*_SECTIONS, *(["data"] if has_data else [])]
+        chosen = OmegaConf.masked_copy(node, sections)
+        if not has_data:
+            chosen["data"] = {"path": "."}
+        config, here = from_omegaconf(chosen), call.local
+    if not has_data:
+        config.data.path = ""
+    validate_job(config, sections)
+    return config, here
+
+
+def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, float]]]:
+    """Check nodes by one short job; return the findings and the figures of each host.
+
+    The ranks are started on this machine if `here`. A refused job, or one that has ended without
+    any answer, is a LaunchError.
+    """
+    launch = config.launch
+    asked = Expectation.of(config)
+    longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN
+    launch.time_min = min(longest, _TIME_MIN)
+    if config.name == Config().name:
+        config.name = "doctor"
+    folder = folder_of(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The ranks leave the secret here by which they know each other.
+    with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:
+        job = function.submit(config, node_job.check, [asdict(asked), meeting], {}, here)
+        # Standard output may be JSON.
+        print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
+        answers = job.answers()
+    looks = [Probe.of_json(facts) for facts in answers.values()]
+    if not looks:
+        raise LaunchError(f"job {job.job_id}: no rank has answered; see {job.paths.folder}")
+    places = comparison.compared(looks, mixed=asked.mixed)
+    if missing := sorted(set(range(config.asked_world_sizes[0])) - answers.keys()):
+        _add_missing(places, missing, launch.tasks_per_node, job.job_id)
+    return places, comparison.figures(looks)
+
+
+def _add_missing(places: Places, missing: Sequence[int], ranks: int, job_id: str) -> None:
+    """Add a failure to the node of each rank that has not answered; a node has `ranks` of them."""
+    ended = queue.ended([job_id.partition("_")[0]]) or {}
+    listed = ended[job_id].nodes if job_id in ended else ""
+    hosts = expand_hostlist(listed) if listed and listed[0] != "N" else []
+    for rank in missing:
+        number = rank // ranks
+        host = hosts[number] if number < len(hosts) else f"node {number} of the job"
+        cure = "See the logs of the job; the node may be down or without memory."
+        finding = Finding("answer", "fail", f"rank {rank} has not answered", "an answer", cure)
+        places.setdefault(host, []).append(finding)

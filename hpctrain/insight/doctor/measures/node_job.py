@@ -1,0 +1,122 @@
+"""What each rank of a check does: look, meet the others, measure.
+
+`probe` needs no other rank, so that its findings are there even if the ranks cannot meet.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.schema import LaunchConfig, ParallelConfig
+from hpctrain.errors import HpctrainError
+from hpctrain.insight.doctor.checks import interfaces, reach
+from hpctrain.insight.doctor.finding import Finding, unknown
+from hpctrain.insight.doctor.probe import Expectation, Probe, probe
+
+_TIMEOUT_S = 60
+# The job of a function has these for torch; the launcher's own variables tell more.
+_OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return what this rank of `doctor --nodes` has seen and measured, as JSON.
+
+    `asked` is an `Expectation` as JSON. The ranks tell each other something in the folder.
+    """
+    given = Expectation(**asked)
+    ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
+    import torch
+
+    uuids = visible_gpus(given)
+    seen = probe(given, ranks, uuids, disks=True)
+    if ranks.local_rank == 0:
+        seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
+        if torch.cuda.is_available():
+            seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    # Slurm may start the job again.
+    meeting = Path(folder) / f"reach{ranks.restart_count}.{ranks.step_id}"
+    meeting.mkdir(exist_ok=True)
+    if ranks.is_main and ranks.world_size > 1:
+        free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
+        seen.findings.append(free)
+        if free.verdict == "fail":
+            reach.tell(meeting, None)
+            return seen.to_json()
+    if ranks.num_nodes > 1:
+        seen = replace(seen, lost=reach.lost(ranks, meeting, given.interface))
+        if seen.lost is None or any(seen.lost.values()):
+            seen.findings.append(unknown("speed", "not measured: the ranks cannot meet"))
+            return seen.to_json()
+    return _measured(given, ranks, Path(folder), seen).to_json()
+
+
+def visible_gpus(asked: Expectation) -> list[str]:
+    """Return the identities of the GPUs that torch sees; none if the job uses CPUs."""
+    import torch
+
+    from hpctrain.engine.distributed import devices
+
+    gpus = asked.device != "cpu" and torch.cuda.is_available()
+    return devices.visible("cuda" if gpus else "cpu")
+
+
+def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) -> Probe:
+    from hpctrain.engine.distributed.group import process_group
+
+    parallel = ParallelConfig(device=asked.device, backend=asked.backend, timeout_s=_TIMEOUT_S)
+    launch = LaunchConfig(cpus_per_task=asked.cpus_per_task, gpus_per_node=asked.gpus_per_node)
+    try:
+        with process_group(ranks, parallel, launch, folder) as device:
+            return measured(ranks, device, seen)
+    except (HpctrainError, RuntimeError) as error:
+        cure = (
+            "Look at the other findings first; then choose the network (MASTER_ADDR and "
+            "network.interface), and see whether the nodes reach each other."
+        )
+        found = " ".join(str(error).split())[:300]
+        seen.findings.append(Finding("communication", "fail", found, "the ranks meet", cure))
+        return seen
+
+
+def measured(ranks: RankInfo, device: Any, seen: Probe) -> Probe:
+    """Measure with all ranks of the process group, and return the look with the figures."""
+    import torch.distributed as dist
+
+    from hpctrain.insight.doctor.measures import all_reduce, pairs, speed
+
+    figures = seen.figures
+    # One rank of the node after the other: on CPUs they would share caches and memory.
+    figures |= _in_turn(ranks, lambda: speed.measured(device))
+    if ranks.world_size > 1:
+        figures |= {f"all_reduce_{k}": v for k, v in all_reduce.measured(device).items()}
+    if 1 < ranks.local_world_size < ranks.world_size:
+        own, _ = dist.new_subgroups(ranks.local_world_size)
+        inside = all_reduce.measured(device, own)
+        figures |= {f"all_reduce_in_node_{name}": value for name, value in inside.items()}
+    if ranks.num_nodes > 1:
+        found = pairs.measured(device, ranks)
+        figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
+    return meet(seen)
+
+
+def meet(seen: Probe) -> Probe:
+    """Return the look with the time at which all ranks have met."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    return replace(seen, time=time.time())
+
+
+def _in_turn(ranks: RankInfo, work: Callable[[], dict[str, float]]) -> dict[str, float]:
+    import torch.distributed as dist
+
+    found: dict[str, float] = {}
+    for turn in range(ranks.local_world_size):
+        if turn == ranks.local_rank:
+            found = work()
+        dist.barrier()
+    return found

@@ -1,0 +1,161 @@
+"""What one rank sees of its node: facts, which are compared over the ranks, and findings.
+
+every rank          its GPU, its cores, its versions
+one rank of a node  limits, host names, interfaces, disks
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from hpctrain.base.files.record import convert
+from hpctrain.cluster.ranks.cores import cores
+from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
+from hpctrain.cluster.slurm.excluded_hosts import may_differ
+from hpctrain.config.schema import Config
+from hpctrain.insight.doctor.checks import (
+    file_systems,
+    gpu_health,
+    infiniband,
+    installed,
+    interfaces,
+    limits,
+)
+from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
+from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
+from hpctrain.insight.doctor.finding import Finding, unknown
+from hpctrain.insight.monitor.gpu_library import Library
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a job asks for by keys of these names, and where it reads and writes, as JSON."""
+
+    gpus_per_node: int
+    cpus_per_task: int
+    device: str
+    backend: str
+    interface: str | None
+    output_dir: str
+    scratch: str  # `data.stage_dir`, or the folder for temporary files
+    stages: bool  # the job cannot train without copies of the data in it
+    data: str  # "" if none is read
+    mixed: bool = False  # its nodes may differ
+    shared: bool = False  # others use its GPU, too
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return what a config asks for."""
+        data, parallel = config.data, config.parallel
+        return cls(
+            gpus_per_node=config.launch.gpus_per_node,
+            cpus_per_task=config.launch.cpus_per_task,
+            device=parallel.device,
+            backend=parallel.backend,
+            interface=config.network.interface,
+            output_dir=config.output_dir,
+            scratch=data.stage_dir or "",
+            stages=data.stage == "node" or "://" in data.path,
+            data=data.path,
+            mixed=may_differ(config),
+            shared=config.launch.gpus_per_run is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one rank has seen."""
+
+    host: str
+    rank: int
+    local_rank: int
+    versions: dict[str, str]  # only the first rank of a node looks
+    gpus: list[GpuFacts]
+    findings: list[Finding]
+    time: float = 0.0  # of its clock after all ranks had met; 0 if they have not
+    figures: dict[str, float] = field(default_factory=dict)  # in the unit that the name says
+    # The identities of all GPUs that it sees, also of those that other ranks look at.
+    uuids: list[str] = field(default_factory=list)
+    gpus_given: int = 0  # that its node should have; 0 if not counted
+    peers: int = 1  # ranks on its node
+    # Which nodes each does not reach by TCP, and why; None if nobody tried.
+    lost: dict[str, dict[str, str]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the look as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, facts: dict[str, Any]) -> Self:
+        """Return the look that `to_json` has written; one of another form is a DamageError."""
+        return convert(cls, facts, "the answer of a rank")
+
+
+def probe(
+    asked: Expectation,
+    ranks: RankInfo,
+    uuids: list[str],
+    *,
+    disks: bool,
+    library: Library | None = None,
+) -> Probe:
+    """Return what this rank sees; the GPUs are those that torch sees.
+
+    With `disks` files are written into their folders.
+    """
+    own = own_gpus(uuids, ranks)
+    alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
+    first = ranks.local_rank if alone else min(own, default=0)
+    nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
+    if asked.shared:
+        findings = [one for one in findings if not one.check.endswith(OTHERS)]
+    findings.append(limits.cpus(len(os.sched_getaffinity(0)), cores(), asked.cpus_per_task))
+    if ranks.local_rank == 0:
+        findings += _of_node(asked, ranks, uuids, disks, nccl)
+    versions: dict[str, str] = {}
+    if ranks.local_rank == 0:
+        versions = installed.versions() | {"InfiniBand": infiniband.rates()}
+    return Probe(
+        socket.gethostname(),
+        ranks.rank,
+        ranks.local_rank,
+        versions,
+        gpus,
+        findings,
+        uuids=uuids,
+        gpus_given=0 if asked.device == "cpu" else gpus_given(asked.gpus_per_node),
+        peers=ranks.local_world_size,
+    )
+
+
+def own_gpus(uuids: list[str], ranks: RankInfo) -> list[int]:
+    """Return the numbers of the GPUs that this rank looks at: together the ranks see each once."""
+    if len(uuids) < ranks.local_world_size:  # each rank sees GPUs of its own
+        return list(range(len(uuids)))
+    return list(range(ranks.local_rank, len(uuids), ranks.local_world_size))
+
+
+def _of_node(
+    asked: Expectation, ranks: RankInfo, uuids: list[str], disks: bool, nccl: bool
+) -> Iterator[Finding]:
+    by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
+    if by_infiniband:
+        yield (found := infiniband.library())
+        by_infiniband = found.verdict == "pass"
+    yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
+    yield interfaces.host_name(ranks)
+    yield from interfaces.interface(asked.interface, nccl)
+    if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
+        yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
+    yield from infiniband.checked()
+    yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
+    scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+    for one in file_systems.checked("scratch", scratch, write=disks):
+        yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
+    if asked.data and "://" not in asked.data:
+        yield file_systems.readable(Path(asked.data))

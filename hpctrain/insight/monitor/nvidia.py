@@ -1,0 +1,140 @@
+"""NVIDIA's GPUs by NVML. A GPU is known by its UUID: NVML, CUDA and Slurm number GPUs differently.
+
+Of a MIG instance only the memory is its own. Power, clocks and use are those of the whole GPU,
+which other jobs share.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from hpctrain.insight.monitor.gpu_library import Library, NotTold
+
+# NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
+_HEAT = 0x20 | 0x40
+_POWER = 0x04 | 0x80
+_HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
+_SOFT = {0x20: "heat (software)"}
+_MOST_LINKS = 18
+
+
+class Nvidia(Library):
+    """NVML, by the module `pynvml`."""
+
+    NAME, MODULE, TOOL = "NVML", "pynvml", "nvidia-smi"
+    INSTALL, NCCL_NEEDS_IT = "Install nvidia-ml-py.", True
+    # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND; GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
+    NUMBER, NEVER, LOST = "value", (3, 4, 13), (15, 16, 999)
+
+    def __init__(self, module: Any = None) -> None:
+        super().__init__(module)
+        nvml = self.module
+        self.errors = (nvml.NVMLError, NotTold)
+        self.readings = {
+            "model": lambda gpu: nvml.nvmlDeviceGetName(gpu),
+            "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),
+            # Whether it is a part of a GPU, whose other readings are those of the whole.
+            "part": lambda gpu: bool(nvml.nvmlDeviceIsMigDeviceHandle(gpu)),
+            "size": lambda gpu: self._memory(gpu)[1],
+            "memory": self._memory,
+            "use": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+            "power": lambda gpu: (nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, self._limit(gpu)),
+            "limit": self._limit,
+            "energy": lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
+            "heat": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            "clock": lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "top_clock": lambda gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "throttled": self._throttled,
+            "slowdowns": self._slowdowns,
+            "ecc": self._ecc,
+            # The same; None and None where it is off, and whether the card is delivered with it.
+            "ecc_if_on": lambda gpu: (
+                self._ecc(gpu)
+                if nvml.nvmlDeviceGetEccMode(gpu)[0]
+                else (None, None, bool(nvml.nvmlDeviceGetDefaultEccMode(gpu)[0]))
+            ),
+            "retired": self._retired,
+            "pcie": self._pcie,
+            "nvlinks": self._nvlinks,
+            "processes": self._processes,
+            "bus": lambda gpu: nvml.nvmlDeviceGetPciInfo(gpu).busId,
+        }
+
+    def open(self) -> None:
+        """Connect to the driver."""
+        self.module.nvmlInit()
+
+    def find(self, identity: str) -> Any:
+        """Return the GPU or the MIG instance; torch writes its UUID without the kind before it."""
+        known = identity.startswith(("GPU-", "MIG-"))
+        *first, last = [identity] if known else [f"GPU-{identity}", f"MIG-{identity}"]
+        for name in first:
+            try:
+                return self.module.nvmlDeviceGetHandleByUUID(name)
+            except self.errors as error:
+                if self.is_lost(error):
+                    raise
+        return self.module.nvmlDeviceGetHandleByUUID(last)
+
+    def _memory(self, gpu: Any) -> tuple[int, int]:
+        """Return the bytes in use, and all."""
+        found = self.module.nvmlDeviceGetMemoryInfo(gpu)
+        return found.used, found.total
+
+    def _limit(self, gpu: Any) -> float:
+        return float(self.module.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+
+    def _throttled(self, gpu: Any) -> tuple[bool, bool]:
+        """Return whether heat, and whether the limit of the power lowers its clock."""
+        reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        return bool(reasons & _HEAT), bool(reasons & _POWER)
+
+    def _slowdowns(self, gpu: Any) -> tuple[list[str], ...]:
+        """Return what lowers the clock at rest, in words: of its hardware, and of its driver."""
+        reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        return tuple([t for bit, t in kind.items() if reasons & bit] for kind in (_HARD, _SOFT))
+
+    def _ecc(self, gpu: Any) -> tuple[int, ...]:
+        """Return the errors that were corrected, and that could not be."""
+        nvml = self.module
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        ask, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
+        return tuple(ask(gpu, kind, since) for kind in kinds)
+
+    def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
+        """Return what was given up; whether a repair waits, and whether it has failed."""
+        corrected, uncorrected, waits, failed = self.module.nvmlDeviceGetRemappedRows(gpu)
+        return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
+
+    def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return generation and width of the link, as they are and as they could be."""
+        nvml = self.module
+        if self._is_c2c(gpu):  # its one lane of PCIe is idle
+            raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
+        now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
+        best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
+        return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
+
+    def _nvlinks(self, gpu: Any) -> int:
+        """Return how many links are up."""
+        up = 0
+        for link in range(_MOST_LINKS):
+            try:
+                up += self.module.nvmlDeviceGetNvLinkState(gpu, link)
+            except self.errors:  # there are no more
+                break
+        return up
+
+    def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
+        """Return the bytes of each process by its number, the bytes in use, and all."""
+        running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)
+        memory = {each.pid: each.usedGpuMemory or 0 for each in running}
+        used, size = self._memory(gpu)
+        # There the memory is a NUMA node, in which Linux keeps pages of processes that have ended
+        # (NVML API reference, nvmlDeviceGetMemoryInfo).
+        return memory, sum(memory.values()) if self._is_c2c(gpu) else used, size
+
+    def _is_c2c(self, gpu: Any) -> bool:
+        """Return whether NVLink-C2C leads to the processor, as in a GH200."""
+        with suppress(self.module.NVMLError, AttributeError):  # a driver before 535
+            return bool(self.module.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled)
+        return False

@@ -1,0 +1,186 @@
+"""The monitor: a process that samples the sensors of one node until the training ends.
+
+Rank 0 of each node starts it, and holds the other end of its standard input: that ends with the
+rank, however the rank ends. It imports neither torch nor mlflow.
+"""
+
+import logging
+import math
+import os
+import platform
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import json
+
+from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.record import Count, Record
+from hpctrain.base.names.run_record import Progress
+from hpctrain.base.processes import child
+from hpctrain.config.schema import MonitorConfig
+from hpctrain.errors import DamageError
+from hpctrain.insight.monitor.cgroup import JobCgroup
+from hpctrain.insight.monitor.gpus import Gpus
+from hpctrain.insight.monitor.sensors import Sensors
+from hpctrain.runs.state import stop_request
+from hpctrain.tracking import samples
+
+log = logging.getLogger(__name__)
+
+_USE = "utilization_percentage"
+_CORES = f"cpu_{_USE}"
+
+
+def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
+    """Return the file in which a rank of a node writes the UUIDs of the GPUs that it was given."""
+    return samples.folder(run_dir) / f"{node}.{local_rank}.gpus"
+
+
+class Idle:
+    """Finds devices that were idle for a whole window, also after they were busy.
+
+    A device is idle in a sample below `samples.IDLE_PERCENT`; the window has at least 3 samples.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._seen: dict[str, deque[float]] = {}
+        self._told: set[str] = set()
+
+    def restart(self) -> None:
+        """Begin the window anew: the run starts up, so that its devices have no work yet."""
+        self._seen.clear()
+
+    def add(self, metrics: Mapping[str, float]) -> list[str]:
+        """Return the devices that have become idle with this sample, each once until it is busy.
+
+        Without any GPU, the cores of the job are the device.
+        """
+        found = (samples.GPU.fullmatch(name) for name in metrics)
+        use = {gpu[1]: metrics[gpu[0]] for gpu in found if gpu and gpu[2] == _USE}
+        if not use and _CORES in metrics:
+            use = {"the cores": metrics[_CORES]}
+        idle = []
+        for device, value in use.items():
+            window = self._seen.setdefault(device, deque(maxlen=self._window))
+            window.append(value)
+            if max(window) >= samples.IDLE_PERCENT:
+                self._told.discard(device)
+            elif len(window) == self._window and device not in self._told:
+                self._told.add(device)
+                idle.append(device)
+        return idle
+
+
+class Job(Record, frozen=True):
+    """What a monitor must know: the config, a process above all ranks of the node, their number."""
+
+    config: MonitorConfig
+    pid: Count
+    ranks: Count = 1
+
+
+class _Monitor:
+    """Samples one node."""
+
+    def __init__(self, run: Path, job: Job) -> None:
+        self._run, self._given, config = run, job, job.config
+        self._config = config
+        self._node = socket.gethostname()
+        self._started = time.time()
+        self._writer = samples.Writer(samples.folder(self._run) / f"{self._node}.jsonl")
+        # A counter of energy begins anew in each attempt; the file has the sum of all of them.
+        self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
+        window = math.ceil(60 * config.idle_minutes / config.every_s - 1e-6)
+        self._idle = Idle(window)
+        self._uuids: list[str] = []
+        self._known = {"kernel": platform.release()}
+        with suppress(OSError):
+            self._writer.write(self._started, facts=self._known)
+        self._job = JobCgroup(job.pid)
+        self._sensors = Sensors(self._job, Gpus([]))
+
+    def run(self) -> None:
+        """Sample until standard input ends; the last sample is taken then."""
+        due = time.monotonic()
+        over = False
+        while not over:
+            due += self._config.every_s
+            over = _ends_within(max(0.0, due - time.monotonic()))
+            self._take_gpus()
+            try:
+                self._sample()
+            except OSError as error:  # a full disk costs samples, not the run
+                log.warning("a sample is lost: %s", error)
+        self._writer.close()
+
+    def _sample(self) -> None:
+        metrics = {name: round(value, 3) for name, value in self._sensors.read().items()}
+        metrics |= {k: metrics[k] + v for k, v in self._energy.items() if k in metrics}
+        self._writer.write(time.time(), metrics=metrics)
+        if not self._trains():
+            self._idle.restart()
+            return
+        if idle := self._idle.add(metrics):
+            self._tell(idle)
+
+    def _take_gpus(self) -> None:
+        """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
+        named: list[str] = []
+        for rank in range(self._given.ranks):
+            with suppress(OSError):  # without a GPU there is no file
+                named += gpu_file(self._run, self._node, rank).read_text().split()
+        uuids = list(dict.fromkeys(named))
+        if uuids != self._uuids:
+            self._uuids, gpus = uuids, Gpus(uuids)
+            self._sensors = Sensors(self._job, gpus)
+            self._writer.write(time.time(), facts=self._known | gpus.facts)
+
+    def _trains(self) -> bool:
+        """Return whether this attempt has made its second step: compiling is over by then."""
+        try:
+            progress = Progress.of(self._run)
+        except DamageError:
+            return False
+        return progress.time > self._started and progress.step_s is not None
+
+    def _tell(self, idle: list[str]) -> None:
+        config = self._config
+        text = (
+            f"{self._node}: {', '.join(idle)} below {samples.IDLE_PERCENT:g}% for "
+            f"{config.idle_minutes:g} minutes"
+        )
+        log.warning("%s", text)
+        write_atomically(samples.folder(self._run) / f"{self._node}.idle", text + "\n")
+        if config.idle_action == "stop":
+            stop_request.write(self._run, f"{stop_request.IDLE} ({text}; monitor.idle_action=stop)")
+
+
+def _ends_within(seconds: float) -> bool:
+    """Wait; return whether the training has closed our standard input meanwhile."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left)[0] and not os.read(sys.stdin.fileno(), 64):
+            return True
+    return False
+
+
+def main(argv: list[str]) -> int:
+    """Run the monitor of this node for the run and the job in `argv`."""
+    child.begin()
+    try:
+        _Monitor(Path(argv[0]), json.decode(argv[1], type=Job)).run()
+    except Exception:
+        log.exception("the monitor failed: the run goes on without its samples")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""The shape of a sample, from the data set or from the command line; no data is read.
+
+data.path/index.json ──┐
+--sample-shape 8193 ───┴── a batch on the meta device
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hpctrain.config.schema import Config, DataConfig
+from hpctrain.data.places.origin import load_index
+from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.types import Batch
+from hpctrain.data.sources.reader import Reader
+from hpctrain.data.sources.windows import Windows
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.tasks.task import name_of
+from hpctrain.errors import ConfigError
+from hpctrain.tasks.labels import LabelTask
+
+_EXAMPLES = "8193 (tokens of a window), 3x224x224 or image=3x256x256,label=256x256"
+_Shapes = dict[str, tuple[int, ...]]  # by the name of the field; "" is the model's input
+
+
+def parse_shape(text: str) -> _Shapes:
+    """Return the shapes of `--sample-shape`."""
+    found, asked = _Shapes(), f"--sample-shape={text}"
+    for part in text.split(","):
+        name, _, shape = part.rpartition("=")
+        one = name and not shape  # a field of one number
+        if not one and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+            raise ConfigError(f"{asked}: it must be numbers with x between: {_EXAMPLES}")
+        found[name] = () if one else tuple(map(int, shape.split("x")))
+    if len(found) != text.count(",") + 1 or ("" in found and len(found) > 1):
+        raise ConfigError(f"{asked}: several shapes have names of fields: {_EXAMPLES}")
+    return found
+
+
+def task_and_sample(config: Config, shape: str | None = None) -> tuple[Any, Batch]:
+    """Return the task of a config, and a sample; `shape` is the value of `--sample-shape`."""
+    task = instantiate("task", config.task)
+    return task, _of_data(config.data) if shape is None else of_shape(task, parse_shape(shape))
+
+
+def of_shape(task: Any, shapes: _Shapes) -> Batch:
+    """Return a sample of these shapes, in the fields that the task names.
+
+    One dimension without a name stands for tokens, several for an input of floats, whose target is
+    one integer. Fields with names are floats, but tokens and the labels of a `LabelTask` integers.
+    """
+    tokens = getattr(task, "tokens", None)
+    whole = {tokens, f"{tokens}_document", task.target if isinstance(task, LabelTask) else None}
+    if tokens is not None:
+        shape = shapes.get(tokens, shapes.get("", ()))
+        if len(shape) != 1 or shape[0] < 2:
+            raise ConfigError(
+                f"--sample-shape={'x'.join(map(str, shape))}: the task predicts tokens, so it is "
+                "the number of tokens of a window, at least 2, such as 8193"
+            )
+        shapes = {**shapes, tokens: shape, f"{tokens}_document": shape}
+        shapes.pop("", None)
+    elif "" in shapes:
+        if not hasattr(task, "input"):
+            raise ConfigError(
+                f"--sample-shape: task._target_={name_of(task)} does "
+                "not say which field is the model's input (attribute `input` or `tokens`); name "
+                f"the fields, as {_EXAMPLES.rpartition(' ')[2]}, or give data.path instead"
+            )
+        targets = _names(getattr(task, "target", None))
+        whole.update(targets)
+        shapes = dict.fromkeys(_names(task.input), shapes[""]) | dict.fromkeys(targets, ())
+    dtypes = {name: torch.int64 if name in whole else torch.float32 for name in shapes}
+    return _sample({name: (shape, dtypes[name]) for name, shape in shapes.items()})
+
+
+def _names(field: Any) -> list[str]:
+    return [] if not field else [field] if isinstance(field, str) else list(field)
+
+
+def _sample(fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Batch:
+    """Return a batch of one sample without memory."""
+    made = {n: torch.empty((1, *s), dtype=dtype, device="meta") for n, (s, dtype) in fields.items()}
+    return {"mask": torch.empty(1, dtype=torch.bool, device="meta"), **made}
+
+
+def _of_data(data: DataConfig) -> Batch:
+    """Return a sample by the index of the data set; a ConfigError if a field's length varies."""
+    path = data.mixture[0]["path"] if data.mixture else data.path
+    fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for name, field in load_index(path).fields.items():
+        if data.fields and name not in data.fields and name != data.windows.field:
+            continue
+        shape = tuple(field.shape)
+        dtype = getattr(torch, str(field.dtype), torch.int64)
+        if name == data.windows.field and data.windows.length is not None:
+            shape, dtype = (data.windows.length,), torch.int64
+            fields[f"{name}_document"] = shape, dtype
+        elif name == data.images.field:
+            size = data.images.size or [224, 224]
+            shape, dtype = (3, size[0], size[1]), torch.uint8
+        elif field.variable:
+            raise ConfigError(
+                f"{path}: {name} has another length in each sample; --sample-shape says which "
+                f"length to plan for: {_EXAMPLES}"
+            )
+        fields[name] = shape, dtype
+    return _sample(fields)
+
+
+def samples_of_epoch(data: DataConfig) -> int:
+    """Return the number of samples of an epoch; a DataError if there is no such data set."""
+    total, windows = 0, data.windows
+    for path, split, shards in _parts_of(data):
+        if (name := windows.field) is not None and windows.length is not None:
+            reader = Reader(path, split, [name])
+            total += len(Windows(reader, name, windows.length, windows.stride))
+        else:
+            total += sum(shard.count for shard in shards)
+    return total * data.repeat
+
+
+def sample_bytes(data: DataConfig) -> float:
+    """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
+    total = float(sum(shard.bytes for _, _, shards in _parts_of(data) for shard in shards))
+    if (windows := data.windows).field is not None and windows.length and windows.stride:
+        total *= max(1.0, windows.length / windows.stride)
+    return total / max(1, samples_of_epoch(data) // max(1, data.repeat))
+
+
+def _parts_of(data: DataConfig) -> Iterator[tuple[str, str, list[Shard]]]:
+    """Yield the folder, the split and the shards of each part of the training data."""
+    for part in data.mixture or [{"path": data.path}]:
+        split = part.get("split", data.train_split)
+        yield part["path"], split, [s for s in load_index(part["path"]).shards if s.split == split]

@@ -1,0 +1,147 @@
+"""`launch.preflight`: check the nodes of a job before it trains.
+
+all ranks   look, compare ── no failure ── train
+rank 0      tells what was found
+            a node has failed ── it is excluded, the run goes on without it ── all ranks end
+
+Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
+before, `lost_gpu` excludes its node.
+
+The run goes on without the node while the budget of restarts lasts (`cluster.restarts.policy`). A
+failure that is not the fault of one node, such as a full file system, ends the run.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from hpctrain.base.processes.causes import NODE
+from hpctrain.base.terminal.terminal import few
+from hpctrain.cluster.ranks import epochs
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.cluster.restarts.policy import End, Room
+from hpctrain.cluster.slurm import excluded_hosts
+from hpctrain.cluster.slurm.requeue import requeue_from_rank
+from hpctrain.cluster.slurm.sbatch_options import joined_hosts
+from hpctrain.config.schema import Config
+from hpctrain.engine.distributed import objects
+from hpctrain.errors import NodeError, StorageError
+from hpctrain.insight.doctor import comparison, exclusion
+from hpctrain.insight.doctor.checks import gpu_health
+from hpctrain.insight.doctor.comparison import DRAIN, Places
+from hpctrain.insight.doctor.finding import Finding, worst
+from hpctrain.insight.doctor.measures import node_job
+from hpctrain.insight.doctor.probe import Expectation, Probe, own_gpus, probe
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.ending import decide
+from hpctrain.runs.state.failure import described
+
+log = logging.getLogger(__name__)
+
+
+def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
+    """Check the nodes; all ranks call it, in their process group, and all raise NodeError."""
+    mode = config.launch.preflight
+    # A process that was started by hand is looked at only on demand.
+    if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
+        return
+    begin = time.monotonic()
+    places = checked(Expectation.of(config), ranks, device, full=mode == "full")
+    bad = _remember(config, ranks, places) if ranks.is_main else []
+    if ranks.is_main:
+        seconds = time.monotonic() - begin
+        nodes = f"{len(places)} node{'s' * (len(places) > 1)}"
+        log.info("launch.preflight=%s: %s checked in %.1f s", mode, nodes, seconds)
+    failed = [
+        f"{host}: {one.check}: {one.found}" + (f" (expected: {one.expected})" * bool(one.expected))
+        for host, findings in places.items()
+        for one in findings
+        if one.verdict == "fail"
+    ]
+    if not failed:
+        return
+    error = NodeError(
+        f"launch.preflight={mode}: {few(failed, 5, '; ')}; launch.preflight=off trains all the same"
+    )
+    if ranks.is_main and bad:
+        go_on(run, ranks, End(NODE, described(error), hosts=tuple(bad), bad=True), config)
+    objects.broadcast(None)  # Slurm ends all ranks with the first, so rank 0 decides before
+    raise error
+
+
+def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
+    """Wait until this rank's GPUs, which it does not use yet, are free of the step before.
+
+    A process that cannot be killed keeps its memory: after a minute the log says so.
+    """
+    home = Path(ranks.worker or run.path)
+    alone = config.parallel.device != "cpu" and config.launch.gpus_per_run is None
+    if alone and epochs.follows(home, ranks.attempt_key):
+        uuids = node_job.visible_gpus(Expectation.of(config))
+        left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
+        for each in left:
+            log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
+
+
+def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
+    """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
+
+    Outside Slurm nobody starts the ranks again, and nothing is done.
+    """
+    if ranks.launcher != "slurm":
+        return
+    inside = epochs.in_loop(run.path, ranks.attempt_key)
+    room = Room.of(run.read(), inside=inside, warn_s=config.launch.warn_s)
+    # A batch script that restarts ranks asks what was decided, and does it.
+    if decide(run, end, room).goes_on and not inside:
+        own = str(config.site.sbatch.get("exclude") or "")
+        # It avoids also a host that was only unlike: the GPUs of one host may differ.
+        hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()
+        requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")
+
+
+def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> list[str]:
+    """Exclude hosts that have lost a GPU; rank 0 calls it. Return those to go on without.
+
+    Of the `hosts`, which show fewer GPUs than the job has there, it is the one on which a GPU had a
+    fault in the attempt before; or each, if other hosts of the job show all of theirs. Else torch
+    or the config may be to blame.
+    """
+    before = [one.reason for one in run.read().attempts[-2:-1]]
+    why = {host: text for host in hosts for text in before if f"GPU fault on {host}: " in text}
+    if len({*hosts}) < len(ranks.hosts):
+        why = dict.fromkeys(hosts, "the other nodes show all of theirs") | why
+    places = {
+        host: [Finding("number of GPUs", "fail", f"fewer than the job has: {each}", "", DRAIN)]
+        for host, each in why.items()
+    }
+    if not places or config.launch.preflight == "off":
+        return []
+    return _remember(config, ranks, places)
+
+
+def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool) -> Places:
+    """Return what is found on each host; if `full`, it is measured, too. All ranks call it."""
+    seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
+    seen = node_job.measured(ranks, device, seen) if full else node_job.meet(seen)
+    looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
+    return comparison.compared(looks, mixed=asked.mixed)
+
+
+def _remember(config: Config, ranks: RankInfo, places: Places) -> list[str]:
+    """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
+    for host, findings in places.items():
+        for one in findings:
+            if one.verdict in ("warn", "fail"):
+                level = logging.WARNING if one.verdict == "warn" else logging.ERROR
+                log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
+    failed: Iterable[str] = ()
+    with suppress(OSError, StorageError):  # a full disk, which is among the findings
+        failed = exclusion.exclude(config.output_dir, places)
+    whole = [host for host, findings in places.items() if worst(findings) == "fail"]
+    # Another try would find the same, unless all failures are those of single nodes.
+    return sorted(whole) if set(whole) == set(failed) and ranks.launcher == "slurm" else []

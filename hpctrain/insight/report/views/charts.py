@@ -1,0 +1,122 @@
+"""The charts of a report, drawn by matplotlib: into the page as SVG, or all into one PNG.
+
+The SVG needs no script and no font from elsewhere. A chart of a page is as wide as a phone, so its
+text is never scaled down.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from hpctrain.base.names.metric_names import better
+from hpctrain.config.metric_registry import unit
+from hpctrain.insight.report.account.history import Series
+from hpctrain.insight.report.tree import Chart
+from hpctrain.insight.report.views.curves import thinned
+
+_MOST_POINTS = 1200  # of a line; more are not seen
+_SIZE = (4.6, 2.9)  # inches of a chart
+_MOST_MARKED = 30  # points of a line that are marked each
+_PER_ROW = 3  # charts of a PNG
+# matplotlib's type lists the names of all settings, so it is not written here.
+_STYLE: Any = {
+    # Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
+    "axes.prop_cycle": cycler(
+        color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b"]
+    ),
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hpctrain",
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-99, 99),  # no factor above the axis
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "legend.edgecolor": "none",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+}
+
+
+def svg(chart: Chart) -> str:
+    """Return a chart as an SVG element."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
+        _draw(figure.add_subplot(), chart)
+        figure.subplots_adjust(left=0.18, right=0.97, top=0.9, bottom=0.17)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    drawn = text.getvalue()
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.S)
+    return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(chart.title)}"', 1)
+
+
+def png(charts: Sequence[Chart], title: str) -> bytes:
+    """Return all charts as one PNG."""
+    columns = max(1, min(_PER_ROW, len(charts)))
+    rows = max(1, math.ceil(len(charts) / columns))
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * rows + 0.4), layout="constrained")
+        figure.suptitle(_plain(title))
+        for number, chart in enumerate(charts):
+            _draw(figure.add_subplot(rows, columns, number + 1), chart)
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=150)
+    return content.getvalue()
+
+
+def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str) -> None:
+    """Draw a line with at most so many points as are seen; values that are not finite are gaps."""
+    xs, ys = thinned(x, y, _MOST_POINTS)
+    marker = "o" if len(xs) <= _MOST_MARKED else None
+    axes.plot(xs, ys, marker=marker, markersize=3, label=_plain(label))
+
+
+def metric_chart(metric: str, series: Mapping[str, Series], restarts: Iterable[int]) -> Chart:
+    """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
+
+    The axis of values has the scale that suits the metric.
+    """
+
+    def draw(axes: Axes) -> None:
+        every = [value for each in series.values() for value in each.finite()]
+        falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
+        axes.set(yscale="log" if falls else "linear")
+        for name, each in series.items():
+            line(axes, each.steps, each.values, name)
+        for number, step in enumerate(restarts):
+            label = "" if number else "restart"
+            axes.axvline(step, color="black", linestyle=":", linewidth=0.8, label=label)
+        direction = better(metric)
+        known = (unit(metric), f"{direction} is better" if direction else "")
+        more = ", ".join(filter(None, known))
+        axes.set_xlabel("step")
+        axes.set_ylabel(_plain(metric + (f" ({more})" if more else "")))
+
+    return Chart(metric, draw)
+
+
+def _draw(axes: Axes, chart: Chart) -> None:
+    axes.set_title(_plain(chart.title), loc="left")
+    chart.draw(axes)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8, loc="best")
+
+
+def _plain(text: str) -> str:
+    """Return a text in which matplotlib finds no formula."""
+    return text.replace("$", r"\$")

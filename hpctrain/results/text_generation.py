@@ -1,0 +1,118 @@
+"""Draw text from a trained language model.
+
+run directory ── config, newest intact checkpoint ── model ──┐
+data set ── tokenizer ── prompt as tokens ───────────────────┴── next token ── text
+↑──────────────────────────────────┘
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import nn
+
+from hpctrain.config.frozen import load
+from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.engine.building.build_model import trained_model
+from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.distributed.devices import unused_gpu
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import trust
+from hpctrain.runs.checkpoints.manifest import newest_intact
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tasks import LanguageModel
+
+log = logging.getLogger(__name__)
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Continues texts: the model maps int64 (1, length) to logits (1, length, vocabulary).
+
+    It sees `context` tokens at a time.
+    """
+
+    model: nn.Module
+    task: LanguageModel
+    tokenizer: DatasetTokenizer
+    context: int
+    checkpoint: Path
+
+    @classmethod
+    def of(cls, path: Path, data: str | None = None) -> Self:
+        """Load the model of a run on this process alone, without its optimizer.
+
+        `data` is the folder or URL of the data set with the tokenizer; None is `data.path` of the
+        run. A run that is not a language model's is a ConfigError.
+        """
+        run = RunDir.open(path)
+        config = load(run.config_file)
+        trust.check(run.path, config, run.code_copy)
+        task = instantiate("task", config.task)
+        if not isinstance(task, LanguageModel):
+            raise ConfigError(
+                f"{run.name} is no language model: task._target_={config.task.get('_target_')}"
+            )
+        tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
+        checkpoint = newest_intact(run.checkpoints)
+        if checkpoint is None:
+            raise StorageError(f"{run.checkpoints}: there is no checkpoint")
+        trained_code.warn(run)
+        model = trained_model(config, checkpoint)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if found := unused_gpu():
+            log.warning("the CPU generates: %s", found)
+        context = config.data.windows.length - 1
+        return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)
+
+    @torch.inference_mode()
+    def __call__(self, prompt: str, tokens: int, *, temperature: float, seed: int) -> Iterator[str]:
+        """Yield the prompt, then its continuation in pieces of whole characters.
+
+        At most `tokens` are drawn: the text may end early, with the end of a document. The logits
+        are divided by the temperature; 0 takes the likeliest token.
+        """
+        random = torch.Generator().manual_seed(seed)
+        ids = self.tokenizer.encode(prompt)
+        shown = len(self.tokenizer.decode(ids))
+        yield prompt
+        # A prompt that ends inside a word, or with a space, ends with a token that seldom stands
+        # there in texts. So the last token is drawn again, from those that begin with its text.
+        allowed = None
+        if len(ids) > 1 and len(similar := self.tokenizer.extensions(ids[-1])) > 1:
+            allowed = torch.tensor(similar)
+            ids.pop()
+            tokens += 1
+        text, device = "", next(self.model.parameters()).device
+        for _ in range(tokens):
+            outputs = self.model(torch.tensor([ids[-self.context :]], device=device))
+            # A model may have more logits than there are tokens, rounded up for speed.
+            logits = getattr(outputs, "logits", outputs)[0, -1, : self.tokenizer.vocabulary]
+            logits = logits.float().cpu()
+            if allowed is not None:
+                logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
+                allowed = None
+            drawn = _draw(logits, temperature, random)
+            if drawn == self.tokenizer.eod:
+                break
+            ids.append(drawn)
+            text = self.tokenizer.decode(ids)[shown:]
+            if text and not text.endswith(_INCOMPLETE):
+                yield text
+                shown, text = shown + len(text), ""
+        if text:
+            yield text
+
+
+def _draw(logits: torch.Tensor, temperature: float, random: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    # The largest becomes 0, so that a small temperature gives no infinities.
+    weights = ((logits - logits.max()) / temperature).softmax(0)
+    return int(torch.multinomial(weights, 1, generator=random))

@@ -10,146 +10,37 @@ from pathlib import Path
 
 import yaml
 
+from hpctrain.base.extensions import offered
 from tests.conftest import ROOT
 
-# Every package may import these.
-EVERYBODY = (
-    "__init__ causes cgroup child console disk errors forks frames generators gone gpu_driver lock "
-    "mailbox marks metric_names mounts progress_bar record run_record secrets slow step_names "
-    "terminal units yaml_file"
-)
-# What a package may import besides. Each stands below all that may import it.
-ALLOWED = {
-    "hardware": "errors",
-    "config": "hardware",
-    "shards": "",
-    "rendezvous": "config",
-    "distributed": "config rendezvous",
-    "data": "shards",
-    "models": "errors",
-    "tasks": "data.sources.reader data.tokenizer shards",
-    "tracking": "",
-    "trackers": "tracking",
-    "faults": (
-        "config.schema distributed.long_work distributed.objects rendezvous.leaving "
-        "rendezvous.port rendezvous.ranks shards.types"
-    ),
-    "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
-    "checkpoint": "data.workers.shared distributed.long_work distributed.objects "
-    "distributed.tensors estimates.memory_fit faults.copied "
-    "models.dry_run models.lora models.quantized models.ties rendezvous.epochs rendezvous.ranks",
-    "parallel": (
-        "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.expert_bank models.experts models.formats models.gpu_support models.lora "
-        "models.plan models.quantized models.ties shards.types "
-        "tasks"
-    ),
-    "slurm": "config rendezvous.hostlist rendezvous.ranks",
-    "restarts": "",
-    "runs": (
-        "checkpoint.files config data.places.origin data.samplers.subset estimates "
-        "rendezvous.epochs rendezvous.flight_recorder rendezvous.ranks restarts shards.index slurm "
-        "tracking.journal tracking.page.links tracking.recorded tracking.samples tracking.store"
-    ),
-    "monitor": ("config.schema rendezvous.ranks runs.state.stop_request tracking.samples"),
-    "training": (
-        "checkpoint config data distributed.long_work distributed.objects distributed.tensors "
-        "faults models.dry_run parallel rendezvous.ranks shards tasks tracking"
-    ),
-    "launch": (
-        "config estimates runs slurm tracking.pending_upload tracking.meta tracking.page.links "
-        "tracking.store"
-    ),
-    "search": "config estimates launch restarts runs slurm tracking",
-    "doctor": (
-        "config distributed launch monitor rendezvous runs slurm tracking.server tracking.store"
-    ),
-    "job": (
-        "checkpoint config data distributed doctor estimates faults hardware launch.function_call "
-        "models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel rendezvous restarts runs search.trial_run search.workers shards slurm tasks "
-        "trackers tracking training"
-    ),
-    "commands": (
-        "checkpoint.files config launch runs search.standing search.trials "
-        "search.worker_arrays slurm tracking.pending_upload "
-        "tracking.meta tracking.recorded tracking.samples"
-    ),
-    "report": (
-        "config hardware job.summary runs search.standing search.trials "
-        "slurm.allocations slurm.queue tracking.columns tracking.journal tracking.recorded "
-        "tracking.samples"
-    ),
-    "trained": (
-        "checkpoint config data distributed job models parallel rendezvous runs "
-        "shards tasks tracking training"
-    ),
-    "plan": (
-        "config data distributed.devices estimates hardware job.building launch "
-        "models.dry_run models.experts models.lora models.plan models.quantized models.ties "
-        "monitor.gpus parallel rendezvous "
-        "runs shards slurm tasks"
-    ),
-    "bench": (
-        "config data distributed doctor.measures faults.stop hardware job parallel.precision "
-        "rendezvous runs shards.types tracking.tracker training"
-    ),
-}
-# The modules at the top: these may import no more than this. `*` is everything.
-APART = {
-    "cli": "*",
-    "help": "config yaml_file",
-    "api": "*",
-    "__main__": "cli",
-    "causes": "errors frames",
-    "cgroup": "",
-    "child": "disk forks secrets",
-    "errors": "",
-    "secrets": "secret_text terminal",
-    "secret_text": "",
-    "disk": "errors",
-    "record": "disk errors",
-    "run_record": "disk errors mailbox record",
-    "forks": "",
-    "frames": "",
-    "marks": "forks",
-    "generators": "",
-    "gone": "errors yaml_file",
-    "gpu_driver": "",
-    "lock": "disk forks mounts",
-    "mounts": "",
-    "mailbox": "disk errors record",
-    "metric_names": "",
-    "terminal": "",
-    "console": "terminal",
-    "progress_bar": "",
-    "yaml_file": "disk errors",
-    "slow": "",
-    "step_names": "",
-    "units": "",
-    "__init__": "",
-}
+# The rooms, from the ground up: each may import those before it.
+CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
+# The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
+# what comes after a training, `insight` looks at everything.
+EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight"]
+# They put it together: what users import, and the command line.
+DOORS = ["training", "api", "cli", "__main__"]
+ROOMS = ["__init__", *CORE, *EXTENSIONS, *DOORS]
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
-    "api causes cgroup checkpoint.files child cli commands config console disk doctor errors "
-    "estimates faults.early_signals faults.limits faults.observed faults.observer "
-    "faults.process_state forks frames gpu_driver hardware job.compile_cache job.here job.pieces "
-    "job.verdict job.worker launch lock mailbox marks mounts "
-    "metric_names monitor plan.memory progress_bar record rendezvous report restarts run_record "
-    "runs search secret_text secrets shards slow slurm step_names terminal tracking "
-    "trained.commands units yaml_file"
+    "api base cli cluster config data.shards engine.faults.early_signals engine.faults.limits "
+    "engine.faults.observed engine.faults.observer engine.faults.process_state "
+    "engine.job.compile_cache engine.job.here engine.job.pieces engine.job.verdict errors "
+    "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.report launch "
+    "results.commands runs search tracking"
 )
-WITH_TORCH = "doctor.measures shards.types"
+WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (
-    "checkpoint data distributed faults job.fit models parallel rendezvous runs shards tasks "
-    "tracking training"
+    "base cluster data engine.checkpoint engine.distributed engine.faults "
+    "engine.job.fit engine.layers engine.looking engine.loop engine.parallel engine.parts "
+    "engine.tasks models runs tasks trackers tracking"
 )
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
-    "cgroup errors disk gone record terminal console progress_bar shards data.samplers.groups "
-    "data.samplers.order data.samplers.permutation data.sources.images mounts"
+    "base config.gone errors data.shards data.samplers.groups data.samplers.order "
+    "data.samplers.permutation data.sources.images"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"
 
@@ -195,26 +86,50 @@ def within(module: str, prefix: str) -> bool:
     return module == prefix or module.startswith(prefix + ".")
 
 
-def test_only_down_the_road() -> None:
-    wrong = []
-    for module in OURS:
-        inner = module.removeprefix("hpctrain").removeprefix(".") or "__init__"
-        own = inner.partition(".")[0]
-        assert own in {*ALLOWED, *APART}, f"{module} has no rule in tests/test_imports.py: add one"
-        allowed = APART[own] if own in APART else f"{EVERYBODY} {ALLOWED[own]}"
-        for name in imports(FILES[module]):
-            if within(name, "hpctrain") and allowed != "*":
-                target = name.removeprefix("hpctrain").removeprefix(".") or "__init__"
-                if not any(within(target, each) for each in (own, *allowed.split())):
-                    wrong.append(f"{module} imports {name}")
+def room(module: str) -> str:
+    """Return the folder or file at the top; a plugin of Hydra is of the room in which it lies."""
+    return (module.removeprefix("hpctrain").removeprefix(".") or "__init__").partition(".")[0]
+
+
+def test_imports_only_look_down() -> None:
+    """The rule of the house, for every import, in functions and under TYPE_CHECKING, too."""
+    wrong = [
+        f"{module} imports {name}"
+        for module in OURS
+        for name in imports(FILES[module])
+        if within(name, "hpctrain") and ROOMS.index(room(name)) > ROOMS.index(room(module))
+    ]
     assert wrong == []
 
 
-def test_the_packages_are_listed_from_the_ground_up() -> None:
-    below = {*APART}
-    for package, allowed in ALLOWED.items():
-        assert {name.partition(".")[0] for name in allowed.split()} <= below, package
-        below.add(package)
+def test_the_core_names_no_module_of_an_extension() -> None:
+    """A name in a text is as good as an import; models, tasks and trackers are names of users."""
+    hidden = re.compile(r"hpctrain\.(search|results|insight)[\w.]*")
+    wrong = [
+        f"{module}: {node.value}"
+        for module in OURS
+        if room(module) in CORE
+        for node in ast.walk(tree(FILES[module]))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if hidden.fullmatch(node.value)
+    ]
+    assert wrong == []
+
+
+def test_what_extensions_offer_is_there() -> None:
+    names = yaml.safe_load((ROOT / "hpctrain" / "extensions.yaml").read_text())
+    asked = {
+        node.args[0].value
+        for module in OURS
+        if room(module) in CORE
+        for node in ast.walk(tree(FILES[module]))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name | ast.Attribute)
+        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "offered"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert asked == names.keys()
+    assert all(offered(name) is not None for name in names)
 
 
 def test_who_may_not_import_torch_hydra_or_mlflow() -> None:

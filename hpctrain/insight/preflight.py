@@ -23,12 +23,10 @@ from hpctrain.base.processes.causes import NODE
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts.policy import End, Room
-from hpctrain.cluster.slurm import excluded_hosts
-from hpctrain.cluster.slurm.requeue import requeue_from_rank
-from hpctrain.cluster.slurm.sbatch_options import joined_hosts
+from hpctrain.cluster.restarts.policy import End
 from hpctrain.config.schema import Config
 from hpctrain.engine.distributed import objects
+from hpctrain.engine.job.lone_end import go_on
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks import gpu_health
@@ -37,13 +35,12 @@ from hpctrain.insight.doctor.finding import Finding, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.ending import decide
 from hpctrain.runs.state.failure import described
 
 log = logging.getLogger(__name__)
 
 
-def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
+def check_nodes(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
     """Check the nodes; all ranks call it, in their process group, and all raise NodeError."""
     mode = config.launch.preflight
     # A process that was started by hand is looked at only on demand.
@@ -85,23 +82,6 @@ def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
         left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
         for each in left:
             log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
-
-
-def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
-    """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
-
-    Outside Slurm nobody starts the ranks again, and nothing is done.
-    """
-    if ranks.launcher != "slurm":
-        return
-    inside = epochs.in_loop(run.path, ranks.attempt_key)
-    room = Room.of(run.read(), inside=inside, warn_s=config.launch.warn_s)
-    # A batch script that restarts ranks asks what was decided, and does it.
-    if decide(run, end, room).goes_on and not inside:
-        own = str(config.site.sbatch.get("exclude") or "")
-        # It avoids also a host that was only unlike: the GPUs of one host may differ.
-        hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()
-        requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")
 
 
 def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> list[str]:

@@ -27,11 +27,11 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
-from hpctrain.launch.function_call import Call, read_results
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
+from hpctrain.runs.function_call import Call, read_results
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.base import extensions
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import is_own
 from hpctrain.base.names.run_record import Progress
@@ -28,7 +29,6 @@ from hpctrain.config.frozen import digest
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.insight.estimates import time_limit
 from hpctrain.runs import trust, weights_digest
 from hpctrain.runs.checkpoints.manifest import OLD, checkpoints
 from hpctrain.runs.code import provenance, trained_code
@@ -48,7 +48,8 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     Without `world_size` the ranks are those in `launch`. A wrong value is a ConfigError, a data set
     that does not fit a DataError, a store that cannot work a TrackingError.
     """
-    time_limit.pin(config)
+    if config.launch.time_min == "auto":
+        extensions.offered("time_limit").pin(config)
     validate(config, world_size)
     weights_digest.pin(config.checkpoint, config.output_dir)
     if config.tracking.enabled and config.tracking.upload:

@@ -49,6 +49,12 @@ _ENDED = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 GOAL = "goal"
 
 
+def code_of(sweep: Path) -> str:
+    """Return the digest of the copy of the code that a search uses; "" if the sweep is none."""
+    search = SearchFile.of(sweep)
+    return (search and search.code) or ""
+
+
 class SearchFile(Settings, frozen=True, kw_only=True):
     """The content of search.json."""
 

@@ -19,6 +19,7 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.restarts.policy import End
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.config.schema import Config
+from hpctrain.engine.job import lone_end
 from hpctrain.errors import NodeError
 from hpctrain.insight import preflight as preflight_module
 from hpctrain.insight.doctor.checks import gpu_health, installed
@@ -26,7 +27,7 @@ from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation
 from hpctrain.insight.monitor.nvidia import Nvidia
-from hpctrain.insight.preflight import checked, preflight
+from hpctrain.insight.preflight import check_nodes, checked
 from hpctrain.runs.run_dir import RunDir
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
@@ -108,7 +109,7 @@ def refused(output: str, mode: str) -> str:
     ranks = RankInfo("slurm", dist.get_rank(), dist.get_rank(), 0, 2, 2, 1, "127.0.0.1", 0, ())
     too_many = config(output, preflight=mode, cpus_per_task=10**6)
     try:
-        preflight(too_many, RunDir(Path(output) / "run"), ranks, CPU)
+        check_nodes(too_many, RunDir(Path(output) / "run"), ranks, CPU)
     except NodeError as error:
         return str(error)
     return ""
@@ -121,7 +122,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     (tmp_path / "run").mkdir()
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        preflight_module, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
+        lone_end, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
     )
     differ = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA H100", "")
     ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "127.0.0.1", 0, (), job_id="7")
@@ -130,7 +131,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     run.begin_attempt(job_id="7", first_step=0)
     bad = preflight_module._remember(mine, ranks, {"node1": [differ]})
     end = End(NODE, "NodeError: node1: same GPUs", hosts=tuple(bad), bad=True)
-    preflight_module.go_on(run, ranks, end, mine)
+    lone_end.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]
     assert (run.read().attempt.verdict, run.read().attempt.avoid) == ("requeue", ("node1",))
     assert excluded_hosts.avoided(mine) == []

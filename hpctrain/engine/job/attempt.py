@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.processes.causes import (
     ANOTHER_RANK,
     NODE,
@@ -34,6 +35,7 @@ from hpctrain.config.schema import Config
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.job import run_page
+from hpctrain.engine.job.lone_end import go_on
 from hpctrain.engine.loop.trainer import Outcome
 from hpctrain.errors import (
     HpctrainError,
@@ -43,7 +45,6 @@ from hpctrain.errors import (
     PortTakenError,
     StorageError,
 )
-from hpctrain.insight.preflight import go_on, lost_gpu
 from hpctrain.runs.checkpoints.manifest import put_back
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.freeze import refuse_lost_checkpoints
@@ -147,7 +148,7 @@ class Attempt:
         """Decide at once on an error of the start, which only rank 0 knows."""
         hosts: Sequence[str] = ()
         if isinstance(error, NoGpuError):
-            hosts = lost_gpu(self._config, self._run, self._ranks, error.hosts)
+            hosts = offered("preflight").lost_gpu(self._config, self._run, self._ranks, error.hosts)
         # If MASTER_PORT names the port, a restart would find the same.
         if hosts or (isinstance(error, PortTakenError) and "MASTER_PORT" not in os.environ):
             cause = NODE if hosts else PORT

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.forks import at_end_of_parent
 from hpctrain.base.processes import marks
 from hpctrain.base.processes.causes import is_out_of_memory
@@ -41,8 +42,6 @@ from hpctrain.engine.parallel.micro_batches import MicroBatches
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.account import Account, process_began
 from hpctrain.errors import ConfigError, LateRankError, MisfitError
-from hpctrain.insight.monitor.start import monitored
-from hpctrain.insight.preflight import preflight, wait_for_gpus
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
@@ -70,7 +69,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         # Else its ranks would outlive a launcher that is killed, and hold the run.
         at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
-        wait_for_gpus(config, run, ranks)
+        offered("preflight").wait_for_gpus(config, run, ranks)
     key = ranks.attempt_key
 
     def end_if_over() -> None:
@@ -100,9 +99,9 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
             stop.watch(stop_file(run.path), end_if_over)  # rank 0 holds the lock of the run
         if not ranks.piece:
-            preflight(config, run, ranks, device)
+            offered("preflight").check_nodes(config, run, ranks, device)
         gpus = job_gpus(device)
-        with monitored(config.monitor, run.path, ranks, gpus):
+        with offered("monitor")(config.monitor, run.path, ranks, gpus):
             # Rank 0 knows the time of the attempts before.
             before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
             trained_s = before["device_s"] if before else 0.0

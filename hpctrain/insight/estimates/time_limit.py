@@ -16,7 +16,6 @@ from hpctrain.insight.estimates.like_runs import differences, like_run, runs_of_
 from hpctrain.insight.estimates.measured_run import ENOUGH_STEPS, MeasuredRun
 
 _MARGIN = 1.3
-AUTO = "auto"
 
 
 class _Duration(NamedTuple):
@@ -44,10 +43,8 @@ def expected(config: Config) -> _Duration | None:
 def pin(config: Config) -> None:
     """Put the minutes in the place of `launch.time_min=auto`, in place.
 
-    It raises a ConfigError if no run has measured the same model, or the end of the run is unknown.
+    It is a ConfigError if no run has measured the same model, or the end of the run is unknown.
     """
-    if config.launch.time_min != AUTO:
-        return
     if (duration := expected(config)) is None:
         raise ConfigError(f"launch.time_min=auto: {_why_none(config)}")
     # A job saves in the time of `warn_s` before its limit.

@@ -6,23 +6,24 @@ Notes stop nothing; a cluster that would not run the jobs does.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpctrain.base.extensions import offered
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError
-from hpctrain.insight.estimates import cautions, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
 
-_AUTO = f"launch.time_min={time_limit.AUTO}"
+_AUTO = "launch.time_min=auto"
 
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     """Yield each note once for all runs; on a `cluster`, Slurm is asked for limits of time."""
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
-    yield from filter(None, map(time_limit.note, chosen.values()))
-    yield from cautions.of_sweep(configs)
+    if chosen:
+        yield from filter(None, map(offered("time_limit").note, chosen.values()))
+    yield from offered("cautions")(configs)
     if not cluster and any(each.launch.pack > 1 for each in configs):
         yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"
     if cluster:

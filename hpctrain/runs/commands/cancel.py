@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.disk import is_own
 from hpctrain.base.names.run_record import is_own_run
 from hpctrain.base.terminal.terminal import printable
@@ -33,7 +34,6 @@ from hpctrain.runs.state.select import (
 )
 from hpctrain.runs.state.shared_job import has_others, runs_of
 from hpctrain.runs.state.state import UNDER_WAY, State, judge
-from hpctrain.search.worker_arrays import in_queue, local_workers
 
 
 @dataclass
@@ -106,10 +106,13 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
         searches = [search for folder in folders for search in searches_of(folder)]
     elif sweep is not None and is_search(sweep):
         searches, runs = [sweep], [run for run in runs if run.submission is None]
-    for worker in itertools.chain.from_iterable(map(local_workers, searches)):
+    if not searches:
+        return runs
+    workers = offered("search.workers")
+    for worker in itertools.chain.from_iterable(map(workers.local_workers, searches)):
         stop_request.write(worker, me())  # it ends after its trial, which is asked, too
     others = [run for run in runs if search_of(run.submission) not in searches]
-    return others + [worker for each in searches for worker in in_queue(each)]
+    return others + [worker for each in searches for worker in workers.in_queue(each)]
 
 
 def _carry_out(plan: list[Step]) -> None:

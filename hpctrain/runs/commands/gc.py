@@ -23,18 +23,18 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.disk import TEMPORARY
 from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.launch.function_call import code_of
 from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints
 from hpctrain.runs.chosen_checkpoint import best_step
+from hpctrain.runs.function_call import code_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_dir, all_runs
 from hpctrain.runs.state.state import UNDER_WAY, State, judged
-from hpctrain.search.trials import SearchFile
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +134,10 @@ def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
         used |= {run.record.code or "", *(attempt.code for attempt in run.record.attempts)}
     for entry in _entries(folder / "sweeps"):
         try:
-            search = SearchFile.of(Path(entry.path))
+            # Its workers wait, or train trials of other code.
+            used.add(offered("search.code")(Path(entry.path)))
         except DamageError:
             return  # it may use any snapshot, too
-        if search and search.code:  # its workers wait, or train trials of other code
-            used.add(search.code)
     for entry in _entries(folder / "code"):
         if entry.name.startswith(".") or _age(entry, now) < _YOUNG_S:
             continue

@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.console import Group
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import Cell, Console, print_json
 from hpctrain.runs.commands.run_table import Row, problems, table
-from hpctrain.runs.state.select import add_arguments, one_sweep, select
+from hpctrain.runs.state.select import add_arguments, is_search, one_sweep, select
 from hpctrain.runs.state.state import STATES, UNDER_WAY, judged
-from hpctrain.search.standing import Standing
 
 _ROWS, _TRIALS = 40, 20
 
@@ -54,7 +54,10 @@ def _show(options: argparse.Namespace) -> bool:
     console = Console()
     paths = select(options.dir, options.runs, archived=options.all, several=True)
     rows = [Row(run, state, time.time()) for run, state in judged(paths)]
-    search = Standing.of(one_sweep(options.dir, options.runs), [row.run for row in rows])
+    sweep = one_sweep(options.dir, options.runs)
+    search = None
+    if sweep is not None and is_search(sweep):
+        search = offered("search.standing")(sweep, [row.run for row in rows])
     if options.watch is not None and console.is_terminal:
         console.clear()
     if options.json:
@@ -69,7 +72,7 @@ def _show(options: argparse.Namespace) -> bool:
     return search.is_under_way if search else any(row.state.name in UNDER_WAY for row in rows)
 
 
-def _of_search(search: Standing, rows: list[Row], most: int) -> Group:
+def _of_search(search: Any, rows: list[Row], most: int) -> Group:
     """Return how a search stands, with at most so many of its trials."""
     lines = [*search.said(), *search.at_work()]
     head = Cell(f"{search.title}, {time.strftime('%H:%M:%S')}")

@@ -9,6 +9,7 @@ from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
@@ -40,7 +41,8 @@ def ours(
     config.train.accumulate = accumulate
     degrees = Degrees.of(parallel, distributed.get_world_size())
     mesh, precision = Mesh(degrees, distributed.get_rank(), CPU), Precision(config.precision, CPU)
-    made = parallelize(build, config, mesh, precision, loss_parallel=loss_parallel)
+    how = training_of(config, mesh, loss_parallel)
+    made = parallelize(build, config.parallel, mesh, precision, how)
     adam = torch.optim.AdamW(made.parameters)
     return step_of(made, LanguageModel(), adam, clip_norm=1.0)
 

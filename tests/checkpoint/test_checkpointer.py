@@ -30,7 +30,8 @@ from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks import leaving
 from hpctrain.data import generators
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer, FiniteValues
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.finite_values import FiniteValues
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
 from hpctrain.engine.checkpoint.saving.part import Job
 from hpctrain.engine.checkpoint.starting_point import load_weights
@@ -200,7 +201,7 @@ def test_parameters_of_the_host_and_of_a_gpu_are_judged_together(monkeypatch: Pa
         module = nn.ParameterDict({"divided": torch.ones(3)})
         module["undivided"] = nn.Parameter(torch.ones(3, device="cuda"))
         with pytest.raises(DataDependentOutputException):  # only the values are missing
-            FiniteValues(module).wrong()
+            FiniteValues({"": module}).wrong()
 
 
 @pytest.mark.parametrize("kind", ["bit", "truncated", "missing", "manifest", "progress"])

@@ -30,6 +30,7 @@ import yaml
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
@@ -82,7 +83,8 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
         config.train.activation_checkpointing = "full"
     made = functools.partial(Transformer, **(keys | TINY if given.tiny else keys))
     mesh = Mesh(Degrees(), 0, device)
-    model = parallelize(made, config, mesh, Precision(config.precision, device))
+    precision = Precision(config.precision, device)
+    model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
     optimizer = torch.optim.AdamW(model.parameters, lr=LR, fused=given.device == "cuda")
     return model, optimizer
 

@@ -19,6 +19,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.layers.plan import Plan
@@ -252,11 +253,12 @@ def precision_of(config: Config, device: torch.device = CPU) -> Precision:
 
 
 def spread(
-    build: Build, config: Config, device: torch.device = CPU, **options: Any
+    build: Build, config: Config, device: torch.device = CPU, *, loss_parallel: bool = False
 ) -> ParallelModel:
     """Return a model on the ranks of the present process group."""
-    precision = precision_of(config, device)
-    return parallelize(build, config, mesh_of(config, device), precision, **options)
+    mesh, precision = mesh_of(config, device), precision_of(config, device)
+    training = training_of(config, mesh, loss_parallel)
+    return parallelize(build, config.parallel, mesh, precision, training)
 
 
 def build(cell: Cell, health: Health | None = None) -> Training:
@@ -266,7 +268,8 @@ def build(cell: Cell, health: Health | None = None) -> Training:
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = on_part(TASKS[cell.model](), mesh.sequence_part)
-    model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
+    training = training_of(made, mesh, task.loss_parallel)
+    model = parallelize(MODELS[cell.model], made.parallel, mesh, precision, training)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "features":
         optimizer = build_optimizer(made.optimizer, model)

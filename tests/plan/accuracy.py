@@ -16,6 +16,7 @@ from hpctrain.base.hardware import of_section
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
@@ -147,8 +148,8 @@ def measured(case: Case) -> int:
     with Live() as live:
         mesh = Mesh(degrees, distributed.get_rank(), CPU)
         parallel = parallelize(
-            *(build, config, mesh, Precision(config.precision, CPU)),
-            loss_parallel=getattr(task, "loss_parallel", False),
+            *(build, config.parallel, mesh, Precision(config.precision, CPU)),
+            training_of(config, mesh, getattr(task, "loss_parallel", False)),
         )
         optimizer = torch.optim.AdamW(parallel.parameters)
         part = on_part(task, mesh.sequence_part)
